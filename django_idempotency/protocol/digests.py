@@ -1,0 +1,50 @@
+"""How a key is found: two fixed-size numbers instead of long text columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+
+def digest(*parts: bytes) -> bytes:
+    """SHA-256 of the parts, each prefixed by its length, so that no two lists of parts look alike."""
+    hasher = sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def key_hash(key: str) -> int:
+    """The first 8 bytes of SHA-256(key): an operator finds a key by its value alone."""
+    return _signed(sha256(key.encode()).digest())
+
+
+def scope_hash(scope: str, operation: str, key: str) -> int:
+    """8 bytes of SHA-256(scope, operation, key): with `key_hash` unique, and the advisory lock's number."""
+    return _signed(digest(scope.encode(), operation.encode(), key.encode()))
+
+
+def _signed(digest_: bytes) -> int:
+    return int.from_bytes(digest_[:8], "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asked for what under which key: one row of the key table. Made by `identify`."""
+
+    scope: str
+    operation: str
+    key: str
+    key_hash: int
+    scope_hash: int
+
+
+def identify(*, scope: str, operation: str, key: str) -> Identity:
+    return Identity(
+        scope=scope,
+        operation=operation,
+        key=key,
+        key_hash=key_hash(key),
+        scope_hash=scope_hash(scope, operation, key),
+    )

@@ -1,0 +1,73 @@
+"""What a client may send as an idempotency key."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+MAX_LENGTH = 255
+"""Stripe's limit, and the widest text that every supported database indexes without special care."""
+
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+
+# RFC 9651 section 3.3.3: printable ASCII in quotes; only the quote and the backslash may be escaped.
+_STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
+_BARE_ITEM = "|".join(
+    [
+        _STRING,
+        r"-?\d{1,15}(?:\.\d{1,3})?",  # integer or decimal
+        r"[A-Za-z*][A-Za-z0-9!#$%&'*+.^_`|~:/-]*",  # token
+        r":[A-Za-z0-9+/=]*:",  # byte sequence
+        r"\?[01]",  # boolean
+        r"@-?\d{1,15}",  # date
+        r'%"[\x20-\x21\x23-\x7e]*"',  # display string
+    ]
+)
+_PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_BARE_ITEM}))?)*"
+_QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
+_NEVER_IN_A_BARE_KEY = frozenset('",;()')
+_OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
+
+
+class InvalidKey(ValueError):
+    """The text is not an idempotency key; the message says what is wrong with it."""
+
+
+def parse_header(value: str, *, require_quoted: bool = False) -> str:
+    """Return the key that a header field carries.
+
+    `value` is the field as the server hands it over. The quoted form `"abc"` is an RFC 9651 string, whose
+    parameters are ignored; the bare form `abc` (Stripe, Adyen) is the same key, unless `require_quoted`.
+    Raises `InvalidKey`.
+    """
+    text = value.strip(" \t")
+    if text.startswith('"'):
+        if (match := _QUOTED_KEY.fullmatch(text)) is None:
+            raise InvalidKey('It is not one quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+        return check_key(re.sub(r"\\(.)", r"\1", match["string"][1:-1]))
+    if require_quoted and text:
+        raise InvalidKey('It must be a quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+    if not _NEVER_IN_A_BARE_KEY.isdisjoint(text):
+        raise InvalidKey('Without quotes it must not contain any of " , ; ( ). Send the field once.')
+    if text.startswith(_OTHER_STRUCTURED_TYPES):
+        raise InvalidKey("It must be a string, not another structured field type.")
+    return check_key(text)
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is 1 to 255 visible ASCII characters; raise `InvalidKey` otherwise."""
+    if not key.strip():
+        raise InvalidKey("It is empty.")
+    if len(key) > MAX_LENGTH:
+        raise InvalidKey(f"It is longer than {MAX_LENGTH} characters.")
+    if _VISIBLE.fullmatch(key) is None:
+        raise InvalidKey("It may contain visible ASCII characters only, and no spaces.")
+    return key
+
+
+def is_uuid(key: str) -> bool:
+    """A ready `KEY_VALIDATOR`: is the key a UUID, as section 2.2 of the draft recommends?"""
+    try:
+        return str(UUID(key)) == key.lower()
+    except ValueError:
+        return False

@@ -1,0 +1,51 @@
+"""What a claim can come to, and what the work under it can come to: two closed sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .snapshots import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The key is ours: run the work, then complete or release row `id`."""
+
+    id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The work was done before: replay its result."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The key was used before with another payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflicted:
+    """The work is being done right now by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The store could not be asked in time (SQLite's write lock): nothing has run."""
+
+
+ClaimOutcome = Claimed | Completed | Mismatched | Conflicted | Unavailable
+
+
+class Verdict(Enum):
+    """What becomes of the business write and of the key once the work has returned."""
+
+    KEEP = "commit the write, complete the key"
+    RELEASE = "commit the write, free the key"
+    ROLL_BACK = "roll the write back, free the key"

@@ -1,0 +1,34 @@
+"""A response as it is kept: enough to send the same bytes again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Status, headers and body of a final response. Without a body it is a tombstone: done, never run again."""
+
+    status_code: int
+    headers: Headers
+    body: bytes | None
+
+    @property
+    def is_tombstone(self) -> bool:
+        return self.body is None
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name (case-insensitive), if there is one."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+
+def encode_headers(headers: Headers) -> str:
+    """As ASCII JSON text: jsonb would not promise the bytes, and a list keeps the order."""
+    return json.dumps(headers, separators=(",", ":"))
+
+
+def decode_headers(text: str | None) -> Headers:
+    return tuple((name, value) for name, value in json.loads(text or "[]"))

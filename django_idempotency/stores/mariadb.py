@@ -1,0 +1,110 @@
+"""MariaDB: the unique index itself says who is in flight, by a lock wait that is cut short.
+
+A duplicate of a running request would wait on the index record of the uncommitted row; with a lock wait timeout
+of `wait` seconds (0: not at all) it gets error 1205, which rolls back that one statement only.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+from django.db import DatabaseError, IntegrityError, OperationalError
+
+from .base import Claim, Held, Row, Store
+
+DUPLICATE_ENTRY = 1062
+LOCK_WAIT_TIMEOUT = 1205
+DEADLOCK = 1213
+TAKE_OVER_WAIT = 5
+"""Seconds. Rivals for an expired row share its lock and want it alone: InnoDB's deadlock detection needs them to
+wait in order to pick a winner, which it does at once."""
+
+
+class MariaDBStore(Store):
+    vendor = "mysql"
+    clock = "UTC_TIMESTAMP(6)"
+    later = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+
+    def may_repeat(self, error: DatabaseError) -> bool:
+        # A deadlock has rolled back the whole transaction.
+        return _code(error) == DEADLOCK
+
+    @cached_property
+    def _insert_sql(self) -> str:
+        sql = self._sql
+        return (
+            "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
+            f"INSERT INTO {sql.table} ({sql.columns}) VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later})"
+        )
+
+    @cached_property
+    def _read_sql(self) -> str:
+        sql = self._sql
+        # A share lock reads what is committed now; a plain read would show the past under REPEATABLE READ.
+        return (
+            "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
+            f"SELECT {sql.row} FROM {sql.table} WHERE {sql.mine} LOCK IN SHARE MODE"
+        )
+
+    def _insert(self, claim: Claim) -> int | None:
+        with self._cursor() as cursor:
+            try:
+                cursor.execute(self._insert_sql, [math.ceil(claim.wait), *self._new_row(claim)])
+            except IntegrityError as error:
+                if _code(error) != DUPLICATE_ENTRY:
+                    raise
+                return None
+            except OperationalError as error:
+                if _code(error) != LOCK_WAIT_TIMEOUT:
+                    raise
+                raise Held from error
+            return int(cursor.lastrowid)
+
+    def _read(self, claim: Claim) -> Row | None:
+        identity = claim.identity
+        try:
+            return self._fetch(self._read_sql, [math.ceil(claim.wait), identity.key_hash, identity.scope_hash])
+        except OperationalError as error:
+            if _code(error) != LOCK_WAIT_TIMEOUT:
+                raise
+            raise Held from error
+
+    def _take_over(self, row_id: int, claim: Claim) -> int | None:
+        sql = self._sql
+        with self._cursor() as cursor:
+            try:
+                cursor.execute(
+                    f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {sql.take_over}",
+                    [TAKE_OVER_WAIT, claim.fingerprint, claim.ttl, row_id],
+                )
+            except OperationalError as error:
+                if _code(error) != LOCK_WAIT_TIMEOUT:
+                    raise
+                raise Held from error
+            if cursor.rowcount != 1:
+                return None
+            cursor.execute(f"SELECT {sql.column['attempt']} FROM {sql.table} WHERE {sql.column['id']} = %s", [row_id])
+            return int(cursor.fetchone()[0])
+
+    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
+        sql = self._sql
+        id_, expires_at = sql.column["id"], sql.column["expires_at"]
+        with self._cursor() as cursor:
+            # Two statements: MariaDB takes no LIMIT in a subquery of DELETE, nor SKIP LOCKED in DELETE itself.
+            cursor.execute(
+                f"SELECT {id_}, {expires_at} FROM {sql.table} WHERE {sql.is_expired} "
+                f"AND {expires_at} >= COALESCE(%s, '1000-01-01') ORDER BY {expires_at} LIMIT %s {self.skip_locked}",
+                [not_before, batch_size],
+            )
+            rows = cursor.fetchall()
+            if rows:
+                marks = ", ".join(["%s"] * len(rows))
+                cursor.execute(f"DELETE FROM {sql.table} WHERE {id_} IN ({marks})", [row[0] for row in rows])
+        return len(rows), rows[-1][1] if rows else not_before
+
+
+def _code(error: DatabaseError) -> int | None:
+    return error.args[0] if error.args else None

@@ -1,0 +1,149 @@
+"""PostgreSQL: an advisory lock says "in flight" without waiting, the unique constraint guards.
+
+Whoever runs the view holds the transaction's advisory lock on `scope_hash`, so nobody ever waits on the row.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+from django.db import DatabaseError, OperationalError, transaction
+
+from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from .base import Claim, Held, Row, Store, _row
+
+REPEATABLE = frozenset({"40001", "40P01"})
+"""serialization_failure, deadlock_detected"""
+GAVE_UP_WAITING = frozenset({"55P03", "57014"})
+"""lock_not_available, query_canceled (the project's own statement_timeout)"""
+IN_ERROR = 3
+"""libpq's PQTRANS_INERROR"""
+
+
+class PostgreSQLStore(Store):
+    vendor = "postgresql"
+    clock = "clock_timestamp()"
+    later = "clock_timestamp() + %s * interval '1 second'"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+
+    def claim(self, claim: Claim) -> ClaimOutcome:
+        outcome = super().claim(claim)
+        if isinstance(outcome, Conflicted) and claim.wait:
+            return self._wait(claim)
+        return outcome
+
+    def may_repeat(self, error: DatabaseError) -> bool:
+        return _sqlstate(error) in REPEATABLE
+
+    def is_broken(self) -> bool:
+        if super().is_broken():
+            return True
+        raw: Any = self.connection.connection
+        return bool(raw.info.transaction_status == IN_ERROR)
+
+    # NOT EXISTS keeps a replay from drawing a number from the sequence, which would be written to the WAL.
+    @cached_property
+    def _insert_sql(self) -> str:
+        sql = self._sql
+        return (
+            f"INSERT INTO {sql.table} ({sql.columns}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
+            f"%s::bytea, %s::varchar, 1, {self.clock}, {self.later} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.mine}) AND {{lock}} "
+            f"ON CONFLICT ({sql.column['key_hash']}, {sql.column['scope_hash']}) DO NOTHING "
+            f"RETURNING {sql.column['id']}"
+        )
+
+    @cached_property
+    def _try_insert_sql(self) -> str:
+        return self._insert_sql.format(lock="pg_try_advisory_xact_lock(%s)")
+
+    @cached_property
+    def _wait_insert_sql(self) -> str:
+        return self._insert_sql.format(lock="pg_advisory_xact_lock(%s) IS NOT NULL")
+
+    # One row always. The lock is tried only where nobody's result stands in the way; its snapshot may be older
+    # than the lock, which is why a lock without a row only means: try to insert again.
+    @cached_property
+    def _read_sql(self) -> str:
+        sql = self._sql
+        return (
+            f"SELECT CASE WHEN {sql.column['id']} IS NULL OR ({sql.is_expired}) "
+            f"THEN pg_try_advisory_xact_lock(%s) END, {sql.row} "
+            f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.mine}"
+        )
+
+    def _insert(self, claim: Claim) -> int | None:
+        return self._run_insert(self._try_insert_sql, claim)
+
+    def _run_insert(self, statement: str, claim: Claim) -> int | None:
+        identity = claim.identity
+        hashes = [identity.key_hash, identity.scope_hash]
+        with self._cursor() as cursor:
+            cursor.execute(statement, [*self._new_row(claim), *hashes, identity.scope_hash])
+            row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def _read(self, claim: Claim) -> Row | None:
+        identity = claim.identity
+        with self._cursor() as cursor:
+            cursor.execute(self._read_sql, [identity.scope_hash, identity.key_hash, identity.scope_hash])
+            locked, *values = cursor.fetchone()
+        if locked is False:
+            raise Held
+        return None if values[0] is None else _row(values)
+
+    def _take_over(self, row_id: int, claim: Claim) -> int | None:
+        with self._cursor() as cursor:
+            cursor.execute(
+                f"{self._sql.take_over} RETURNING {self._sql.column['attempt']}",
+                [claim.fingerprint, claim.ttl, row_id],
+            )
+            row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def _wait(self, claim: Claim) -> ClaimOutcome:
+        """Wait for the one who runs the key, then claim again. The view never sees our lock_timeout."""
+        milliseconds = max(1, math.ceil(claim.wait * 1000))
+        with self._cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
+            )
+            previous = cursor.fetchone()[0]
+            try:
+                row_id = self._run_insert(self._wait_insert_sql, claim)
+            except OperationalError as error:
+                if _sqlstate(error) not in GAVE_UP_WAITING:
+                    raise
+                # The transaction is aborted; only the claim was in it.
+                transaction.set_rollback(True, using=self.alias)
+                return Conflicted()
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [previous])
+        return super().claim(claim) if row_id is None else Claimed(id=row_id, attempt=1)
+
+    @cached_property
+    def _purge_sql(self) -> str:
+        sql = self._sql
+        expires_at = sql.column["expires_at"]
+        # By ctid: no second index look-up for each row. The lower bound steps over what earlier batches deleted,
+        # which an old snapshot elsewhere may keep in the index for hours.
+        return (
+            f"WITH purged AS (DELETE FROM {sql.table} WHERE ctid = ANY(ARRAY("
+            f"SELECT ctid FROM {sql.table} WHERE {sql.is_expired} "
+            f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
+            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {expires_at}) "
+            f"SELECT count(*), max({expires_at}) FROM purged"
+        )
+
+    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
+        with self._cursor() as cursor:
+            cursor.execute(self._purge_sql, [not_before, batch_size])
+            deleted, last = cursor.fetchone()
+        return deleted, last or not_before
+
+
+def _sqlstate(error: DatabaseError) -> str | None:
+    cause = error.__cause__
+    # psycopg 3, then psycopg2
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
