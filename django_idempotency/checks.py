@@ -1,1 +1,135 @@
-def register(): ...
+"""System checks: a set-up that cannot protect is told before the first request.
+
+Ids never change their meaning:
+E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
+E005 autocommit switched off, E006 a decorator above authentication, W001 SQLite without IMMEDIATE transactions,
+W002 PostgreSQL with another isolation level than READ COMMITTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps.config import AppConfig
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Tags, Warning
+from django.core.checks import register as register_check
+from django.db import connections, router
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from .conf import resolve, settings
+from .exceptions import IdempotencyConfigurationError
+from .http.placement import misplaced_dispatch
+from .http.transactions import TakenOver, alias_of
+from .models import IdempotencyKey
+from .stores import store_for
+
+ISOLATION_READ_COMMITTED = 2
+"""psycopg's and psycopg2's number for it"""
+
+
+def register() -> None:
+    register_check(check_settings, "django_idempotency")
+    register_check(check_urls, Tags.urls)
+    register_check(check_databases, Tags.database)
+
+
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """The setting can be read, and each alias in use exists and holds the key table."""
+    try:
+        settings()
+    except IdempotencyConfigurationError as error:
+        return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
+    return [message for alias in sorted(_aliases()) for message in _check_alias(alias)]
+
+
+def check_databases(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """What has to be asked of the database itself: only with `check --database` and before `migrate`."""
+    messages: list[CheckMessage] = []
+    for alias in _aliases_or_none().intersection(databases or ()):
+        try:
+            store_for(alias)
+        except IdempotencyConfigurationError as error:
+            messages.append(Error(str(error), id="django_idempotency.E004"))
+    return messages
+
+
+def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """No protected `dispatch` stands above the authentication of its class."""
+    problems = {
+        problem
+        for callback in _callbacks()
+        for view_class in (getattr(callback, "view_class", None) or getattr(callback, "cls", None),)
+        if view_class is not None and (problem := misplaced_dispatch(view_class)) is not None
+    }
+    return [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
+
+
+def _aliases() -> set[str]:
+    """The aliases that protected routes and the project's default use."""
+    marks = (getattr(callback, "_non_atomic_requests", None) for callback in _callbacks())
+    return {alias_of(resolve()), *(mark.alias() for mark in marks if isinstance(mark, TakenOver))}
+
+
+def _aliases_or_none() -> set[str]:
+    try:
+        return _aliases()
+    except IdempotencyConfigurationError:
+        return set()  # E001 tells
+
+
+def _check_alias(alias: str) -> Iterator[CheckMessage]:
+    if alias not in connections:
+        yield Error(
+            f"idempotency option using={alias!r}: there is no such database.",
+            hint=f"Known are: {', '.join(connections)}.",
+            id="django_idempotency.E002",
+        )
+        return
+    if not router.allow_migrate_model(alias, IdempotencyKey):
+        yield Error(
+            f"idempotency keys are kept in database {alias!r}, but DATABASE_ROUTERS do not allow their table there.",
+            hint="Let allow_migrate() return True for django_idempotency on that alias, or change `using`.",
+            id="django_idempotency.E003",
+        )
+    connection = connections[alias]
+    given = connection.settings_dict
+    if not given["AUTOCOMMIT"]:
+        yield Error(
+            f"database {alias!r} has AUTOCOMMIT switched off, so nothing commits when a protected view returns.",
+            hint="Remove AUTOCOMMIT: False.",
+            id="django_idempotency.E005",
+        )
+    if connection.vendor == "sqlite" and given["OPTIONS"].get("transaction_mode", "").upper() not in (
+        "IMMEDIATE",
+        "EXCLUSIVE",
+    ):
+        yield Warning(
+            f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
+            id="django_idempotency.W001",
+        )
+    level = given["OPTIONS"].get("isolation_level", ISOLATION_READ_COMMITTED)
+    if connection.vendor == "postgresql" and level != ISOLATION_READ_COMMITTED:
+        yield Warning(
+            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures, "
+            "which are answered as conflicts.",
+            hint="Nothing runs twice; expect more 409 answers.",
+            id="django_idempotency.W002",
+        )
+
+
+def _callbacks() -> Iterator[Any]:
+    if getattr(django_settings, "ROOT_URLCONF", None):
+        yield from _walk(get_resolver().url_patterns)
+
+
+def _walk(patterns: Sequence[Any]) -> Iterator[Any]:
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _walk(pattern.url_patterns)
+        elif isinstance(pattern, URLPattern):
+            yield pattern.callback

@@ -265,7 +265,9 @@ _SETTING_TYPES: dict[str, tuple[type, ...]] = {
     "enabled": (bool,),
 }
 _DOTTED = ("key_validator", "error_response")
-SETTING_NAMES = tuple(name.upper() for name in [*(f.name for f in fields(Settings) if f.name != "options"), *OPTION_NAMES])
+SETTING_NAMES = tuple(
+    name.upper() for name in [*(f.name for f in fields(Settings) if f.name != "options"), *OPTION_NAMES]
+)
 
 
 @lru_cache(maxsize=1)
@@ -300,7 +302,9 @@ def _setting_value(name: str, value: Any) -> Any:
         return value
     if not isinstance(value, _SETTING_TYPES[name]):
         expected = " or ".join(t.__name__ for t in _SETTING_TYPES[name])
-        raise IdempotencyConfigurationError(f"IDEMPOTENCY[{name.upper()!r}]={value!r}: give a value of type {expected}.")
+        raise IdempotencyConfigurationError(
+            f"IDEMPOTENCY[{name.upper()!r}]={value!r}: give a value of type {expected}."
+        )
     return tuple(value) if name == "credential_headers" else value
 
 

@@ -11,40 +11,55 @@ def set_fillfactor(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='IdempotencyKey',
+            name="IdempotencyKey",
             fields=[
-                ('id', models.BigAutoField(primary_key=True, serialize=False)),
-                ('key_hash', models.BigIntegerField(editable=False, verbose_name='key hash')),
-                ('scope_hash', models.BigIntegerField(editable=False, verbose_name='scope hash')),
-                ('scope', models.TextField(verbose_name='scope')),
-                ('operation', models.TextField(verbose_name='operation')),
-                ('key', models.CharField(max_length=255, verbose_name='key')),
-                ('fingerprint', models.BinaryField(max_length=32, null=True, verbose_name='fingerprint')),
-                ('status', models.CharField(choices=[('in_progress', 'in progress'), ('completed', 'completed'), ('failed', 'failed')], default='in_progress', max_length=11, verbose_name='status')),
-                ('attempt', models.PositiveIntegerField(default=1, verbose_name='attempt')),
-                ('locked_until', models.DateTimeField(blank=True, null=True, verbose_name='locked until')),
-                ('status_code', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='status code')),
-                ('headers', models.TextField(blank=True, null=True, verbose_name='headers')),
-                ('body', models.BinaryField(null=True, verbose_name='body')),
-                ('last_error', models.TextField(blank=True, null=True, verbose_name='last error')),
-                ('created_at', models.DateTimeField(verbose_name='created at')),
-                ('completed_at', models.DateTimeField(blank=True, null=True, verbose_name='completed at')),
-                ('expires_at', models.DateTimeField(verbose_name='expires at')),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("key_hash", models.BigIntegerField(editable=False, verbose_name="key hash")),
+                ("scope_hash", models.BigIntegerField(editable=False, verbose_name="scope hash")),
+                ("scope", models.TextField(verbose_name="scope")),
+                ("operation", models.TextField(verbose_name="operation")),
+                ("key", models.CharField(max_length=255, verbose_name="key")),
+                ("fingerprint", models.BinaryField(max_length=32, null=True, verbose_name="fingerprint")),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("in_progress", "in progress"),
+                            ("completed", "completed"),
+                            ("failed", "failed"),
+                        ],
+                        default="in_progress",
+                        max_length=11,
+                        verbose_name="status",
+                    ),
+                ),
+                ("attempt", models.PositiveIntegerField(default=1, verbose_name="attempt")),
+                ("locked_until", models.DateTimeField(blank=True, null=True, verbose_name="locked until")),
+                (
+                    "status_code",
+                    models.PositiveSmallIntegerField(blank=True, null=True, verbose_name="status code"),
+                ),
+                ("headers", models.TextField(blank=True, null=True, verbose_name="headers")),
+                ("body", models.BinaryField(null=True, verbose_name="body")),
+                ("last_error", models.TextField(blank=True, null=True, verbose_name="last error")),
+                ("created_at", models.DateTimeField(verbose_name="created at")),
+                ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
+                ("expires_at", models.DateTimeField(verbose_name="expires at")),
             ],
             options={
-                'verbose_name': 'idempotency key',
-                'verbose_name_plural': 'idempotency keys',
-                'permissions': [('view_response', 'Can view stored response bodies')],
-                'indexes': [models.Index(fields=['expires_at'], name='idempotency_expires_idx')],
-                'constraints': [models.UniqueConstraint(fields=('key_hash', 'scope_hash'), name='idempotency_key_uniq')],
+                "verbose_name": "idempotency key",
+                "verbose_name_plural": "idempotency keys",
+                "permissions": [("view_response", "Can view stored response bodies")],
+                "indexes": [models.Index(fields=["expires_at"], name="idempotency_expires_idx")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("key_hash", "scope_hash"), name="idempotency_key_uniq")
+                ],
             },
         ),
         migrations.RunPython(set_fillfactor, migrations.RunPython.noop, elidable=False),

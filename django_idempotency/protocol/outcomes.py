@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from .snapshots import Snapshot
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +51,26 @@ class Verdict(Enum):
     KEEP = "commit the write, complete the key"
     RELEASE = "commit the write, free the key"
     ROLL_BACK = "roll the write back, free the key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Generic[T]):
+    """The work returned. `snapshot` is what is kept under `Verdict.KEEP`."""
+
+    value: T
+    verdict: Verdict
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The work raised: its writes are rolled back and the key is free."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Generic[T]):
+    """The work returned a refusal that should be kept, but its transaction had already been lost."""
+
+    finished: Finished[T]

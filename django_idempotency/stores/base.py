@@ -262,6 +262,4 @@ def _judge(row: Row, claim: Claim) -> ClaimOutcome:
         return Mismatched()
     if row.status_code is None:
         raise RuntimeError(f"Bug: idempotency key row {row.id} is {row.status!r} without a result.")
-    return Completed(
-        snapshot=Snapshot(status_code=row.status_code, headers=decode_headers(row.headers), body=row.body)
-    )
+    return Completed(snapshot=Snapshot(status_code=row.status_code, headers=decode_headers(row.headers), body=row.body))

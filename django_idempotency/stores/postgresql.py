@@ -108,7 +108,8 @@ class PostgreSQLStore(Store):
         milliseconds = max(1, math.ceil(claim.wait * 1000))
         with self._cursor() as cursor:
             cursor.execute(
-                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
+                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
+                [f"{milliseconds}ms"],
             )
             previous = cursor.fetchone()[0]
             try:

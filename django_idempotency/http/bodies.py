@@ -1,0 +1,56 @@
+"""Reading a request's body without anyone noticing.
+
+Whatever the view accepted without this package it accepts with it: its own parser, `request.read()`, its own
+upload handlers, any size. So the stream is read into a file once and handed on rewound.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
+
+from django.conf import settings
+from django.http import HttpRequest
+
+CHUNK = 64 * 1024
+
+
+@contextmanager
+def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
+    """The raw body, at its start; None if somebody has consumed the stream already (a parsed upload).
+
+    On entry and on exit the request stands as if nobody had read it. Memory is bounded by
+    FILE_UPLOAD_MAX_MEMORY_SIZE. Raises `UnreadablePostError` if the client goes away.
+    """
+    private: Any = request  # Django has no public way to hand a stream on
+    if hasattr(request, "_body"):
+        yield BytesIO(request.body)
+    elif private._read_started:
+        yield None
+    else:
+        spool = _Spool(max_size=settings.FILE_UPLOAD_MAX_MEMORY_SIZE)
+        weakref.finalize(request, SpooledTemporaryFile.close, spool)
+        for chunk in iter(lambda: request.read(CHUNK), b""):
+            spool.write(chunk)
+        _hand_on(private, spool)
+        try:
+            yield spool
+        finally:
+            _hand_on(private, spool)
+
+
+class _Spool(SpooledTemporaryFile[bytes]):
+    """A stream that lives as long as its request: parsers close what they have read, as a socket's they may."""
+
+    def close(self) -> None:
+        pass
+
+
+def _hand_on(request: Any, spool: IO[bytes]) -> None:
+    spool.seek(0)
+    request._stream = spool
+    request._read_started = False

@@ -1,0 +1,70 @@
+"""Who is calling: the scope that keeps one caller's keys and responses from every other's."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from django.conf import settings as django_settings
+
+from ..conf import Idempotency, settings
+from ..exceptions import IdempotencyConfigurationError
+
+STABLE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
+"""Authorization schemes whose credential is the same in a retry. Digest, AWS4 or Signature are new each time."""
+SIGNED_COOKIES = "django.contrib.sessions.backends.signed_cookies"
+"""Sessions whose cookie holds the data itself, and so changes with it."""
+ANONYMOUS = "anonymous"
+
+
+def scope_of(request: Any, options: Idempotency) -> str | None:
+    """The caller's scope, or None for a caller who must be refused (`anonymous="refuse"`).
+
+    May run the project's own queries for `request.user`.
+    """
+    if options.scope is not None:
+        scope = options.scope(request)
+        if not isinstance(scope, str) or not scope:
+            raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
+        return scope
+    user = getattr(request, "user", None)
+    if user is not None and user.is_authenticated:
+        return _user_scope(user)
+    if (credential := _credential(request)) is not None:
+        return credential
+    return ANONYMOUS if options.anonymous == "shared" else None
+
+
+def _user_scope(user: Any) -> str:
+    primary_key = getattr(user, "pk", None)
+    if primary_key is None:
+        raise IdempotencyConfigurationError(
+            f"the authenticated user {user!r} has no primary key to tell callers apart by. Pass scope=callable(request)."
+        )
+    meta = getattr(user, "_meta", None)
+    # A proxy model is another view of the same account.
+    label = meta.concrete_model._meta.label if meta else f"{type(user).__module__}.{type(user).__qualname__}"
+    return f"user:{label}:{primary_key}"
+
+
+def _credential(request: Any) -> str | None:
+    """A hash of what the client identified itself with, so that the table holds no credential."""
+    for header in settings().credential_headers:
+        value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
+        if value and header.lower() == "authorization":
+            scheme, _, rest = value.partition(" ")
+            if scheme.lower() not in STABLE_SCHEMES or not rest.strip():
+                continue
+            value = f"{scheme.lower()} {rest.strip()}"
+        if value:
+            return _hashed(header.lower(), value)
+    # The cookie as it was sent, not request.session's key: a retry carries the old one even if the lost answer
+    # had set a new one.
+    session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
+    if session and django_settings.SESSION_ENGINE != SIGNED_COOKIES:
+        return _hashed("session", session)
+    return None
+
+
+def _hashed(kind: str, value: str) -> str:
+    return f"{kind}:{sha256(value.encode(errors='surrogateescape')).hexdigest()}"

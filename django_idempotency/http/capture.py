@@ -1,0 +1,71 @@
+"""From a response to what is kept of it, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from ..conf import Idempotency, settings
+from ..protocol.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110 section 7.6.1: about one connection, not about the answer."""
+REASON = ":reason"
+"""A reason phrase of the view's own, kept among the headers under a name that no header can have."""
+
+
+def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
+    """What is kept of a final response, rendered or streaming."""
+    body = _body(response, options)
+    location = [("Location", response.headers["Location"])] if "Location" in response.headers else []
+    return Snapshot(
+        status_code=response.status_code,
+        headers=tuple(location if body is None else _headers(response)),
+        body=body,
+    )
+
+
+def restore(snapshot: Snapshot) -> HttpResponse:
+    """The response that was kept, byte for byte."""
+    response = HttpResponse(snapshot.body, status=snapshot.status_code)
+    del response.headers["Content-Type"]  # Django's default; the view's own is among the headers
+    for name, value in snapshot.headers:
+        if name == REASON:
+            response.reason_phrase = value
+        elif name == "Set-Cookie":
+            response.cookies.load(value)
+        else:
+            response.headers[name] = value
+    return response
+
+
+def _body(response: Any, options: Idempotency) -> bytes | None:
+    if response.streaming or not options.store_body or len(response.content) > options.max_body_bytes:
+        return None
+    return bytes(response.content)
+
+
+def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
+    named = response.headers.get("Connection", "").lower().split(",")
+    dropped = HOP_BY_HOP.union(name.strip() for name in named)
+    yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
+    if response._reason_phrase is not None:  # type: ignore[attr-defined]
+        yield REASON, response.reason_phrase
+    if settings().store_cookies:
+        yield from (("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())

@@ -1,0 +1,185 @@
+"""Is this the same request? 32 bytes that stand for everything the client asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http import HttpRequest
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+
+from ..exceptions import IdempotencyConfigurationError
+from ..protocol.digests import digest
+from .bodies import CHUNK, open_body
+
+if TYPE_CHECKING:
+    from ..conf import Idempotency
+
+MAX_PARSED_BYTES = 16 * 1024 * 1024
+"""A larger JSON or urlencoded body is compared by its bytes: parsing it again could exhaust the memory."""
+CSRF_FIELD = "csrfmiddlewaretoken"
+"""A new token in each page, so no part of what was asked for."""
+
+
+class Unparsable(Exception):
+    """The body is not what its content type says: the view may still make sense of its bytes."""
+
+
+def fingerprint_of(request: HttpRequest, options: Idempotency, asked_with: Any) -> bytes | None:
+    """The fingerprint under `options.fingerprint`; `asked_with` is the request that option callables get."""
+    chosen = options.fingerprint
+    if chosen is None:
+        return None
+    if callable(chosen):
+        value = chosen(asked_with)
+        if not isinstance(value, bytes):
+            raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
+        return digest(b"custom", value)
+    method, path = (request.method or "").encode(), request.get_full_path().encode()
+    with open_body(request) as body:
+        if isinstance(chosen, tuple):
+            return digest(b"fields", method, path, _chosen_fields(request, body, chosen))
+        return digest(b"request", method, path, (request.content_type or "").lower().encode(), _payload(request, body))
+
+
+def _payload(request: HttpRequest, body: IO[bytes] | None) -> bytes:
+    try:
+        return _canonical(_parsed(request, body))
+    except Unparsable:
+        return _bytes_digest(body)
+
+
+def _chosen_fields(request: HttpRequest, body: IO[bytes] | None, names: tuple[str, ...]) -> bytes:
+    try:
+        parsed = _parsed(request, body)
+    except Unparsable:
+        parsed = None
+    if not isinstance(parsed, dict):
+        return _payload(request, body)  # no fields to choose from: the whole body
+    return _canonical({name: parsed[name] for name in names if name in parsed})
+
+
+def _canonical(value: Any) -> bytes:
+    """By value: the order of keys and white space do not matter."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _bytes_digest(body: IO[bytes] | None) -> bytes:
+    hasher = sha256()
+    if body is not None:
+        body.seek(0)
+        for chunk in iter(lambda: body.read(CHUNK), b""):
+            hasher.update(chunk)
+    return hasher.digest()
+
+
+def _parsed(request: HttpRequest, body: IO[bytes] | None) -> Any:
+    """The body's value: JSON, or a dict of form fields. Raises `Unparsable` for anything else."""
+    content_type = (request.content_type or "").lower()
+    if content_type == "multipart/form-data":
+        return _multipart(request, body)
+    if body is None:
+        raise IdempotencyConfigurationError(
+            "the request's body was consumed before the view (by a middleware that calls request.read()), so it cannot "
+            "be compared with a retry's. Use request.body there, or pass fingerprint= to @idempotent."
+        )
+    if content_type == "application/x-www-form-urlencoded":
+        return _urlencoded(_small(body))
+    if content_type == "application/json" or content_type.endswith("+json"):
+        return _json(_small(body))
+    raise Unparsable
+
+
+def _small(body: IO[bytes]) -> bytes:
+    body.seek(0)
+    raw = body.read(MAX_PARSED_BYTES + 1)
+    if len(raw) > MAX_PARSED_BYTES:
+        raise Unparsable
+    return raw
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        # Numbers with a fraction stay as they were written: as floats, two amounts could become one.
+        return json.loads(raw, parse_float=lambda text: f"\0{text}", object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise Unparsable from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(value := dict(pairs)) != len(pairs):
+        raise Unparsable  # parsers disagree on which of two equal names counts
+    return value
+
+
+def _urlencoded(raw: bytes) -> dict[str, list[str]]:
+    try:
+        # latin-1 keeps every byte apart, whatever the charset.
+        pairs = parse_qsl(
+            raw.decode("latin-1"),
+            keep_blank_values=True,
+            encoding="latin-1",
+            max_num_fields=settings.DATA_UPLOAD_MAX_NUMBER_FIELDS,
+        )
+    except ValueError as error:
+        raise Unparsable from error
+    return _grouped(pairs)
+
+
+def _multipart(request: HttpRequest, body: IO[bytes] | None) -> dict[str, list[Any]]:
+    """Fields and file contents, so that a new boundary is no difference."""
+    if body is None:
+        # The view's own parser (or CSRF's look at request.POST) was here already.
+        fields, files = request.POST, request.FILES
+        hashed = [(name, _uploaded(file)) for name, values in files.lists() for file in values]
+    else:
+        parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
+        body.seek(0)
+        try:
+            fields, parsed_files = parser.parse()
+        except (MultiPartParserError, SuspiciousOperation) as error:
+            raise Unparsable from error
+        hashed = [(name, file.value) for name, values in parsed_files.lists() for file in values]
+    return _grouped([*((name, value) for name, values in fields.lists() for value in values), *hashed])
+
+
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    fields: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        if name != CSRF_FIELD:
+            fields.setdefault(name, []).append(value)
+    return fields
+
+
+def _uploaded(file: Any) -> list[Any]:
+    hasher = sha256()
+    file.seek(0)
+    for chunk in file.chunks():
+        hasher.update(chunk)
+    file.seek(0)
+    return [file.name, file.content_type, hasher.hexdigest()]
+
+
+class _HashedFile:
+    def __init__(self, value: list[Any]) -> None:
+        self.value = value
+
+
+class _HashingHandler(FileUploadHandler):
+    """Hashes each file as it streams by and stores nothing."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self._hasher = sha256()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self._hasher.update(raw_data)
+
+    def file_complete(self, file_size: int) -> Any:
+        return _HashedFile([self.file_name, self.content_type, self._hasher.hexdigest()])

@@ -1,0 +1,123 @@
+"""What a request meets, top to bottom. The order is part of the contract."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, assert_never
+
+from django.http.response import HttpResponseBase
+
+from ..conf import Idempotency, settings
+from ..exceptions import IdempotencyConfigurationError
+from ..execution.atomic import run_atomically
+from ..protocol.digests import identify
+from ..protocol.keys import InvalidKey
+from ..protocol.outcomes import (
+    Completed,
+    Conflicted,
+    Finished,
+    Mismatched,
+    Raised,
+    Unavailable,
+    Verdict,
+)
+from ..protocol.snapshots import Snapshot
+from ..stores import Claim, store_for
+from . import problems
+from .callers import scope_of
+from .capture import capture, restore
+from .exchange import Exchange
+from .headers import read_key
+from .transactions import alias_of, as_django_would
+
+RUNNING = "_idempotency_running"
+"""Set on the request while its protected view runs."""
+
+
+def handle(exchange: Exchange) -> HttpResponseBase:
+    """Answer one request: pass it through, run its view once, replay, or refuse."""
+    options = exchange.options
+    if exchange.request.method not in options.methods or not settings().enabled:
+        return _pass_through(exchange)
+    try:
+        key = read_key(exchange.asked_with, options)
+    except InvalidKey as error:
+        return _refuse(exchange, problems.invalid_key(str(error)))
+    if key is None:
+        return _refuse(exchange, problems.missing_key()) if options.required else _pass_through(exchange)
+    scope = scope_of(exchange.asked_with, options)
+    if scope is None:
+        return _refuse(exchange, problems.anonymous_refused())
+    claim = Claim(
+        identity=identify(scope=scope, operation=exchange.operation(), key=key),
+        fingerprint=exchange.fingerprint(),
+        ttl=options.ttl_seconds,
+        wait=options.wait_seconds,
+    )
+    store = store_for(alias_of(options))
+    outcome = run_atomically(store, claim, partial(_run, exchange), partial(_answer, exchange))
+    match outcome:
+        case Finished(value=response):
+            return exchange.deliver(response, replayed=False)
+        case Completed(snapshot=snapshot):
+            return _replay(exchange, snapshot)
+        case Mismatched():
+            return _refuse(exchange, problems.already_used(options))
+        case Conflicted():
+            return _refuse(exchange, problems.outstanding(options))
+        case Unavailable():
+            return _refuse(exchange, problems.store_busy())
+        case _:
+            assert_never(outcome)
+
+
+def _pass_through(exchange: Exchange) -> HttpResponseBase:
+    with as_django_would(exchange.request):
+        return exchange.pass_through()
+
+
+def _refuse(exchange: Exchange, problem: problems.Problem) -> HttpResponseBase:
+    return exchange.deliver(problems.respond(exchange.request, problem), replayed=False)
+
+
+def _replay(exchange: Exchange, snapshot: Snapshot) -> HttpResponseBase:
+    allowed = exchange.options.may_replay
+    if allowed is not None and not exchange.may_replay(allowed):
+        return _refuse(exchange, problems.replay_refused())
+    if snapshot.is_tombstone:
+        response = problems.respond(exchange.request, problems.response_not_stored(snapshot))
+    else:
+        response = restore(snapshot)
+    return exchange.deliver(response, replayed=True)
+
+
+def _run(exchange: Exchange) -> Finished[HttpResponseBase] | Raised:
+    """Run the view inside the claim's transaction."""
+    request: Any = exchange.request
+    if getattr(request, RUNNING, False):
+        raise IdempotencyConfigurationError(
+            f"{exchange.view!r} is protected twice: the request is already inside a protected view. "
+            "Remove one of the decorators or the mixin."
+        )
+    setattr(request, RUNNING, True)
+    try:
+        response = exchange.run()
+    except Exception as error:  # noqa: BLE001 (classified by the caller, after the rollback)
+        return Raised(error)
+    finally:
+        delattr(request, RUNNING)
+    return _judged(response, exchange.options)
+
+
+def _answer(exchange: Exchange, error: Exception) -> Finished[HttpResponseBase]:
+    """What the framework makes of the view's exception, judged as a returned response would be."""
+    return _judged(exchange.answer(error), exchange.options)
+
+
+def _judged(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
+    """The outcome table: what becomes of the business write and of the key."""
+    if response.status_code >= 500:
+        return Finished(value=response, verdict=Verdict.ROLL_BACK)
+    if not options.record(response):
+        return Finished(value=response, verdict=Verdict.RELEASE)
+    return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))

@@ -1,0 +1,50 @@
+"""ATOMIC_REQUESTS: who opens the transaction.
+
+# Note [Taking ATOMIC_REQUESTS over]
+Under ATOMIC_REQUESTS Django wraps the URL callback in `atomic(alias)`. A claim inside that block would only be a
+savepoint: the conflict answer of a duplicate and the first answer would be sent before or after a COMMIT that we
+cannot see fail. So a protected callback carries a `_non_atomic_requests` that names our alias, and we open the
+transaction. A request that only passes through gets the `atomic(alias)` that Django would have opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from django.db import connections, router, transaction
+
+from ..conf import Idempotency
+from ..models import IdempotencyKey
+
+
+def alias_of(options: Idempotency) -> str:
+    """The database alias of the key table for these options."""
+    return options.using or router.db_for_write(IdempotencyKey)
+
+
+class TakenOver(set[str]):
+    """A view's `_non_atomic_requests`: what the project opted out of, and the alias that we open ourselves."""
+
+    def __init__(self, opted_out: Iterable[str], alias: Callable[[], str]) -> None:
+        super().__init__(opted_out)
+        self.alias = alias  # asked late: routers and settings may not be ready at import
+
+    def __contains__(self, alias: object) -> bool:
+        return super().__contains__(alias) or alias == self.alias()
+
+    def covers(self, alias: str) -> bool:
+        """Is it only because of us that Django opens no transaction on `alias`?"""
+        return not super().__contains__(alias) and alias == self.alias()
+
+
+def as_django_would(request: Any) -> AbstractContextManager[Any]:
+    """The transaction of a request that passes through. See Note [Taking ATOMIC_REQUESTS over]."""
+    match_ = getattr(request, "resolver_match", None)
+    mark = getattr(match_.func, "_non_atomic_requests", None) if match_ else None
+    if isinstance(mark, TakenOver):
+        alias = mark.alias()
+        if mark.covers(alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+            return transaction.atomic(using=alias)
+    return nullcontext()

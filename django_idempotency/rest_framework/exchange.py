@@ -1,0 +1,93 @@
+"""One request to one protected handler of the REST framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+from django.http.response import HttpResponseBase
+from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from ..conf import Idempotency
+from ..http.bodies import open_body
+from ..http.exchange import Exchange
+from ..http.transactions import alias_of
+
+
+class RestFrameworkExchange(Exchange):
+    """Runs below `APIView.initial()`: the caller is authenticated, permitted and within the throttles."""
+
+    asked_with: Request
+    drf_view: APIView
+    no_parser = False
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        view: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Idempotency,
+    ) -> RestFrameworkExchange:
+        exchange = cls(
+            request=request._request, view=view, args=args, kwargs=kwargs, options=options, asked_with=request
+        )
+        exchange.drf_view = request.parser_context["view"]
+        return exchange
+
+    def fingerprint(self) -> bytes | None:
+        """Parse first, with the view's own parsers: their error is the view's own answer and claims nothing."""
+        with open_body(self.request):
+            try:
+                self.asked_with.data  # noqa: B018 (parsing is lazy)
+            except UnsupportedMediaType:
+                # The handler may not want parsed data at all; if it does, it gets the same error again.
+                self.no_parser = True
+        return super().fingerprint()
+
+    def run(self) -> HttpResponseBase:
+        return self._finalize(self.view(*self.args, **self.kwargs))
+
+    def answer(self, error: Exception) -> HttpResponseBase:
+        """The framework's exception handling, then its rendering, each in a transaction of its own.
+
+        `set_rollback()` of the default handler marks the first one, and rendering may need the database.
+        """
+        if self.no_parser and isinstance(error, UnsupportedMediaType):
+            raise error  # as if it had been raised before the claim
+        alias = alias_of(self.options)
+        try:
+            with transaction.atomic(using=alias):
+                response = self.drf_view.handle_exception(error)
+        except Exception:
+            # The framework's dispatch would ask the project's exception handler a second time.
+            vars(self.drf_view)["handle_exception"] = _raise
+            raise
+        with transaction.atomic(using=alias):
+            return self._finalize(response)
+
+    def may_replay(self, allowed: Callable[..., bool]) -> bool:
+        """Ask the project before a replay: `may_replay(request, view)`."""
+        return bool(allowed(self.asked_with, self.drf_view))
+
+    def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
+        # The answer is final; the framework's dispatch would finalize it once more.
+        vars(self.drf_view)["finalize_response"] = _as_it_is
+        return super().deliver(response, replayed=replayed)
+
+    def _finalize(self, response: Any) -> HttpResponseBase:
+        view: Any = self.drf_view
+        return self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _as_it_is(request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    return response

@@ -1,0 +1,109 @@
+"""The mixin for views and viewsets of the REST framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from typing import Any, ClassVar
+
+from django.http.response import HttpResponseBase
+from django.views import View
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..exceptions import IdempotencyConfigurationError
+from ..http.pipeline import handle
+from ..http.transactions import TakenOver, alias_of, as_django_would
+from .exchange import RestFrameworkExchange
+
+Options = Idempotency | Mapping[str, Any] | None
+_INHERIT = Idempotency()
+
+
+class IdempotencyMixin:
+    """Run the POST and PATCH handlers of a view or viewset once for each idempotency key.
+
+    Stands before the framework's classes: `class OrderViewSet(IdempotencyMixin, ModelViewSet)`. Authentication,
+    permissions, throttles and content negotiation come first, and a replay never skips them.
+
+    idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None: not
+        protected. Options that are left out fall through to the base classes, the settings and the defaults.
+    idempotency_actions: the same by name for the standard actions of a viewset.
+
+    Handlers run in a transaction of the mixin's own. Raises `IdempotencyConfigurationError` (a TypeError) when the
+    class is made in the wrong order or with impossible options.
+    """
+
+    idempotency: ClassVar[Options] = _INHERIT
+    idempotency_actions: ClassVar[Mapping[str, Options]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        mro = cls.__mro__
+        if View in mro and APIView not in mro:
+            raise IdempotencyConfigurationError(
+                f"{cls.__name__} is not a view of the REST framework. Use @method_decorator(idempotent) on its handler."
+            )
+        if APIView in mro and mro.index(APIView) < mro.index(IdempotencyMixin):
+            raise IdempotencyConfigurationError(
+                f"IdempotencyMixin must stand before the framework's classes:\n\n"
+                f"    class {cls.__name__}(IdempotencyMixin, …, APIView): ..."
+            )
+        if "idempotency" in vars(cls):
+            cls.idempotency = _checked(cls.idempotency)
+        if "idempotency_actions" in vars(cls):
+            cls.idempotency_actions = {name: _checked(value) for name, value in cls.idempotency_actions.items()}
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
+        if "idempotency" in initkwargs:
+            initkwargs["idempotency"] = _checked(initkwargs["idempotency"])
+        view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
+        opted_out = getattr(view, "_non_atomic_requests", ())
+        view._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*_layers(cls, initkwargs, None))))
+        return view  # type: ignore[no-any-return]
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        parent: Any = super()
+        verb = request.method.lower()
+        handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
+        if request.method in SAFE_METHODS or handler is None:
+            with as_django_would(request):
+                return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
+        # On the instance, which lives for one request: the framework calls it after initial().
+        setattr(self, verb, self._protected(handler))
+        return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def get_idempotency_options(self) -> Options:
+        """The options for this request, asked after authentication; None: not protected.
+
+        Override it to decide by `self.request` or `self.action`.
+        """
+        layers = _layers(type(self), vars(self), getattr(self, "action", None))
+        return resolve(*layers) if layers else None
+
+    def _protected(self, handler: Callable[..., Any]) -> Callable[..., HttpResponseBase]:
+        def protected(request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            options = _checked(self.get_idempotency_options())
+            if options is None:
+                with as_django_would(request._request):
+                    return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
+            arguments: Any = {"view": handler, "args": (request, *args), "kwargs": kwargs}
+            return handle(RestFrameworkExchange.of(request, options=resolve(options), **arguments))
+
+        return protected
+
+
+def _checked(value: Options) -> Idempotency | None:
+    return None if value is None else as_options(value)
+
+
+def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Idempotency, ...]:
+    """Action, class, base classes: nearest first, up to the first None. Empty: not protected."""
+    candidates = [
+        *([instance["idempotency"]] if "idempotency" in instance else []),
+        *([cls.idempotency_actions[action]] if action in cls.idempotency_actions else []),
+        *(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base)),
+    ]
+    return tuple(takewhile(lambda layer: layer is not None, candidates))
