@@ -300,12 +300,14 @@ def _setting_value(name: str, value: Any) -> Any:
                 f"IDEMPOTENCY[{name.upper()!r}]={value!r}: give a callable or its dotted path."
             )
         return value
+    if name == "credential_headers" and isinstance(value, (list, tuple)):
+        return tuple(value)
     if not isinstance(value, _SETTING_TYPES[name]):
         expected = " or ".join(t.__name__ for t in _SETTING_TYPES[name])
         raise IdempotencyConfigurationError(
             f"IDEMPOTENCY[{name.upper()!r}]={value!r}: give a value of type {expected}."
         )
-    return tuple(value) if name == "credential_headers" else value
+    return value
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

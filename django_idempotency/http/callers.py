@@ -39,7 +39,7 @@ def _user_scope(user: Any) -> str:
     primary_key = getattr(user, "pk", None)
     if primary_key is None:
         raise IdempotencyConfigurationError(
-            f"the authenticated user {user!r} has no primary key to tell callers apart by. Pass scope=callable(request)."
+            f"the authenticated user {user!r} has no primary key to tell it by. Pass scope=callable(request)."
         )
     meta = getattr(user, "_meta", None)
     # A proxy model is another view of the same account.

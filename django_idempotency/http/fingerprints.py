@@ -132,8 +132,9 @@ def _urlencoded(raw: bytes) -> dict[str, list[str]]:
     return _grouped(pairs)
 
 
-def _multipart(request: HttpRequest, body: IO[bytes] | None) -> dict[str, list[Any]]:
+def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
     """Fields and file contents, so that a new boundary is no difference."""
+    fields: Any
     if body is None:
         # The view's own parser (or CSRF's look at request.POST) was here already.
         fields, files = request.POST, request.FILES

@@ -70,7 +70,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     instance = getattr(getattr(view, "func", None), "__self__", None)
     if instance is None and args and not isinstance(args[0], HttpRequest):
         instance = args[0]
-    if instance is not None and (problem := misplaced_dispatch(type(instance))) is not None:
+    view_class: Any = type(instance)
+    if (problem := misplaced_dispatch(view_class)) is not None:
         _refuse(problem)
 
 
@@ -98,8 +99,8 @@ def misplaced_dispatch(view_class: type) -> str | None:
 
 def method_name(view: Any) -> str:
     """The name of a function that was defined in a class body, else the empty string."""
-    *_, owner, name = ("", *getattr(view, "__qualname__", "").split("."))
-    return "" if owner in ("", "<locals>") else name
+    owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
+    return name if owner and not owner.endswith("<locals>") else ""
 
 
 def _is_drf_view(cls: Any) -> bool:

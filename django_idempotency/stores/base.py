@@ -198,7 +198,7 @@ class Statements:
 
     def __init__(self, store: Store) -> None:
         quote = store.connection.ops.quote_name
-        column = {f.name: quote(f.column) for f in IdempotencyKey._meta.concrete_fields}
+        column = {f.name: quote(str(f.column)) for f in IdempotencyKey._meta.concrete_fields}
         clock, later = store.clock, store.later
         self.table = quote(IdempotencyKey._meta.db_table)
         self.column = column

@@ -37,7 +37,8 @@ class MariaDBStore(Store):
         sql = self._sql
         return (
             "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
-            f"INSERT INTO {sql.table} ({sql.columns}) VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later})"
+            f"INSERT INTO {sql.table} ({sql.columns}) "
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later})"
         )
 
     @cached_property

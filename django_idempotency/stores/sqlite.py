@@ -30,7 +30,8 @@ class SQLiteStore(Store):
     def _insert_sql(self) -> str:
         sql = self._sql
         return (
-            f"INSERT INTO {sql.table} ({sql.columns}) VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}) "
+            f"INSERT INTO {sql.table} ({sql.columns}) "
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}) "
             f"ON CONFLICT ({sql.column['key_hash']}, {sql.column['scope_hash']}) DO NOTHING"
         )
 
