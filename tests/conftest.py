@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
@@ -40,7 +40,7 @@ def post(client: Client, key: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def in_threads() -> Iterator[Callable[..., list[Any]]]:
+def in_threads() -> Callable[..., list[Any]]:
     """Run a callable n times at once, each in a thread with database connections of its own."""
 
     def run(n: int, target: Callable[[int], Any]) -> list[Any]:
@@ -53,4 +53,4 @@ def in_threads() -> Iterator[Callable[..., list[Any]]]:
         with ThreadPoolExecutor(n) as pool:
             return [future.result(timeout=60) for future in [pool.submit(isolated, i) for i in range(n)]]
 
-    yield run
+    return run

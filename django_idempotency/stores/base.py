@@ -136,6 +136,13 @@ class Store(ABC):
         the next `not_before`.
         """
 
+    def count_expired(self) -> int:
+        """How many keys `purge` would delete now."""
+        with self._cursor() as cursor:
+            # The empty list: parameter substitution turns the doubled percent signs of SQLite's clock into single ones.
+            cursor.execute(f"SELECT count(*) FROM {self._sql.table} WHERE {self._sql.is_expired}", [])
+            return int(cursor.fetchone()[0])
+
     # --- what a database brings ----------------------------------------------------------------------------
 
     @abstractmethod
