@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connections
 
 from tests.integration.test_admin import make_key
 
@@ -29,6 +30,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         page = browser.new_page()
         yield page
         browser.close()
+        connections.close_all()  # the ones of that event loop's context, which nobody else would close
 
 
 @pytest.mark.django_db(transaction=True)
