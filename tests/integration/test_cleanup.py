@@ -164,7 +164,7 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "2 deleted …\n"
+    assert process.stdout.readline() == "2 deleted …\n", process.communicate()
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
