@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,8 @@ DEADLINE = 30
 """Seconds until something that should have happened counts as broken."""
 
 
+LOSERS_DEADLINE = 5
+"""Seconds for duplicates to get their answers, which takes milliseconds."""
 UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
@@ -94,7 +96,7 @@ class Command(BaseCommand):
             with ThreadPoolExecutor(STORM) as pool:
                 with held_in_the_middle():
                     sent = [pool.submit(post, client, path, held) for _ in range(STORM)]
-                    eventually("the losers' answers", lambda: sum(f.done() for f in sent) == STORM - 1)
+                    losers_answered(sent)
                 answers = [future.result(DEADLINE) for future in sent]
             retries = at_once(STORM, lambda: post(client, path, headers))
         winners = [answer for answer in answers if answer.status_code == 201]
@@ -182,6 +184,13 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
             raise CommandError(f"Waited {DEADLINE} seconds in vain: {what}.")
         time.sleep(0.02)
     return value
+
+
+def losers_answered(sent: list[Future[httpx.Response]]) -> None:
+    """Wait until all but one have their answer; without protection they never do, and the table tells."""
+    deadline = time.monotonic() + LOSERS_DEADLINE
+    while sum(future.done() for future in sent) < STORM - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def until_final(client: httpx.Client, headers: dict[str, str]) -> httpx.Response:
