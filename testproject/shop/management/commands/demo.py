@@ -131,7 +131,7 @@ class Command(BaseCommand):
                 died = isinstance(lost.exception(DEADLINE), httpx.TransportError)
             left = orders()
             answer = until_final(client, headers)
-        ran = answer.status_code == 201 and answer.headers["Idempotency-Replayed"] == "false"
+        ran = answer.status_code == 201 and answer.headers.get("Idempotency-Replayed") == "false"
         return Row(
             "kill -9 of the worker in the middle, retry",
             f"{'connection lost' if died else 'answered'}, {left} orders left; retry: {tally([answer])}",
