@@ -11,4 +11,4 @@ class Order(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
-        return f"{self.quantity} × {self.item}"
+        return f"{self.quantity} x {self.item}"

@@ -9,14 +9,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import httpx
+from django.conf import settings
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from rest_framework.authtoken.models import Token
@@ -31,6 +32,29 @@ DEADLINE = 30
 """Seconds until something that should have happened counts as broken."""
 
 
+LOSERS_DEADLINE = 5
+"""Seconds for duplicates to get their answers, which takes milliseconds."""
+UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `orders` are counted in the database; `as_told`: the answers were as promised."""
+
+    what: str
+    answers: str
+    orders: int
+    expected: int
+    as_told: bool
+
+    @property
+    def kept(self) -> bool:
+        return self.as_told and self.orders == self.expected
+
+    def cells(self) -> tuple[str, ...]:
+        return self.what, self.answers, str(self.orders), str(self.expected), "ok" if self.kept else "BROKEN"
+
+
 class Command(BaseCommand):
     help = "Start the shop on real server processes, break things, and count the orders."
 
@@ -40,77 +64,91 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if connection.vendor != "postgresql":
             raise CommandError("The demo needs PostgreSQL. Unset DATABASE_URL to use the embedded one.")
-        call_command("migrate", verbosity=0)
-        token = self._accounts()
-        with serving() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
-            rows = [
-                self._storm(client, "/orders/", "plain Django view"),
-                self._storm(client, "/api/orders/", "REST framework view", token=token),
-                self._hang_up(client, url),
-                self._kill(client),
-                self._unprotected(client),
-            ]
-            self._table(rows)
-            if options["serve"]:
-                self.stdout.write(f"\nServing on {url}, admin at {url}/admin/ (demo / demo). Ctrl-C stops.")
-                wait_for_interrupt()
-        if not all(kept for *_, kept in rows):
+        # So that finally blocks and atexit run: nothing may stay behind.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        with fresh_database():
+            token = self._accounts()
+            with serving() as url, httpx.Client(base_url=url, timeout=DEADLINE, limits=UNLIMITED) as client:
+                rows = [
+                    self._storm(client, "/orders/", "plain Django view"),
+                    self._storm(client, "/api/orders/", "REST framework view", token=token),
+                    self._hang_up(client, url),
+                    self._kill(client),
+                    self._unprotected(client),
+                ]
+                self._table(rows)
+                if options["serve"]:
+                    self.stdout.write(f"\nServing on {url}, admin at {url}/admin/ (demo / demo). Ctrl-C stops.")
+                    self.stdout.flush()
+                    wait_for_interrupt()
+        if not all(row.kept for row in rows):
             raise CommandError("A promise was broken.")
 
     def _accounts(self) -> str:
-        user, _ = User.objects.update_or_create(username="demo", defaults={"is_staff": True, "is_superuser": True})
-        user.set_password("demo")
-        user.save()
-        return str(Token.objects.get_or_create(user=user)[0])
+        user = User.objects.create_superuser("demo", password="demo")
+        return str(Token.objects.create(user=user))
 
-    def _storm(self, client: httpx.Client, path: str, what: str, *, token: str | None = None) -> tuple[Any, ...]:
+    def _storm(self, client: httpx.Client, path: str, what: str, *, token: str | None = None) -> Row:
+        """All at once; the winner is held in the middle of its work until the losers have their answers."""
         headers = {"Idempotency-Key": str(uuid4()), **({"Authorization": f"Token {token}"} if token else {})}
+        held = {**headers, HEADER: str(PAUSE)}
         with counting() as orders:
-            answers = at_once(STORM, lambda: post(client, path, headers))
-            final = {post(client, path, headers).content for _ in range(3)}
-            first = {answer.content for answer in answers if answer.status_code == 201}
-        statuses = ", ".join(f"{n} × {status}" for status, n in sorted(Counter(a.status_code for a in answers).items()))
-        kept = orders() == 1 and first == final and len(final) == 1
-        return f"{STORM} duplicates at once, {what}", f"{statuses}; retries: same bytes", orders(), 1, kept
+            with ThreadPoolExecutor(STORM) as pool:
+                with held_in_the_middle():
+                    sent = [pool.submit(post, client, path, held) for _ in range(STORM)]
+                    losers_answered(sent)
+                answers = [future.result(DEADLINE) for future in sent]
+            retries = at_once(STORM, lambda: post(client, path, headers))
+        winners = [answer for answer in answers if answer.status_code == 201]
+        losers = [answer for answer in answers if answer.status_code == 409]
+        same = len(winners) == 1 and all(is_replay_of(winners[0], retry) for retry in retries)
+        return Row(
+            f"{STORM} duplicates at once, {what}",
+            f"{tally(answers)}; {STORM} retries: {tally(retries)}, {bytes_said(same)}",
+            orders(),
+            1,
+            same and len(losers) == STORM - 1,
+        )
 
-    def _hang_up(self, client: httpx.Client, url: str) -> tuple[Any, ...]:
-        headers = {"Idempotency-Key": str(uuid4()), "Content-Type": "application/json"}
+    def _hang_up(self, client: httpx.Client, url: str) -> Row:
+        headers = {"Idempotency-Key": str(uuid4())}
         with counting() as orders:
             with held_in_the_middle() as worker:
-                line = send_and_keep_open(url, {**headers, HEADER: str(PAUSE)})
+                line = send_and_keep_open(url, {**headers, "Content-Type": "application/json", HEADER: str(PAUSE)})
                 worker()
                 line.close()
             retries = [until_final(client, headers) for _ in range(2)]
-        same = retries[0].content == retries[1].content and retries[0].status_code == 201
-        return (
-            "client hangs up before the answer, retries",
-            "201, same bytes again",
-            orders(),
-            1,
-            orders() == 1 and same,
-        )
+        same = all(retry.status_code == 201 and is_replay_of(retries[0], retry) for retry in retries)
+        answers = f"nobody reads the first; 2 retries: {tally(retries)}, {bytes_said(same)}"
+        return Row("client hangs up before the answer, retries", answers, orders(), 1, same)
 
-    def _kill(self, client: httpx.Client) -> tuple[Any, ...]:
+    def _kill(self, client: httpx.Client) -> Row:
         headers = {"Idempotency-Key": str(uuid4())}
         with counting() as orders, ThreadPoolExecutor(1) as pool:
             with held_in_the_middle() as worker:
                 lost = pool.submit(post, client, "/orders/", {**headers, HEADER: str(PAUSE)})
                 os.kill(worker(), signal.SIGKILL)
                 died = isinstance(lost.exception(DEADLINE), httpx.TransportError)
+            left = orders()
             answer = until_final(client, headers)
-        replayed = answer.headers["Idempotency-Replayed"]
-        kept = orders() == 1 and died and answer.status_code == 201 and replayed == "false"
-        return "kill -9 of the worker in the middle, retry", "connection lost; then 201", orders(), 1, kept
+        ran = answer.status_code == 201 and answer.headers.get("Idempotency-Replayed") == "false"
+        return Row(
+            "kill -9 of the worker in the middle, retry",
+            f"{'connection lost' if died else 'answered'}, {left} orders left; retry: {tally([answer])}",
+            orders(),
+            1,
+            died and ran and left == 0,
+        )
 
-    def _unprotected(self, client: httpx.Client) -> tuple[Any, ...]:
+    def _unprotected(self, client: httpx.Client) -> Row:
         headers = {"Idempotency-Key": str(uuid4())}
         with counting() as orders:
-            at_once(STORM, lambda: post(client, "/unprotected/orders/", headers))
-        return f"{STORM} duplicates at once, NOT protected", f"{STORM} × 201", orders(), STORM, orders() == STORM
+            answers = at_once(STORM, lambda: post(client, "/unprotected/orders/", headers))
+        return Row(f"{STORM} duplicates at once, NOT protected", tally(answers), orders(), STORM, True)
 
-    def _table(self, rows: list[tuple[Any, ...]]) -> None:
+    def _table(self, rows: list[Row]) -> None:
         head = ("what happened", "answers", "orders", "expected", "")
-        lines = [head, *((*(str(cell) for cell in row[:-1]), "ok" if row[-1] else "BROKEN") for row in rows)]
+        lines = [head, *(row.cells() for row in rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         for line in lines:
             self.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -118,6 +156,20 @@ class Command(BaseCommand):
 
 def post(client: httpx.Client, path: str, headers: dict[str, str]) -> httpx.Response:
     return client.post(path, json={"item": "a book", "quantity": 1}, headers=headers)
+
+
+def tally(answers: list[httpx.Response]) -> str:
+    counts = Counter(answer.status_code for answer in answers)
+    return ", ".join(f"{n} x {status}" for status, n in sorted(counts.items()))
+
+
+def is_replay_of(first: httpx.Response, answer: httpx.Response) -> bool:
+    replayed = answer.headers.get("Idempotency-Replayed") == "true"
+    return replayed and (answer.status_code, answer.content) == (first.status_code, first.content)
+
+
+def bytes_said(same: bool) -> str:
+    return "same bytes" if same else "OTHER BYTES"
 
 
 def at_once(n: int, send: Callable[[], httpx.Response]) -> list[httpx.Response]:
@@ -134,6 +186,13 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
     return value
 
 
+def losers_answered(sent: list[Future[httpx.Response]]) -> None:
+    """Wait until all but one have their answer; without protection they never do, and the table tells."""
+    deadline = time.monotonic() + LOSERS_DEADLINE
+    while sum(future.done() for future in sent) < STORM - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def until_final(client: httpx.Client, headers: dict[str, str]) -> httpx.Response:
     """Retry as a client should: the same request, until the answer is no conflict."""
 
@@ -146,6 +205,18 @@ def until_final(client: httpx.Client, headers: dict[str, str]) -> httpx.Response
 
     answer: httpx.Response = eventually("a final answer", probe)
     return answer
+
+
+@contextmanager
+def fresh_database() -> Iterator[None]:
+    """A database of the demo's own, migrated, and dropped afterwards: whatever DATABASE_URL holds stays as it is."""
+    original = connection.settings_dict["NAME"]
+    connection.settings_dict["TEST"]["NAME"] = f"shop_demo_{os.getpid()}"
+    os.environ["SHOP_DATABASE"] = connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        yield
+    finally:
+        connection.creation.destroy_test_db(original, verbosity=0)
 
 
 @contextmanager
@@ -190,24 +261,15 @@ def send_and_keep_open(url: str, headers: dict[str, str]) -> socket.socket:
 @contextmanager
 def serving() -> Iterator[str]:
     """The shop on gunicorn: four worker processes on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, socket.create_server(("127.0.0.1", 0), backlog=2 * STORM) as listening:
+        port = listening.getsockname()[1]
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gunicorn", "config.wsgi", "--bind", f"127.0.0.1:{port}"),
-                *(
-                    "--workers",
-                    "4",
-                    "--threads",
-                    "16",
-                    "--timeout",
-                    "120",
-                    "--chdir",
-                    os.path.dirname(sys.argv[0]) or ".",
-                ),
+                *(sys.executable, "-m", "gunicorn", "config.wsgi", "--bind", f"fd://{listening.fileno()}"),
+                *("--workers", "4", "--threads", "16", "--timeout", "120", "--graceful-timeout", "5"),
+                *("--chdir", str(settings.BASE_DIR)),
             ],
+            pass_fds=[listening.fileno()],
             env={**os.environ, "DEMO": "1", "DJANGO_SETTINGS_MODULE": "config.settings"},
             stdout=log,
             stderr=log,
@@ -223,13 +285,14 @@ def serving() -> Iterator[str]:
                 process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
     if process.poll() is not None:
         raise CommandError(f"The server ended with status {process.returncode}.")
     try:
-        return httpx.get(f"{url}/orders/").status_code == 405
+        return httpx.get(f"{url}/orders/", timeout=1).status_code == 405
     except httpx.TransportError:
         return False
 
