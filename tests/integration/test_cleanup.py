@@ -175,7 +175,8 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
 SCRIPT = """
 import os, sys
 from django.conf import settings
-settings.DATABASES["default"]["NAME"] = os.environ["TEST_NAME"]
+for database in settings.DATABASES.values():
+    database["NAME"] = os.environ["TEST_NAME"]
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", *sys.argv[1:]])
 """
