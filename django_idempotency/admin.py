@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
+from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -30,7 +33,9 @@ LISTED = 2_000
 FILTERED = 100_000
 """How many of the latest keys a filter looks at: a rare value would otherwise be sought in the whole table."""
 SHOWN_BYTES = 64 * 1024
-"""How much of a body the page shows."""
+"""How much of a body the page shows, in bytes of the body and in characters of what is made of it."""
+DEEPEST = 20
+"""Levels of indentation: beyond it a small, deeply nested body would become a page of megabytes."""
 
 
 class BoundedPaginator(_Paginator):
@@ -40,6 +45,13 @@ class BoundedPaginator(_Paginator):
     def count(self) -> int:
         rows: Any = self.object_list
         return int(rows.values("pk")[:LISTED].count())
+
+
+class NewestFirst(ChangeList):
+    """Keeps the order of the primary key: `?o=` in the address would sort the whole table."""
+
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
+        return ["-pk"]
 
 
 class LatestFilter(admin.SimpleListFilter):
@@ -83,9 +95,9 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     actions = None
     list_display = ("key", "status", "operation", "scope", "status_code", "attempt", "created_at", "expires_at")
     list_filter = (StatusFilter, ResponseFilter)
-    ordering = ("-pk",)
-    # Any order but the primary key's would sort the whole table.
     sortable_by = ()
+    # Facets count every key of the table for every choice of every filter.
+    show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
     search_fields = ("key",)
@@ -109,6 +121,13 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return request.user.has_perm("django_idempotency.view_idempotencykey")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return NewestFirst
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        """The filters, nothing else: `?body__startswith=` would read a body letter by letter without permission."""
+        return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
         return super().get_queryset(request).defer("body", "headers", "last_error")
@@ -158,21 +177,54 @@ def readable_body(row: IdempotencyKey) -> str:
     """A stored body as text: indented JSON, text as it is, anything else by its size. Not escaped."""
     body = bytes(row.body or b"")
     content_type = next((v for name, v in decode_headers(row.headers) if name.lower() == "content-type"), "")
-    media_type = content_type.partition(";")[0].strip().lower()
-    shown = body[:SHOWN_BYTES]
+    media_type, parameters = parse_header_parameters(content_type[:1000])  # Django refuses long ones
     if media_type.endswith("json"):
-        text = _indented(body) if len(body) <= SHOWN_BYTES else shown.decode(errors="replace")
+        text = _indented(body) if len(body) <= SHOWN_BYTES else _decoded(body)
     elif media_type.startswith("text/") or media_type.endswith(("xml", "urlencoded")):
-        text = shown.decode(errors="replace")
+        text = _decoded(body, parameters.get("charset", "utf-8"))
     else:
         return gettext("%(size)d bytes of %(type)s") % {"size": len(body), "type": media_type or "?"}
-    if len(body) > SHOWN_BYTES:
-        text += "\n" + gettext("… (%(size)d bytes in all)") % {"size": len(body)}
+    if len(body) > SHOWN_BYTES or len(text) > SHOWN_BYTES:
+        text = text[:SHOWN_BYTES] + "\n" + gettext("… (%(size)d bytes in all)") % {"size": len(body)}
     return text
 
 
-def _indented(body: bytes) -> str:
+def _decoded(body: bytes, charset: str = "utf-8") -> str:
+    shown = body[:SHOWN_BYTES]
     try:
-        return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        return shown.decode(charset, errors="replace")
+    except (LookupError, ValueError):  # unknown, or no character set at all ("zlib")
+        return shown.decode(errors="replace")
+
+
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"\s]+')
+_OPENING, _CLOSING = frozenset("[{"), frozenset("]}")
+
+
+def _indented(body: bytes) -> str:
+    """Indent JSON token by token: numbers, repeated names and their order stay as the client got them.
+
+    To parse it and write it again would show an amount of 1.10 as 1.1, and the last of two equal names only.
+    """
+    text = _decoded(body)
+    try:
+        json.loads(text)
     except (ValueError, RecursionError):
-        return body.decode(errors="replace")
+        return text
+    parts: list[str] = []
+    depth, previous = 0, ""
+    for piece in _JSON_TOKEN.findall(text):
+        depth += (previous in _OPENING) - (piece in _CLOSING)
+        if previous == "," or (previous in _OPENING) != (piece in _CLOSING):
+            parts.append("\n" + "  " * min(depth, DEEPEST))
+        parts.append(_readable(piece) + (" " if piece == ":" else ""))
+        previous = piece
+    return "".join(parts)
+
+
+def _readable(piece: str) -> str:
+    """A string with its escaped letters spelt out, unless they are halves of a pair, which no page can encode."""
+    if "\\u" not in piece:
+        return piece
+    spelt = json.dumps(json.loads(piece), ensure_ascii=False)
+    return piece if any("\ud800" <= letter <= "\udfff" for letter in spelt) else spelt

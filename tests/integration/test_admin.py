@@ -95,6 +95,11 @@ def test_bodies_are_escaped(admin_client: Client) -> None:
     [
         ("application/json", b'{"a":[1]}', '{\n  "a": [\n    1\n  ]\n}'),
         ("application/problem+json", b"{broken", "{broken"),
+        ("application/json", b'{"amount": 1.10,"a":{},"a":[]}', '{\n  "amount": 1.10,\n  "a": {},\n  "a": []\n}'),
+        ("application/json", b'["Gr\\u00fc\\u00dfe", "\\ud800", "a\\"]"]', '[\n  "Grüße",\n  "\\ud800",\n  "a\\"]"\n]'),
+        ("application/json", b"7", "7"),
+        ("text/plain; charset=iso-8859-1", b"Gr\xfc\xdfe", "Grüße"),
+        ("text/plain; charset=zlib", b"abc", "abc"),
         ("text/plain; charset=utf-8", "Grüße".encode(), "Grüße"),
         ("image/png", b"\x89PNG", "4 bytes of image/png"),
         ("text/plain", b"x" * 70000, "x" * 65536 + "\n… (70000 bytes in all)"),
@@ -104,6 +109,45 @@ def test_bodies_are_escaped(admin_client: Client) -> None:
 def test_bodies_are_readable(content_type: str, body: bytes, text: str) -> None:
     """By content type, cut at 64 KiB."""
     assert readable_body(IdempotencyKey(headers=f'[["content-type","{content_type}"]]', body=body)) == text
+
+
+def test_a_small_body_does_not_become_a_large_page() -> None:
+    """9,000 brackets indented in full would be 80 MB."""
+    row = IdempotencyKey(headers='[["Content-Type","application/json"]]', body=b"[" * 9000 + b"]" * 9000)
+    assert len(readable_body(row)) < 70_000
+
+
+def test_half_a_surrogate_pair_is_no_error(admin_client: Client) -> None:
+    """Valid JSON that no page can encode is shown escaped."""
+    page = admin_client.get(detail(make_key(body=b'["\\ud83d"]')))
+    assert page.status_code == 200
+    assert "\\ud83d" in page.content.decode()
+
+
+@pytest.mark.parametrize("lookup", ["body__startswith", "headers__contains", "key__contains", "status__in", "scope"])
+def test_the_address_cannot_ask_what_the_filters_do_not(lookup: str) -> None:
+    """Whoever may not see bodies could else guess one, letter by letter."""
+    make_key()
+    assert staff("view_idempotencykey").get(reverse(LIST), {lookup: "x"}).status_code == 400
+
+
+@pytest.mark.parametrize("query", [{"o": "1"}, {"o": "-4.2"}, {"_facets": "True"}])
+def test_the_address_cannot_ask_for_a_query_over_the_whole_table(
+    admin_client: Client, django_assert_max_num_queries: Any, query: dict[str, str]
+) -> None:
+    """Neither another order nor facets."""
+    make_key()
+    with django_assert_max_num_queries(12) as captured:
+        admin_client.get(reverse(LIST), query)
+    asked = [q["sql"] for q in captured.captured_queries if "idempotency_idempotencykey" in q["sql"]]
+    assert len(asked) == 2
+    for sql in asked:
+        assert "FILTER" not in sql
+        order = sql.partition("ORDER BY")[2]
+        assert order.startswith(
+            (" 1 DESC", ' "django_idempotency_idempotencykey"."id" DESC', " `django_idempotency_")
+        ), sql
+        assert "status" not in order
 
 
 @pytest.mark.parametrize("term", ["k-7", '"k-7"', " k-7 "])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
@@ -120,6 +121,23 @@ def test_it_refuses_to_run_inside_a_transaction() -> None:
     """A batch that cannot commit is no batch."""
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
         cleanup_idempotency_keys()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db
+def test_a_batch_reads_what_it_deletes_and_no_more() -> None:
+    """It walks the index between two bounds. 3 million living keys cost 0.6 s in every run when it did not."""
+    make_keys(3)
+    make_keys(3000, age=timedelta(0))
+    with CaptureQueriesContext(connection) as captured:
+        cleanup_idempotency_keys()
+    (purge,) = [q["sql"] for q in captured.captured_queries if "DELETE" in q["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute("EXPLAIN " + purge)
+        plan = [line.strip() for (line,) in cursor.fetchall()]
+    (condition,) = [line for line in plan if line.startswith("Index Cond") and "expires_at" in line]
+    assert "expires_at <= " in condition
+    assert not [line for line in plan if "Sort" in line or "Bitmap" in line]
 
 
 @pytest.mark.only_on("postgresql", "mysql")
