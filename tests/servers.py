@@ -35,7 +35,7 @@ def gunicorn(*options: str, **environment: str) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "gunicorn", "tests.server.urls", "--bind", f"fd://{listener.fileno()}"),
+            *(sys.executable, "-m", "gunicorn", "tests.server.wsgi", "--bind", f"fd://{listener.fileno()}"),
             *("--timeout", "120", "--graceful-timeout", "1", *options),
         ],
         env={
@@ -52,7 +52,7 @@ def gunicorn(*options: str, **environment: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     try:
-        eventually("the server's first answer", lambda: _answers(url))
+        eventually("the server's first answer", lambda: _answers(url, process))
         yield url
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -60,7 +60,8 @@ def gunicorn(*options: str, **environment: str) -> Iterator[str]:
         eventually("the workers' connections to end", lambda: not sessions("application_name LIKE 'worker-%%'"))
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the server ended"
     try:
         return httpx.get(f"{url}/read", timeout=DEADLINE).status_code == 200
     except httpx.TransportError:

@@ -21,11 +21,10 @@ THREADS = ("--workers", "2", "--threads", "25", "--worker-class", "gthread")
 
 
 def at_once(count: int, url: str, key: str, **headers: str) -> list[httpx.Response]:
-    def send(_: int) -> httpx.Response:
-        return httpx.post(url, json={"a": 1}, headers={"Idempotency-Key": key, **headers}, timeout=DEADLINE)
-
-    with ThreadPoolExecutor(min(count, 100)) as pool:
-        return list(pool.map(send, range(count)))
+    limits = httpx.Limits(max_connections=100)
+    with httpx.Client(timeout=DEADLINE, limits=limits) as client, ThreadPoolExecutor(min(count, 100)) as pool:
+        sent = {"json": {"a": 1}, "headers": {"Idempotency-Key": key, **headers}}
+        return list(pool.map(lambda _: client.post(url, **sent), range(count)))
 
 
 @pytest.mark.parametrize("options", [SYNC, THREADS], ids=["sync", "threads"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from django.core.wsgi import get_wsgi_application
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
@@ -47,18 +46,4 @@ def read(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"orders": Order.objects.count(), "atomic": connection.in_atomic_block})
 
 
-def pause_after(application: Any) -> Any:
-    """A WSGI middleware that stops between COMMIT and the answer."""
-
-    def wrapped(environ: Any, start_response: Any) -> Any:
-        answer = application(environ, start_response)
-        if environ.get("HTTP_X_PAUSE") == "after COMMIT":
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_lock_shared(20261120)")
-        return answer
-
-    return wrapped
-
-
 urlpatterns = [path("plain", plain), path("rest", Rest.as_view()), path("read", read)]
-application = pause_after(get_wsgi_application())
