@@ -83,6 +83,17 @@ def test_it_refuses_dispatch_above_an_access_mixin_before_the_view_runs(rf: Any)
         Above.as_view()(rf.post("/"))
 
 
+def test_a_decorated_dispatch_method_is_looked_at_too(rf: Any) -> None:
+    """With its instance as first argument; nothing is wrong here."""
+
+    class Right(View):
+        @idempotent(required=False)
+        def dispatch(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("ran")
+
+    assert Right.as_view()(rf.post("/")).content == b"ran"
+
+
 def test_it_refuses_a_login_check_below_it_in_method_decorator(rf: Any) -> None:
     """The list is applied from the bottom: idempotent would stand above."""
 
