@@ -140,13 +140,15 @@ def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
         fields, files = request.POST, request.FILES
         hashed = [(name, _uploaded(file)) for name, values in files.lists() for file in values]
     else:
-        parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
         body.seek(0)
         try:
+            parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
             fields, parsed_files = parser.parse()
         except (MultiPartParserError, SuspiciousOperation) as error:
             raise Unparsable from error
         hashed = [(name, file.value) for name, values in parsed_files.lists() for file in values]
+    if not fields and not hashed:
+        raise Unparsable  # empty, or nonsense that the parser passed over
     return _grouped([*((name, value) for name, values in fields.lists() for value in values), *hashed])
 
 
