@@ -24,7 +24,8 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     """The raw body, at its start; None if somebody has consumed the stream already (a parsed upload).
 
     On entry and on exit the request stands as if nobody had read it. Memory is bounded by
-    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` if the client goes away.
+    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` if the
+    client goes away.
     """
     private: Any = request  # Django has no public way to hand a stream on
     if hasattr(request, "_body"):

@@ -14,7 +14,6 @@ from django.urls import path
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
 
-
 STARTED, GO = Event(), Event()
 
 

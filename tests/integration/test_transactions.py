@@ -24,7 +24,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.i
 
 @pytest.mark.parametrize(
     ("path", "error"),
-    [("/durable", RuntimeError), ("/commits", TransactionManagementError), ("/autocommits", TransactionManagementError)],
+    [
+        ("/durable", RuntimeError),
+        ("/commits", TransactionManagementError),
+        ("/autocommits", TransactionManagementError),
+    ],
 )
 def test_the_view_cannot_commit_by_itself(post: Post, path: str, error: type[Exception]) -> None:
     """durable=True, commit() and set_autocommit() fail as under ATOMIC_REQUESTS, and leave nothing."""
@@ -152,7 +156,7 @@ def test_a_serialization_failure_inside_an_outer_transaction_propagates(
 
     def loser() -> str:
         _repeatable_read()
-        with pytest.raises(OperationalError) as caught, transaction.atomic():
+        with pytest.raises(OperationalError) as caught, transaction.atomic():  # noqa: PT012
             Order.objects.count()
             snapshot_taken.set()
             assert committed.wait(30)
