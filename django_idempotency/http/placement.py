@@ -5,7 +5,6 @@ Up there a key would be replayed to somebody else, or to a token that has been r
 
 from __future__ import annotations
 
-import inspect
 import sys
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -41,8 +40,6 @@ def refuse_view(view: Any) -> None:
         )
     if isinstance(view, (classmethod, staticmethod)) or not callable(view):
         _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
-    if inspect.iscoroutinefunction(view):
-        _refuse(f"{_name(view)} is asynchronous. idempotent protects synchronous views only in this version.")
     if method_name(view).upper() in SAFE_METHODS:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
     if _is_drf_view(getattr(view, "cls", None)):
