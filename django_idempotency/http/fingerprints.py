@@ -13,6 +13,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.datastructures import ImmutableList
 
 from ..exceptions import IdempotencyConfigurationError
 from ..protocol.digests import digest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_PARSED_BYTES = 16 * 1024 * 1024
 """A larger JSON or urlencoded body is compared by its bytes: parsing it again could exhaust the memory."""
+MAX_EMPTY_FORM = 128
+"""A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """A new token in each page, so no part of what was asked for."""
 
@@ -85,15 +88,19 @@ def _parsed(request: HttpRequest, body: IO[bytes] | None) -> Any:
     if content_type == "multipart/form-data":
         return _multipart(request, body)
     if body is None:
-        raise IdempotencyConfigurationError(
-            "the request's body was consumed before the view (by a middleware that calls request.read()), so it cannot "
-            "be compared with a retry's. Use request.body there, or pass fingerprint= to @idempotent."
-        )
+        raise _consumed()
     if content_type == "application/x-www-form-urlencoded":
         return _urlencoded(_small(body))
     if content_type == "application/json" or content_type.endswith("+json"):
         return _json(_small(body))
     raise Unparsable
+
+
+def _consumed() -> IdempotencyConfigurationError:
+    return IdempotencyConfigurationError(
+        "the request's body was consumed before the view (by a middleware that calls request.read()), so it cannot "
+        "be compared with a retry's. Use request.body there, or pass fingerprint= to @idempotent."
+    )
 
 
 def _small(body: IO[bytes]) -> bytes:
@@ -140,14 +147,29 @@ def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
         fields, files = request.POST, request.FILES
         hashed = [(name, _uploaded(file)) for name, values in files.lists() for file in values]
     else:
-        parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
         body.seek(0)
         try:
+            parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
             fields, parsed_files = parser.parse()
         except (MultiPartParserError, SuspiciousOperation) as error:
             raise Unparsable from error
         hashed = [(name, file.value) for name, values in parsed_files.lists() for file in values]
+    if not fields and not hashed and not _is_empty_form(request, body):
+        raise Unparsable  # nonsense that the parser passed over
     return _grouped([*((name, value) for name, values in fields.lists() for value in values), *hashed])
+
+
+def _is_empty_form(request: HttpRequest, body: IO[bytes] | None) -> bool:
+    """Has the client sent a form without fields? Its boundary is a new one in each retry."""
+    if body is None:
+        # Django makes the handlers immutable when it parses an upload; a stream that somebody else took is no form.
+        if not isinstance(request.upload_handlers, ImmutableList):
+            raise _consumed()
+        return True
+    body.seek(0)
+    start = body.read(MAX_EMPTY_FORM).strip()
+    boundary: Any = request.content_params.get("boundary", "") if request.content_params else ""
+    return start == f"--{boundary}--".encode()
 
 
 def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:

@@ -39,6 +39,7 @@ def handle(exchange: Exchange) -> HttpResponseBase:
     options = exchange.options
     if exchange.request.method not in options.methods or not settings().enabled:
         return _pass_through(exchange)
+    _refuse_a_second_protection(exchange)
     try:
         key = read_key(exchange.asked_with, options)
     except InvalidKey as error:
@@ -71,6 +72,15 @@ def handle(exchange: Exchange) -> HttpResponseBase:
             assert_never(outcome)
 
 
+def _refuse_a_second_protection(exchange: Exchange) -> None:
+    """Inside its own claim a request would only ever meet itself as a conflict."""
+    if getattr(exchange.request, RUNNING, False):
+        raise IdempotencyConfigurationError(
+            f"{exchange.view!r} is protected twice: the request is already inside a protected view. "
+            "Remove one of the decorators or the mixin."
+        )
+
+
 def _pass_through(exchange: Exchange) -> HttpResponseBase:
     with as_django_would(exchange.request):
         return exchange.pass_through()
@@ -94,11 +104,6 @@ def _replay(exchange: Exchange, snapshot: Snapshot) -> HttpResponseBase:
 def _run(exchange: Exchange) -> Finished[HttpResponseBase] | Raised:
     """Run the view inside the claim's transaction."""
     request: Any = exchange.request
-    if getattr(request, RUNNING, False):
-        raise IdempotencyConfigurationError(
-            f"{exchange.view!r} is protected twice: the request is already inside a protected view. "
-            "Remove one of the decorators or the mixin."
-        )
     setattr(request, RUNNING, True)
     try:
         response = exchange.run()

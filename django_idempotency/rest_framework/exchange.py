@@ -9,6 +9,7 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..conf import Idempotency
@@ -77,6 +78,8 @@ class RestFrameworkExchange(Exchange):
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         # The answer is final; the framework's dispatch would finalize it once more.
+        if isinstance(response, Response) and not response.is_rendered:
+            response = self._finalize(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = _as_it_is
         return super().deliver(response, replayed=replayed)
 

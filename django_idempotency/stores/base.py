@@ -67,6 +67,8 @@ class Store(ABC):
     vendor: ClassVar[str]
     clock: ClassVar[str]
     """SQL for the database's clock, now: not the transaction's start, not the application's clock."""
+    clock_once: ClassVar[str] = ""
+    """SQL for the clock read once in a statement, where `clock` itself could not bound an index scan."""
     later: ClassVar[str]
     """SQL for the clock plus a parameter in seconds."""
     skip_locked: ClassVar[str] = ""
@@ -135,6 +137,13 @@ class Store(ABC):
         a batch does not step over the rows that were deleted before it. Returns the number of deleted rows and
         the next `not_before`.
         """
+
+    def count_expired(self) -> int:
+        """How many keys `purge` would delete now."""
+        with self._cursor() as cursor:
+            # The empty list: parameter substitution turns the doubled percent signs of SQLite's clock into single ones.
+            cursor.execute(f"SELECT count(*) FROM {self._sql.table} WHERE {self._sql.are_expired}", [])
+            return int(cursor.fetchone()[0])
 
     # --- what a database brings ----------------------------------------------------------------------------
 
@@ -209,7 +218,9 @@ class Statements:
                 *("attempt", "created_at", "expires_at"),
             )
         )
-        self.is_expired = f"{column['expires_at']} <= {clock} AND {column['status']} <> '{Status.IN_PROGRESS.value}'"
+        finished = f"{column['status']} <> '{Status.IN_PROGRESS.value}'"
+        self.is_expired = f"{column['expires_at']} <= {clock} AND {finished}"
+        self.are_expired = f"{column['expires_at']} <= {store.clock_once or clock} AND {finished}"
         self.row = ", ".join(
             (
                 *(column[n] for n in ("id", "scope", "operation", "key", "fingerprint", "status")),

@@ -6,6 +6,7 @@ of `wait` seconds (0: not at all) it gets error 1205, which rolls back that one 
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cached_property
 from typing import Any
@@ -102,8 +103,13 @@ class MariaDBStore(Store):
             )
             rows = cursor.fetchall()
             if rows:
-                marks = ", ".join(["%s"] * len(rows))
-                cursor.execute(f"DELETE FROM {sql.table} WHERE {id_} IN ({marks})", [row[0] for row in rows])
+                # Row by row through the primary key: for an IN list the optimizer may scan the table, and would wait
+                # for every row that somebody else holds.
+                cursor.execute(
+                    f"DELETE {sql.table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
+                    f"STRAIGHT_JOIN {sql.table} ON {sql.table}.{id_} = purged.purged_id",
+                    [json.dumps([row[0] for row in rows])],
+                )
         return len(rows), rows[-1][1] if rows else not_before
 
 

@@ -1,0 +1,85 @@
+"""Deleting expired keys: many short transactions instead of one long one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event
+
+from django.db import router, transaction
+
+from .models import IdempotencyKey
+from .stores import store_for
+
+BATCH_SIZE = 5000
+"""Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleanup:
+    """What a run did. `complete`: no expired key was left that another transaction did not hold."""
+
+    deleted: int
+    batches: int
+    complete: bool
+
+
+def cleanup_idempotency_keys(
+    *,
+    using: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    max_batches: int | None = None,
+    max_seconds: float | None = None,
+    pause: float = 0,
+    stop: Event | None = None,
+    progress: Callable[[int], None] = lambda deleted: None,
+) -> Cleanup:
+    """Delete expired keys of one database, batch by batch, each in a short transaction of its own.
+
+    For cron, Celery beat or django.tasks. Several may run at once; rows that another transaction holds are passed
+    over where the database can do that. Keys in progress are never deleted.
+
+    using: database alias; default: the write alias of the key table.
+    batch_size: rows in one transaction, at least 1.
+    max_batches, max_seconds: stop after that many batches or seconds, at the end of a batch.
+    pause: seconds to rest between two batches.
+    stop: once set, ends the run after the running batch, and any pause at once.
+    progress: called after each batch with the number of rows deleted so far.
+
+    Raises ValueError for impossible numbers, RuntimeError inside an outer transaction, and database errors; what
+    earlier batches deleted stays deleted.
+    """
+    _refuse_impossible(batch_size, max_batches, max_seconds, pause)
+    store = store_for(using or router.db_for_write(IdempotencyKey))
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    deleted = batches = 0
+    not_before = None
+    stop = stop or Event()
+    while True:
+        with transaction.atomic(using=store.alias, durable=True):
+            count, not_before = store.purge(batch_size, not_before)
+        if count:
+            deleted, batches = deleted + count, batches + 1
+            progress(deleted)
+        if count < batch_size:
+            return Cleanup(deleted=deleted, batches=batches, complete=True)
+        at_limit = batches == max_batches or (deadline is not None and time.monotonic() >= deadline)
+        if at_limit or stop.wait(pause):
+            return Cleanup(deleted=deleted, batches=batches, complete=False)
+
+
+def count_expired(using: str | None = None) -> int:
+    """How many keys a cleanup would delete now. Reads the index of `expires_at`."""
+    return store_for(using or router.db_for_write(IdempotencyKey)).count_expired()
+
+
+def _refuse_impossible(batch_size: int, max_batches: int | None, max_seconds: float | None, pause: float) -> None:
+    for name, value, minimum in (
+        ("batch_size", batch_size, 1),
+        ("max_batches", max_batches, 1),
+        ("max_seconds", max_seconds, 0),
+        ("pause", pause, 0),
+    ):
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value!r}.")

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ...cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, count_expired
+from ...exceptions import IdempotencyConfigurationError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Command(BaseCommand):
+    help = (
+        "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
+        "Exit status: 0 done (or stopped by a limit), 1 error, 128 plus the signal's number if stopped by a signal."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
+        parser.add_argument(
+            "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
+        )
+        parser.add_argument("--max-batches", type=int, metavar="N", help="Stop after N batches.")
+        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds, at a batch's end.")
+        parser.add_argument(
+            "--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches (%(default)s)."
+        )
+        parser.add_argument("--dry-run", action="store_true", help="Only say how many keys have expired.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        alias = options["database"]
+        if alias is not None and alias not in connections:
+            known = ", ".join(connections)
+            raise CommandError(
+                _("There is no database %(alias)r. Known are: %(known)s.") % {"alias": alias, "known": known}
+            )
+        stop = Event()
+        try:
+            if options["dry_run"]:
+                self._summary(options, _("%(count)d expired idempotency keys.") % {"count": count_expired(alias)})
+                return
+            with _stoppable(stop) as received:
+                result = self._cleanup(options, stop)
+        except (ValueError, IdempotencyConfigurationError, DatabaseError) as error:
+            raise CommandError(str(error)) from error
+        self._summary(options, _described(result))
+        if received:
+            raise SystemExit(128 + received[0])
+
+    def _cleanup(self, options: dict[str, Any], stop: Event) -> Cleanup:
+        shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
+
+        def progress(deleted: int) -> None:
+            if shown:
+                self.stdout.write(_("%(count)d deleted …") % {"count": deleted})
+
+        return cleanup_idempotency_keys(
+            using=options["database"],
+            batch_size=options["batch_size"],
+            max_batches=options["max_batches"],
+            max_seconds=options["max_seconds"],
+            pause=options["pause"],
+            stop=stop,
+            progress=progress,
+        )
+
+    def _summary(self, options: dict[str, Any], text: str) -> None:
+        if options["verbosity"]:
+            self.stdout.write(text)
+
+
+def _described(result: Cleanup) -> str:
+    text = ngettext(
+        "Deleted %(count)d expired idempotency key.", "Deleted %(count)d expired idempotency keys.", result.deleted
+    ) % {"count": result.deleted}
+    return text if result.complete else f"{text} {_('Stopped early: more are left.')}"
+
+
+@contextmanager
+def _stoppable(stop: Event) -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT instead of dying: the running batch is finished first."""
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        stop.set()
+
+    try:
+        previous = {number: signal.signal(number, note) for number in SIGNALS}
+    except ValueError:
+        yield received  # not the main thread: whoever called us from there handles signals
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.staticfiles.urls import staticfiles_urlpatterns
+from django.contrib.staticfiles.views import serve
+from django.urls import include, path, re_path
+from rest_framework.routers import DefaultRouter
+from shop import api, views
+
+router = DefaultRouter()
+router.register("orders", api.OrderViewSet)
+
+urlpatterns = [
+    path("orders/", views.create_order),
+    path("unprotected/orders/", views.create_order_unprotected),
+    path("api/", include(router.urls)),
+    path("admin/", admin.site.urls),
+    *staticfiles_urlpatterns(),
+]
+if settings.DEMO:  # the demo serves the admin's style sheets without a web server in front
+    urlpatterns.append(re_path(r"^static/(?P<path>.*)$", serve, {"insecure": True}))

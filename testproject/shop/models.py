@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+
+class Order(models.Model):
+    customer = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT)
+    item = models.CharField(max_length=100)
+    quantity = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.quantity} x {self.item}"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = """\
+what happened                               answers                                                 orders  expected
+50 duplicates at once, plain Django view    1 x 201, 49 x 409; 50 retries: 50 x 201, same bytes     1       1         ok
+50 duplicates at once, REST framework view  1 x 201, 49 x 409; 50 retries: 50 x 201, same bytes     1       1         ok
+client hangs up before the answer, retries  nobody reads the first; 2 retries: 2 x 201, same bytes  1       1         ok
+kill -9 of the worker in the middle, retry  connection lost, 0 orders left; retry: 1 x 201          1       1         ok
+50 duplicates at once, NOT protected        50 x 201                                                50      50        ok
+"""
+
+
+def demo(*flags: str) -> subprocess.CompletedProcess[str]:
+    """The demo as a newcomer runs it: nothing configured, no database given."""
+    ours = {"DATABASE_URL", "SHOP_DATA", "SHOP_DATABASE", "DJANGO_SETTINGS_MODULE"}
+    return subprocess.run(
+        [sys.executable, *flags, str(ROOT / "testproject" / "manage.py"), "demo"],
+        env={**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.skipif(find_spec("rest_framework") is None, reason="the shop uses the REST framework")
+def test_every_figure_of_the_demo_is_as_promised():
+    """One order each time, fifty without protection, and exit status 0."""
+    result = demo()
+
+    assert result.stdout == TABLE
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_readme_shows_what_the_demo_prints():
+    """The table in the README is this one."""
+    readme = re.sub(r"(?m)^    ", "", (ROOT / "README.md").read_text())
+
+    assert TABLE in readme

@@ -1,0 +1,91 @@
+"""Storms on real server processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from django_idempotency.models import IdempotencyKey
+from tests.servers import DEADLINE, eventually, gunicorn, holding
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+SYNC = ("--workers", "4")
+THREADS = ("--workers", "2", "--threads", "25", "--worker-class", "gthread")
+
+
+def at_once(count: int, url: str, key: str, **headers: str) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=100)
+    with httpx.Client(timeout=DEADLINE, limits=limits) as client, ThreadPoolExecutor(min(count, 100)) as pool:
+        sent = {"json": {"a": 1}, "headers": {"Idempotency-Key": key, **headers}}
+        return list(pool.map(lambda _: client.post(url, **sent), range(count)))
+
+
+@pytest.mark.parametrize("options", [SYNC, THREADS], ids=["sync", "threads"])
+@pytest.mark.parametrize("atomic", ["", "1"], ids=["", "ATOMIC_REQUESTS"])
+def test_storms_make_one_order_each(options: tuple[str, ...], atomic: str) -> None:
+    """20 and 200 duplicates: one first-hand answer, nothing but replays and conflicts beside it."""
+    with gunicorn(*options, SERVER_ATOMIC_REQUESTS=atomic) as url:
+        for number, (path, count) in enumerate([("/plain", 20), ("/plain", 200), ("/rest", 20), ("/rest", 200)]):
+            answers = at_once(count, url + path, f"storm-{number}")
+            assert {a.status_code for a in answers} <= {201, 409}
+            assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
+            assert len({a.content for a in answers if a.status_code == 201}) == 1
+            assert Order.objects.count() == number + 1
+        assert httpx.get(f"{url}/read").json() == {"orders": 4, "atomic": bool(atomic)}
+
+
+def test_others_do_not_wait_for_a_slow_request(key: str) -> None:
+    """While one is at work, twenty duplicates and a read are answered."""
+    with gunicorn(*THREADS) as url, ThreadPoolExecutor(1) as pool:
+        with holding() as worker:
+            first = pool.submit(at_once, 1, f"{url}/plain", key, **{"X-Pause": "before COMMIT"})
+            worker()
+            assert {a.status_code for a in at_once(20, f"{url}/plain", key)} == {409}
+            assert httpx.get(f"{url}/read", timeout=DEADLINE).json()["orders"] == 0
+        (answer,) = first.result(DEADLINE)
+    assert (answer.status_code, Order.objects.count()) == (201, 1)
+
+
+@pytest.mark.parametrize("atomic", ["", "1"])
+def test_a_failing_commit_is_500_and_leaves_nothing(key: str, atomic: str) -> None:
+    """A deferred constraint fails at COMMIT; the retry without the fault works."""
+    with gunicorn(*SYNC, SERVER_ATOMIC_REQUESTS=atomic) as url:
+        for path in ("/plain", "/rest"):
+            answers: list[Any] = at_once(3, url + path, key, **{"X-Deferred": "1"})
+            assert {a.status_code for a in answers} <= {500, 409}
+            assert not Order.objects.exists()
+            assert not IdempotencyKey.objects.exists()
+
+
+def test_two_header_fields_are_refused(key: str) -> None:
+    """On the wire, not as a test client would send them."""
+    with gunicorn(*SYNC) as url:
+        for one, two in ((key, key), (f'"{key}"', f'"{key}"'), (key, "")):
+            headers = [("Idempotency-Key", one), ("Idempotency-Key", two)]
+            assert httpx.post(f"{url}/plain", json={}, headers=headers, timeout=DEADLINE).status_code == 400
+    assert not Order.objects.exists()
+
+
+def test_a_client_that_hangs_up_gets_its_answer_later(key: str) -> None:
+    """The work goes on without it; the retry gets the same order."""
+    headers = {"Idempotency-Key": key}
+    with gunicorn(*SYNC) as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        with holding() as worker:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/plain", json={"a": 1}, headers={**headers, "X-Pause": "before COMMIT"}, timeout=0.5)
+            worker()
+
+        def retry() -> httpx.Response | None:
+            answer = client.post("/plain", json={"a": 1}, headers=headers)
+            return None if answer.status_code == 409 else answer
+
+        answer: httpx.Response = eventually("a final answer", retry)
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Order.objects.count() == 1

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connection, connections
+from django.test import Client
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("only_on"):
+            if connection.vendor not in marker.args:
+                reason = f"about {' and '.join(marker.args)}, the database at hand is {connection.vendor}"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def key() -> str:
+    return str(uuid4())
+
+
+@pytest.fixture
+def post(client: Client, key: str) -> Callable[..., Any]:
+    """Post JSON under this test's key."""
+
+    def send(path: str, data: Any = None, *, key: str | None = key, client: Client = client, **kwargs: Any) -> Any:
+        headers = {**({} if key is None else {"Idempotency-Key": key}), **kwargs.pop("headers", {})}
+        kwargs.setdefault("content_type", "application/json")
+        return client.post(path, {} if data is None else data, headers=headers, **kwargs)
+
+    return send
+
+
+@pytest.fixture
+def in_threads() -> Callable[..., list[Any]]:
+    """Run a callable n times at once, each in a thread with database connections of its own."""
+
+    def run(n: int, target: Callable[[int], Any]) -> list[Any]:
+        def isolated(number: int) -> Any:
+            try:
+                return target(number)
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(n) as pool:
+            return [future.result(timeout=60) for future in [pool.submit(isolated, i) for i in range(n)]]
+
+    return run

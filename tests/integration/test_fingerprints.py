@@ -1,0 +1,200 @@
+"""Is this the same request? Bodies of every kind, and the view's right to read them as ever."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.test.client import encode_multipart
+
+from django_idempotency import IdempotencyConfigurationError
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_urls")]
+FORM = "application/x-www-form-urlencoded"
+
+
+def replayed(response: Any) -> str | None:
+    return response.headers.get("Idempotency-Replayed")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"[" * 200 + b"]" * 200),
+        ("application/json", b"[" * 100_000 + b"]" * 100_000),
+        *(("application/json", b"[" * depth + b"]" * depth) for depth in (500, 990, 5_000)),
+        ("application/json", b'{"a":' * 900 + b"1" + b"}" * 900),
+        ("application/json", b"\xff\xfe\x00"),
+        ("application/json", b'"\\ud800"'),
+        ("application/json", b"1" * 5_000),
+        ("application/json", b"NaN"),
+        ("application/json", b""),
+        (FORM, b"\xff=\xfe&%ff=%00"),
+        (FORM, b"&".join(b"%d=1" % n for n in range(1_500))),
+        (FORM, b'{"not": "a form"}'),
+        ("multipart/form-data", b"no boundary at all"),
+        ("multipart/form-data; boundary=\xe9", b"no usable boundary"),
+        ("multipart/form-data; boundary=x", b"the boundary does not occur"),
+        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a'),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\nContent-Transfer-Encoding: base64\r\n\r\n!\r\n--x--',
+        ),
+        ("multipart/form-data; boundary=x", encode_multipart("x", {str(n): "1" for n in range(1_500)})),
+        ("not a content type", b"x"),
+        ("", b"x"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/raw", "/by_lines"])
+def test_a_view_that_reads_raw_bytes_accepts_anything(post: Post, path: str, content_type: str, body: bytes) -> None:
+    """Broken or not, it gets the very bytes, and a retry is a replay."""
+    answers = [post(path, body, content_type=content_type) for _ in range(2)]
+    assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true")]
+    assert answers[0].content.decode() == hashlib.sha256(body).hexdigest()
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@pytest.mark.parametrize("content_type", ["application/json", FORM, "multipart/form-data; boundary=x", "text/plain"])
+def test_a_stream_that_a_middleware_took_away_is_an_error(
+    client: Any, settings: Any, method: str, content_type: str
+) -> None:
+    """What cannot be compared is never taken for equal."""
+    settings.MIDDLEWARE = ["tests.integration.edge_urls.consuming"]
+    body = encode_multipart("x", {"a": "1"})
+    with pytest.raises(IdempotencyConfigurationError, match="was consumed before the view"):
+        client.generic(method, "/create", body, content_type=content_type, headers={"Idempotency-Key": "k"})
+    assert Order.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        # An empty form, as a browser sends it, with a new boundary each time.
+        ((b"--x--\r\n", "x"), (b"--y--\r\n", "y"), "true"),
+        ((b"--x--\r\n", "x"), (b"--x\r\nnonsense", "x"), "false"),
+        ((b"one", "x"), (b"two", "x"), "false"),
+        ((b"one", "x"), (b"one", "x"), "true"),
+    ],
+)
+def test_what_the_multipart_parser_passes_over_is_compared(post: Post, one: Any, two: Any, expected: str) -> None:
+    """Two bodies in which the parser finds nothing are not the same because of that; two empty forms are."""
+    answers = [post("/raw", body, content_type=f"multipart/form-data; boundary={mark}") for body, mark in (one, two)]
+    assert [replayed(a) for a in answers] == ["false", expected]
+    assert answers[1].status_code == (200 if expected == "true" else 422)
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+def test_an_empty_form_is_a_form_with_and_without_csrf(key: str, enforced: bool) -> None:
+    """CSRF parses it before; the retry has a new boundary."""
+    client = Client(enforce_csrf_checks=enforced)
+    client.cookies["csrftoken"] = token = "a" * 32
+    answers = [
+        client.post(
+            "/create",
+            f"--{mark}--\r\n".encode(),
+            content_type=f"multipart/form-data; boundary={mark}",
+            headers={"Idempotency-Key": key, "X-CSRFToken": token},
+        )
+        for mark in ("one", "two")
+    ]
+    assert [(a.status_code, replayed(a)) for a in answers] == [(201, "false"), (201, "true")]
+
+
+def test_another_file_name_or_type_is_another_request(post: Post) -> None:
+    """The file's name and content type are part of what was asked for."""
+
+    def send(name: str, type_: str) -> int:
+        file = SimpleUploadedFile(name, b"same", content_type=type_)
+        body = encode_multipart("x", {"file": file})
+        return int(post("/create", body, content_type="multipart/form-data; boundary=x").status_code)
+
+    assert [send("a.txt", "text/plain"), send("a.txt", "text/plain")] == [201, 201]
+    assert [send("b.txt", "text/plain"), send("a.txt", "text/html")] == [422, 422]
+
+
+def test_a_callable_decides(post: Post) -> None:
+    """Only what it returns counts."""
+    answers = [post("/by_header", {"n": n}, headers={"X-Print": p}) for n, p in ((1, "a"), (2, "a"), (1, "b"))]
+    assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true"), (422, "false")]
+
+
+def test_a_callable_must_return_bytes(post: Post) -> None:
+    """Text has no bytes until somebody chooses an encoding."""
+    with pytest.raises(IdempotencyConfigurationError, match="returned 'text'; return bytes"):
+        post("/by_text")
+    assert Order.objects.count() == 0
+
+
+def test_a_callable_key_must_return_text(post: Post) -> None:
+    """A number is not silently turned into a key."""
+    with pytest.raises(IdempotencyConfigurationError, match="returned 7; return a str or None"):
+        post("/numbered")
+    assert Order.objects.count() == 0
+
+
+def test_none_compares_nothing(post: Post) -> None:
+    """Another payload is a replay, because the project said so."""
+    assert [replayed(post("/unchecked", {"n": n})) for n in (1, 2)] == ["false", "true"]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "status"),
+    [
+        (b'{"amount":1,"note":"x"}', b'{"note":"y","amount":1}', 200),
+        (b'{"amount":1}', b'{"amount":2}', 422),
+        (b'{"amount":1}', b'{"amount":1,"currency":"EUR"}', 422),
+        (b'{"amount":null}', b"{}", 422),
+        (b"[1]", b"[1]", 200),
+        (b"[1]", b"[2]", 422),
+        (b"{", b"{", 200),
+        (b"{", b"{{", 422),
+    ],
+)
+def test_a_tuple_names_the_fields_that_count(post: Post, one: bytes, two: bytes, status: int) -> None:
+    """A body without fields counts as a whole."""
+    assert [post("/by_amount", body).status_code for body in (one, two)] == [200, status]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "equal"),
+    [
+        (b'{"a":1.10}', b'{"a":1.1}', False),
+        (b'{"a":10000000000000000.0}', b'{"a":10000000000000001.0}', False),
+        (b'{"a":1}', b'{"a":true}', False),
+        (b'{"a":1}', b'{"a":"1"}', False),
+        (b'{"a":"\\u00e9"}', '{"a":"é"}'.encode(), True),
+        (b'{"a":[1,2]}', b'{"a":[2,1]}', False),
+        (b'{"b":{"d":1,"c":2},"a":0}', b'{"a":0,"b":{"c":2,"d":1}}', True),
+    ],
+)
+def test_json_is_compared_by_value(post: Post, one: bytes, two: bytes, equal: bool) -> None:
+    """Never so loosely that two amounts become one."""
+    assert [post("/raw", b).status_code for b in (one, two)] == [
+        200,
+        200 if equal else 422,
+    ]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", FORM])
+def test_more_than_can_be_parsed_again_is_compared_by_bytes(
+    post: Post, monkeypatch: pytest.MonkeyPatch, content_type: str
+) -> None:
+    """The memory stays bounded; white space then is a difference."""
+    monkeypatch.setattr("django_idempotency.http.fingerprints.MAX_PARSED_BYTES", 8)
+    answers = [post("/raw", body, content_type=content_type) for body in (b'{"a": 11}', b'{"a": 11}', b'{"a":  11}')]
+    assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true"), (422, "false")]
+
+
+def test_the_query_and_the_type_are_part_of_the_request(post: Post) -> None:
+    """Parameters of the type are not."""
+    assert post("/raw?a=1", b"{}").status_code == 200
+    assert post("/raw?a=1", b"{}", content_type="Application/JSON; charset=utf-8").status_code == 200
+    assert post("/raw?a=2", b"{}").status_code == 422
+    assert post("/raw?a=1", b"{}", content_type="text/plain").status_code == 422

@@ -1,0 +1,242 @@
+"""Where the decorator refuses to stand, and the system checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.mixins import LoginRequiredMixin
+from django.core.checks import run_checks
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.checks import check_databases, check_settings, check_urls
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+class Private(LoginRequiredMixin, View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        raise AssertionError("the view ran")
+
+
+@method_decorator(idempotent, name="dispatch")
+class Above(Private):
+    pass
+
+
+class Inherited(LoginRequiredMixin, method_decorator(idempotent, name="dispatch")(type("Base", (View,), {}))):
+    """The access mixin stands above the protected dispatch: right."""
+
+
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (login_required(view), "    @login_required\n    @idempotent\n"),
+        (permission_required("x")(view), "above the login check"),
+        (Private.as_view(), "class OrderView(LoginRequiredMixin, View):\n        @method_decorator(idempotent)"),
+        (View, 'Use @method_decorator(idempotent, name="post")'),
+        (asynchronous, "asynchronous"),
+        (staticmethod(view), "is not one"),
+        ("view", "is not one"),
+    ],
+)
+def test_it_refuses_at_decoration(target: Any, message: str) -> None:
+    """With the right order printed."""
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        idempotent(target)
+    assert message in str(caught.value)
+
+
+def test_it_refuses_a_handler_of_a_safe_method() -> None:
+    """There is nothing to protect."""
+    with pytest.raises(IdempotencyConfigurationError, match="safe method"):
+
+        class Wrong(View):
+            @idempotent
+            def get(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
+
+def test_a_function_may_be_called_get() -> None:
+    """Only methods are named after verbs."""
+
+    def get(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    assert idempotent(get).__name__ == "get"
+
+
+def test_it_refuses_dispatch_above_an_access_mixin_before_the_view_runs(rf: Any) -> None:
+    """What decoration cannot know, the first request shows."""
+    with pytest.raises(IdempotencyConfigurationError, match="dispatch of Above above its access mixin"):
+        Above.as_view()(rf.post("/"))
+
+
+def test_a_decorated_dispatch_method_is_looked_at_too(rf: Any) -> None:
+    """With its instance as first argument; nothing is wrong here."""
+
+    class Right(View):
+        @idempotent(required=False)
+        def dispatch(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("ran")
+
+    assert Right.as_view()(rf.post("/")).content == b"ran"
+
+
+def test_it_refuses_a_login_check_below_it_in_method_decorator(rf: Any) -> None:
+    """The list is applied from the bottom: idempotent would stand above."""
+
+    @method_decorator([idempotent, login_required], name="dispatch")
+    class Wrong(View):
+        def post(self, request: HttpRequest) -> HttpResponse:
+            raise AssertionError("the view ran")
+
+    with pytest.raises(IdempotencyConfigurationError, match="above the login check"):
+        Wrong.as_view()(rf.post("/"))
+
+
+def test_options_are_given_by_keyword_or_as_one_value() -> None:
+    """Not both."""
+    with pytest.raises(IdempotencyConfigurationError, match="not both"):
+        idempotent(Idempotency(ttl=1), wait=1)
+    with pytest.raises(IdempotencyConfigurationError, match="by keyword only"):
+        idempotent(view, ttl=1)  # type: ignore[call-overload]
+    with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
+        idempotent(tll=1)
+    assert idempotent(Idempotency(ttl=1))(view).__name__ == "view"
+
+
+def test_it_refuses_something_that_is_no_view() -> None:
+    """Without a request there is nothing to protect."""
+    with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
+        idempotent(lambda: None)()
+
+
+def test_it_refuses_ninjas_bound_operations() -> None:
+    """Known by their module, without importing it."""
+
+    class Operation:
+        def run(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+    Operation.__module__ = "ninja.operation"
+    with pytest.raises(IdempotencyConfigurationError, match="Ninja"):
+        idempotent(Operation().run)
+
+
+@pytest.mark.django_db
+def test_a_synchronous_view_that_returns_a_coroutine_is_refused(rf: Any) -> None:
+    """Nothing is committed for it."""
+
+    @idempotent(scope=lambda request: "s")
+    def wrapper(request: HttpRequest) -> Any:
+        return asynchronous(request)
+
+    with pytest.raises(IdempotencyConfigurationError, match="asynchronous"):
+        wrapper(rf.post("/", headers={"Idempotency-Key": "k"}))
+
+
+urlpatterns = [path("above", Above.as_view()), path("inherited", Inherited.as_view()), path("view", idempotent(view))]
+
+
+class TestChecks:
+    def ids(self, messages: Any) -> list[str]:
+        return [message.id for message in messages]
+
+    @pytest.mark.django_db
+    def test_a_good_project_has_nothing_to_mend(self) -> None:
+        """The tests' own settings."""
+        assert run_checks() == []
+        assert check_databases(None, databases=["default"]) == []
+
+    def test_e001_the_setting(self, settings: Any) -> None:
+        """An unknown name."""
+        settings.IDEMPOTENCY = {"TTTL": 1}
+        (message,) = check_settings(None)
+        assert message.id == "django_idempotency.E001"
+        assert message.msg.startswith("unknown IDEMPOTENCY setting 'TTTL'. Did you mean 'TTL'?")
+        assert check_databases(None, databases=["default"]) == []
+
+    def test_e002_an_unknown_alias(self, settings: Any) -> None:
+        """Of the project's default."""
+        settings.IDEMPOTENCY = {"USING": "nowhere"}
+        (message,) = check_settings(None)
+        assert (message.id, message.hint) == ("django_idempotency.E002", "Known are: default, other.")
+
+    @pytest.mark.urls("tests.integration.view_urls")
+    def test_e003_a_router_keeps_the_table_away(self, settings: Any) -> None:
+        """For the default and for an alias that a view names."""
+        settings.DATABASE_ROUTERS = ["tests.integration.test_placement.NoKeys"]
+        assert self.ids(check_settings(None)) == ["django_idempotency.E003"] * 2
+
+    @pytest.mark.django_db
+    def test_e004_a_database_without_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Told by `check --database`."""
+        from django_idempotency import stores
+
+        monkeypatch.setattr(stores, "_STORES", {})
+        stores.store_for.cache_clear()
+        (message,) = check_databases(None, databases=["default"])
+        stores.store_for.cache_clear()
+        assert message.id == "django_idempotency.E004"
+        assert "Use PostgreSQL, MariaDB or SQLite." in message.msg
+
+    @pytest.mark.parametrize(
+        ("vendor", "changes", "id_"),
+        [
+            (None, {"AUTOCOMMIT": False}, "E005"),
+            ("sqlite", {"OPTIONS": {}}, "W001"),
+            ("sqlite", {"OPTIONS": {"transaction_mode": "deferred"}}, "W001"),
+            ("postgresql", {"OPTIONS": {"isolation_level": 3}}, "W002"),
+        ],
+    )
+    def test_settings_of_the_database(
+        self, monkeypatch: pytest.MonkeyPatch, vendor: str | None, changes: dict[str, Any], id_: str
+    ) -> None:
+        """Each with its id."""
+        from django.db import connection
+
+        if vendor is not None:
+            monkeypatch.setattr(connection, "vendor", vendor)
+        for name, value in changes.items():
+            monkeypatch.setitem(connection.settings_dict, name, value)
+        assert self.ids(check_settings(None)) == [f"django_idempotency.{id_}"]
+
+    @pytest.mark.parametrize("options", [{"transaction_mode": "IMMEDIATE"}, {"transaction_mode": "exclusive"}])
+    def test_sqlite_with_immediate_transactions_is_fine(
+        self, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    ) -> None:
+        """Either mode takes the write lock at BEGIN."""
+        from django.db import connection
+
+        monkeypatch.setattr(connection, "vendor", "sqlite")
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+        assert check_settings(None) == []
+
+    @pytest.mark.urls("tests.integration.test_placement")
+    def test_e006_dispatch_above_an_access_mixin(self) -> None:
+        """Found through the URLs; the right order is left alone."""
+        (message,) = check_urls(None)
+        assert message.id == "django_idempotency.E006"
+        assert "dispatch of Above" in message.msg
+
+    def test_without_urls_there_is_nothing_to_check(self, settings: Any) -> None:
+        """A project without ROOT_URLCONF, such as a worker's."""
+        settings.ROOT_URLCONF = None
+        assert check_urls(None) == []
+
+
+class NoKeys:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_idempotency" else None

@@ -1,0 +1,184 @@
+"""One contract, run against the database at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from django_idempotency.exceptions import ClaimLost
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.digests import identify
+from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted, Mismatched
+from django_idempotency.protocol.snapshots import Snapshot
+from django_idempotency.stores import Claim, Store, store_for
+
+ODD_BYTES = bytes(range(256)) * 3
+SNAPSHOT = Snapshot(status_code=201, headers=(("Content-Type", "x/y"), ("X-Ünï", 'q"\\')), body=ODD_BYTES)
+
+
+def a_claim(**changes: Any) -> Claim:
+    identity = identify(
+        scope=changes.pop("scope", "user:auth.User:1"),
+        operation=changes.pop("operation", "POST orders/"),
+        key=changes.pop("key", "8e03978e"),
+    )
+    return replace(Claim(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
+
+
+def expire() -> None:
+    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+
+
+@pytest.mark.django_db
+class TestStoreContract:
+    @pytest.fixture
+    def store(self) -> Store:
+        return store_for("default")
+
+    def finish(self, store: Store, claim: Claim, snapshot: Snapshot = SNAPSHOT) -> Claimed:
+        claimed = store.claim(claim)
+        assert isinstance(claimed, Claimed)
+        store.complete(claimed, snapshot)
+        return claimed
+
+    def test_a_new_key_is_claimed_at_attempt_one(self, store: Store) -> None:
+        """The first claim of a key is ours."""
+        claimed = store.claim(a_claim())
+        row = IdempotencyKey.objects.get()
+        assert claimed == Claimed(id=row.pk, attempt=1)
+        assert (row.status, row.scope, row.operation, row.key) == (
+            "in_progress",
+            "user:auth.User:1",
+            "POST orders/",
+            "8e03978e",
+        )
+
+    def test_a_completed_key_gives_back_every_byte(self, store: Store) -> None:
+        """Status, headers in order and body come back as they were stored."""
+        self.finish(store, a_claim())
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+
+    def test_a_tombstone_comes_back_without_a_body(self, store: Store) -> None:
+        """No body is not an empty body."""
+        tombstone = replace(SNAPSHOT, body=None)
+        self.finish(store, a_claim(), tombstone)
+        assert store.claim(a_claim()) == Completed(snapshot=tombstone)
+
+    def test_an_empty_body_is_no_tombstone(self, store: Store) -> None:
+        """An empty body comes back as an empty body."""
+        self.finish(store, a_claim(), replace(SNAPSHOT, body=b""))
+        assert store.claim(a_claim()) == Completed(snapshot=replace(SNAPSHOT, body=b""))
+
+    def test_another_payload_is_a_mismatch(self, store: Store) -> None:
+        """The same key with another fingerprint is refused."""
+        self.finish(store, a_claim())
+        assert store.claim(a_claim(fingerprint=b"g" * 32)) == Mismatched()
+
+    def test_without_a_fingerprint_nothing_is_compared(self, store: Store) -> None:
+        """fingerprint=None replays whatever the payload is."""
+        self.finish(store, a_claim())
+        assert store.claim(a_claim(fingerprint=None)) == Completed(snapshot=SNAPSHOT)
+
+    @pytest.mark.parametrize("other", [{"scope": "user:auth.User:2"}, {"operation": "PATCH x"}, {"key": "8E03978E"}])
+    def test_scope_operation_and_the_keys_case_are_told_apart(self, store: Store, other: dict[str, str]) -> None:
+        """Another caller, another operation and another spelling are other keys."""
+        self.finish(store, a_claim())
+        assert isinstance(store.claim(a_claim(**other)), Claimed)
+        assert IdempotencyKey.objects.count() == 2
+
+    def test_a_released_key_is_as_if_never_seen(self, store: Store) -> None:
+        """Releasing deletes the row."""
+        claimed = store.claim(a_claim())
+        assert isinstance(claimed, Claimed)
+        store.release(claimed)
+        assert not IdempotencyKey.objects.exists()
+        assert isinstance(store.claim(a_claim(fingerprint=b"g" * 32)), Claimed)
+
+    def test_an_expired_key_is_taken_over(self, store: Store) -> None:
+        """After ttl the same row is ours again, one attempt further, without the old result."""
+        first = self.finish(store, a_claim())
+        expire()
+        assert store.claim(a_claim(fingerprint=b"g" * 32)) == Claimed(id=first.id, attempt=2)
+        row = IdempotencyKey.objects.get()
+        assert (row.status, row.status_code, row.headers, row.body, row.completed_at) == (
+            "in_progress",
+            None,
+            None,
+            None,
+            None,
+        )
+        assert bytes(row.fingerprint or b"") == b"g" * 32
+        assert row.expires_at > timezone.now()
+
+    def test_an_unfinished_row_never_expires(self, store: Store) -> None:
+        """A committed row in progress is a conflict, expired or not."""
+        store.claim(a_claim())
+        expire()
+        assert store.claim(a_claim()) == Conflicted()
+
+    @pytest.mark.parametrize("action", ["complete", "release"])
+    def test_a_vanished_claim_is_an_error(self, store: Store, action: str) -> None:
+        """A result is never kept for a row that is gone."""
+        claimed = store.claim(a_claim())
+        IdempotencyKey.objects.all().delete()
+        with pytest.raises(ClaimLost, match="the view deleted it"):
+            store.release(claimed) if action == "release" else store.complete(claimed, SNAPSHOT)
+
+    def test_colliding_hashes_show_nothing(self, store: Store) -> None:
+        """A row that only shares the hashes fails closed."""
+        self.finish(store, a_claim())
+        IdempotencyKey.objects.update(scope="somebody else")
+        assert store.claim(a_claim()) == Mismatched()
+
+    def test_ttl_counts_from_the_claim_by_the_databases_clock(self, store: Store) -> None:
+        """expires_at is created_at plus ttl."""
+        store.claim(a_claim(ttl=90.5))
+        row = IdempotencyKey.objects.get()
+        assert abs((row.expires_at - row.created_at).total_seconds() - 90.5) < 0.1
+        assert abs((row.created_at - timezone.now()).total_seconds()) < 5
+
+    def test_purge_deletes_expired_keys_only_and_in_batches(self, store: Store) -> None:
+        """Living keys and keys in progress stay."""
+        for number in range(5):
+            self.finish(store, a_claim(key=f"old{number}"))
+        store.claim(a_claim(key="running"))
+        expire()
+        self.finish(store, a_claim(key="new"))
+        batches, not_before = [], None
+        while not batches or batches[-1]:
+            deleted, not_before = store.purge(2, not_before)
+            batches.append(deleted)
+        assert batches == [2, 2, 1, 0]
+        assert set(IdempotencyKey.objects.values_list("key", flat=True)) == {"running", "new"}
+
+    def test_a_rolled_back_claim_leaves_nothing(self, store: Store) -> None:
+        """The claim lives and dies with its transaction."""
+        with transaction.atomic():
+            store.claim(a_claim())
+            transaction.set_rollback(True)
+        assert isinstance(store.claim(a_claim()), Claimed)
+
+    def test_a_row_that_vanished_is_claimed_after_all(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Cleanup may be faster than our reading: the insert is repeated, once."""
+        insert, tries = store._insert, iter([None])
+        monkeypatch.setattr(store, "_insert", lambda claim: next(tries, insert) and insert(claim))
+        assert isinstance(store.claim(a_claim()), Claimed)
+        monkeypatch.setattr(store, "_insert", lambda claim: None)
+        assert store.claim(a_claim(key="another")) == Conflicted()
+
+    def test_a_takeover_that_came_too_late_reads_again(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody else has taken the expired key over and completed it in the meantime."""
+        self.finish(store, a_claim())
+        expire()
+
+        def too_late(row_id: int, claim: Claim) -> None:
+            IdempotencyKey.objects.update(expires_at=F("expires_at") + timedelta(days=4))
+
+        monkeypatch.setattr(store, "_take_over", too_late)
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)

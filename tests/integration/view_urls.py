@@ -1,0 +1,246 @@
+"""Views of every kind that the tests of the decorator send requests to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.db import IntegrityError, connection, transaction
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_idempotency import idempotent
+from tests.shopapp.models import Ledger, Line, Order
+
+COMMITS: list[str] = []
+
+
+def order(request: HttpRequest) -> int:
+    created: Order = Order.objects.create(reference=request.headers.get("X-Reference", ""))
+    return created.pk
+
+
+@idempotent
+def create(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request)}, status=201)
+
+
+@idempotent
+def answer(request: HttpRequest) -> HttpResponse:
+    """Write, then answer with the status that the request names."""
+    order(request)
+    transaction.on_commit(lambda: COMMITS.append("committed"))
+    return HttpResponse(f"{Order.objects.count()} orders", status=int(request.GET["status"]))
+
+
+@idempotent
+def fail(request: HttpRequest) -> HttpResponse:
+    order(request)
+    raise ValueError("the view fails")
+
+
+@idempotent
+def fail_after_commit(request: HttpRequest) -> HttpResponse:
+    order(request)
+    transaction.on_commit(lambda: [][0])
+    return HttpResponse("ok")
+
+
+@idempotent
+def fail_at_commit(request: HttpRequest) -> HttpResponse:
+    order(request)
+    Line.objects.create(order_id=2**40)
+    return HttpResponse("ok", status=201)
+
+
+@idempotent
+def swallow(request: HttpRequest) -> HttpResponse:
+    """Hide a database error and answer as if nothing had happened."""
+    order(request)
+    Ledger.objects.create(entry="once")
+    try:
+        if request.GET.get("raw"):
+            connection.cursor().execute("SELECT 1/0")
+        else:
+            Ledger.objects.create(entry="once")
+    except Exception:
+        return HttpResponse("hidden", status=int(request.GET["status"]))
+    raise AssertionError("there was no error to hide")
+
+
+@idempotent
+def handled(request: HttpRequest) -> HttpResponse:
+    """Handle a database error as Django's documentation says."""
+    Ledger.objects.create(entry="once")
+    try:
+        with transaction.atomic():
+            Ledger.objects.create(entry="once")
+    except IntegrityError:
+        return HttpResponse("handled", status=200)
+    raise AssertionError("there was no error to handle")
+
+
+@idempotent
+def nothing(request: HttpRequest) -> Any:
+    order(request)
+
+
+@idempotent
+def template(request: HttpRequest) -> HttpResponse:
+    body = engines["django"].from_string("{{ orders }} in {{ atomic }}")
+    order(request)
+    context = {"orders": Order.objects.count, "atomic": lambda: connection.in_atomic_block}
+    return TemplateResponse(request, body, context)
+
+
+@idempotent
+def mirror(request: HttpRequest) -> HttpResponse:
+    """Answer with the bytes and headers that the request asks for."""
+    order(request)
+    response = HttpResponse(request.body, content_type=request.headers.get("X-Type", "text/plain"))
+    for name, value in json.loads(request.headers.get("X-Headers", "{}")).items():
+        response[name] = value
+    response.set_cookie("secret", "value")
+    if reason := request.headers.get("X-Reason"):
+        response.reason_phrase = reason
+    return response
+
+
+@idempotent
+def empty(request: HttpRequest) -> HttpResponse:
+    order(request)
+    response = HttpResponse(status=204)
+    del response["Content-Type"]
+    return response
+
+
+@idempotent
+def stream(request: HttpRequest) -> Any:
+    return StreamingHttpResponse(iter([b"a", b"b"]), status=201, headers={"Location": f"/orders/{order(request)}"})
+
+
+@idempotent
+def download(request: HttpRequest) -> Any:
+    order(request)
+    return FileResponse(iter([b"x"]))
+
+
+@idempotent(max_body_bytes=6_000_000)
+def large(request: HttpRequest) -> HttpResponse:
+    order(request)
+    return HttpResponse(b"0123456789" * 500_000)
+
+
+@idempotent
+def too_large(request: HttpRequest) -> HttpResponse:
+    order(request)
+    return HttpResponse(b"0123456789" * 500_000, headers={"Location": "/orders/1"})
+
+
+@idempotent(store_body=False)
+def secret(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("secret", status=201, headers={"Location": f"/orders/{order(request)}"})
+
+
+@idempotent
+def upload(request: HttpRequest) -> HttpResponse:
+    order(request)
+    return JsonResponse({name: [f.name, f.size] for name, f in request.FILES.items()} | dict(request.POST.items()))
+
+
+@idempotent
+def upload_own_handlers(request: HttpRequest) -> HttpResponse:
+    request.upload_handlers = [TemporaryFileUploadHandler(request)]
+    return upload.__wrapped__(request)
+
+
+@idempotent
+def read_raw(request: HttpRequest) -> HttpResponse:
+    order(request)
+    return HttpResponse(str(len(request.read())))
+
+
+@idempotent
+def read_body(request: HttpRequest) -> HttpResponse:
+    order(request)
+    return HttpResponse(str(len(request.body)))
+
+
+@idempotent(required=False)
+def optional(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
+
+
+@idempotent(using="other")
+def elsewhere(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
+
+
+@login_required
+@idempotent(may_replay=lambda request: request.headers.get("X-Denied") is None)
+def mine(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request), "user": request.user.username})
+
+
+@idempotent(scope=lambda request: request.headers["X-Tenant"])
+def tenant(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request)})
+
+
+@idempotent(anonymous="refuse")
+def known_callers(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request)})
+
+
+@idempotent(key=lambda request: request.POST.get("event"), fingerprint=("amount",))
+def by_field(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": order(request)})
+
+
+class Handlers(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"atomic": connection.in_atomic_block})
+
+    @idempotent
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": order(request)}, status=201)
+
+    @method_decorator(idempotent)
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": order(request)})
+
+
+@method_decorator(idempotent(ttl=3600), name="dispatch")
+class Dispatched(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"atomic": connection.in_atomic_block})
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": order(request)}, status=201)
+
+
+@transaction.non_atomic_requests
+@idempotent(required=False)
+def opted_out(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"atomic": connection.in_atomic_block})
+
+
+urlpatterns = [
+    *(
+        path(view.__name__, view)
+        for view in (
+            *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, nothing, template, mirror),
+            *(empty, stream, download, large, too_large, secret, upload, upload_own_handlers, read_raw, read_body),
+            *(optional, elsewhere, mine, tenant, known_callers, by_field, opted_out),
+        )
+    ),
+    path("create/<int:number>", lambda request, number: create(request)),
+    path("handlers", Handlers.as_view()),
+    path("dispatched", Dispatched.as_view()),
+]

@@ -1,0 +1,208 @@
+"""Views of the REST framework that the tests of the mixin and the decorator send requests to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connection
+from django.http import Http404, HttpResponse
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from rest_framework import parsers, permissions, renderers, serializers, status, throttling
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import action, api_view
+from rest_framework.exceptions import APIException, NotAuthenticated, PermissionDenied, Throttled, ValidationError
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView, exception_handler
+from rest_framework.viewsets import ModelViewSet
+
+from django_idempotency import Idempotency, idempotent
+from django_idempotency.rest_framework import IdempotencyMixin
+from tests.shopapp.models import Ledger, Line, Order
+
+CALLS: list[Any] = []
+
+
+class OrderSerializer(serializers.ModelSerializer):
+    class Meta:
+        model = Order
+        fields = ["id", "reference", "amount"]
+
+
+class CountingRenderer(renderers.JSONRenderer):
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        CALLS.append(("render", connection.in_atomic_block))
+        return super().render(*args, **kwargs)
+
+
+class OrderViewSet(IdempotencyMixin, ModelViewSet):
+    queryset = Order.objects.order_by("pk")
+    serializer_class = OrderSerializer
+    idempotency = {"ttl": 3600}
+    idempotency_actions = {"partial_update": None}
+    renderer_classes = [CountingRenderer]
+
+    def finalize_response(self, *args: Any, **kwargs: Any) -> Any:
+        CALLS.append(("finalize", connection.in_atomic_block))
+        return super().finalize_response(*args, **kwargs)
+
+    @action(detail=False, methods=["post"], idempotency=Idempotency(store_body=False))
+    def secret(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk})
+
+    @action(detail=False, methods=["post"], idempotency={"required": False})
+    def optional(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk})
+
+    @action(detail=False, methods=["post"], idempotency=None)
+    def preview(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk})
+
+    @action(detail=False, methods=["get"])
+    def state(self, request: Any) -> Response:
+        return Response({"atomic": connection.in_atomic_block})
+
+
+class Fails(IdempotencyMixin, APIView):
+    """Write, then raise what the request names."""
+
+    errors = {
+        "invalid": lambda: ValidationError({"amount": ["wrong"]}),
+        "gone": lambda: Http404("gone"),
+        "denied": lambda: PermissionDenied(),
+        "login": lambda: NotAuthenticated(),
+        "throttled": lambda: Throttled(wait=7),
+        "server": lambda: APIException("broken"),
+        "bug": lambda: RuntimeError("bug"),
+    }
+
+    def post(self, request: Any) -> Response:
+        Order.objects.create()
+        CALLS.append("run")
+        make_error = self.errors[request.query_params["error"]]
+        raise make_error()
+
+    def get_exception_handler(self) -> Any:
+        def handler(error: Exception, context: Any) -> Any:
+            CALLS.append("handled")
+            Ledger.objects.create(entry=f"audit {len(CALLS)}")
+            for hook in AFTER_ROLLBACK:
+                hook()
+            return exception_handler(error, context)
+
+        return handler
+
+
+AFTER_ROLLBACK: list[Any] = []
+
+
+class OncePerTest(throttling.BaseThrottle):
+    full = False
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return not OncePerTest.full
+
+
+class Guarded(IdempotencyMixin, APIView):
+    authentication_classes = [TokenAuthentication]
+    permission_classes = [permissions.IsAuthenticated, permissions.DjangoModelPermissions]
+    throttle_classes = [OncePerTest]
+    queryset = Order.objects.all()
+    idempotency = Idempotency(may_replay=lambda request, view: "denied" not in request.query_params)
+
+    def post(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk, "user": request.user.username}, status=201)
+
+
+class Decorated(APIView):
+    @idempotent
+    def post(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create(amount=request.data["amount"]).pk}, status=201)
+
+    @method_decorator(idempotent)
+    def put(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk})
+
+
+@api_view(["POST"])
+@idempotent
+def function(request: Any) -> Response:
+    if request.data.get("amount") == -1:
+        raise ValidationError({"amount": "negative"})
+    return Response({"id": Order.objects.create().pk}, status=201)
+
+
+class Upload(IdempotencyMixin, APIView):
+    authentication_classes = [SessionAuthentication]
+    parser_classes = [parsers.MultiPartParser, parsers.JSONParser]
+
+    def post(self, request: Any) -> Response:
+        Order.objects.create()
+        return Response({name: file.size for name, file in request.FILES.items()})
+
+
+class Raw(IdempotencyMixin, APIView):
+    """Has a JSON parser only, and reads the body itself."""
+
+    parser_classes = [parsers.JSONParser]
+
+    def post(self, request: Any) -> HttpResponse:
+        Order.objects.create()
+        if "parse" in request.query_params:
+            return Response(request.data)
+        return HttpResponse(str(len(request.body)))
+
+
+class Dynamic(IdempotencyMixin, APIView):
+    def get_idempotency_options(self) -> Any:
+        if "off" in self.request.query_params:
+            return None
+        return {"required": False} if "optional" in self.request.query_params else super().get_idempotency_options()
+
+    def post(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk, "atomic": connection.in_atomic_block})
+
+
+class Commit(IdempotencyMixin, APIView):
+    def post(self, request: Any) -> Response:
+        Line.objects.create(order_id=2**40)
+        return Response(status=status.HTTP_201_CREATED)
+
+
+class Browsable(IdempotencyMixin, APIView):
+    """Its page asks the database after the exception handler has marked the rollback."""
+
+    class Renderer(renderers.BrowsableAPIRenderer):
+        def render(self, *args: Any, **kwargs: Any) -> Any:
+            CALLS.append(Order.objects.count())
+            return super().render(*args, **kwargs)
+
+    renderer_classes = [Renderer]
+
+    def post(self, request: Any) -> Response:
+        Order.objects.create()
+        raise ValidationError("no")
+
+
+class Twice(IdempotencyMixin, APIView):
+    @idempotent
+    def post(self, request: Any) -> Response:
+        return Response({})
+
+
+router = SimpleRouter()
+router.register("orders", OrderViewSet)
+urlpatterns = [
+    path("", include(router.urls)),
+    path("fails/", Fails.as_view()),
+    path("guarded/", Guarded.as_view()),
+    path("decorated/", Decorated.as_view()),
+    path("function/", function),
+    path("upload/", Upload.as_view()),
+    path("raw/", Raw.as_view()),
+    path("dynamic/", Dynamic.as_view()),
+    path("commit/", Commit.as_view()),
+    path("browsable/", Browsable.as_view()),
+    path("twice/", Twice.as_view()),
+]

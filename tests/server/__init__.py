@@ -1,0 +1,1 @@
+"""A project that the crash and server tests run on real gunicorn processes."""

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES
+
+DATABASES["default"]["NAME"] = os.environ["SERVER_DATABASE"]
+DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("SERVER_ATOMIC_REQUESTS"))
+DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
+del DATABASES["other"]
+ROOT_URLCONF = "tests.server.urls"

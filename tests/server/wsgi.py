@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.wsgi import get_wsgi_application
+from django.db import connection
+
+
+def pause_after(application: Any) -> Any:
+    """A WSGI middleware that stops between COMMIT and the answer."""
+
+    def wrapped(environ: Any, start_response: Any) -> Any:
+        answer = application(environ, start_response)
+        if environ.get("HTTP_X_PAUSE") == "after COMMIT":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_lock_shared(20261120)")
+        return answer
+
+    return wrapped
+
+
+application = pause_after(get_wsgi_application())

@@ -1,0 +1,89 @@
+"""Real server processes for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from django.db import connection
+
+PAUSE = 20261120
+DEADLINE = 30
+"""Seconds until something that should have happened counts as a failure."""
+
+
+def eventually(what: str, probe: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while not (value := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {DEADLINE} seconds in vain: {what}")
+        time.sleep(0.01)  # between two looks, not instead of one
+    return value
+
+
+@contextmanager
+def gunicorn(*options: str, **environment: str) -> Iterator[str]:
+    """The test server on gunicorn with the test database; gives its URL."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gunicorn", "tests.server.wsgi", "--bind", f"fd://{listener.fileno()}"),
+            *("--timeout", "120", "--graceful-timeout", "1", *options),
+        ],
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.server.settings",
+            "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
+            **environment,
+        },
+        pass_fds=[listener.fileno()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    try:
+        eventually("the server's first answer", lambda: _answers(url, process))
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        eventually("the workers' connections to end", lambda: not sessions("application_name LIKE 'worker-%%'"))
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the server ended"
+    try:
+        return httpx.get(f"{url}/read", timeout=DEADLINE).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def sessions(condition: str) -> list[int]:
+    """The process ids of the workers whose database sessions meet the condition."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND {condition}", []
+        )
+        return [int(row[0].removeprefix("worker-")) for row in cursor.fetchall()]
+
+
+@contextmanager
+def holding() -> Iterator[Callable[[], int]]:
+    """Hold whoever comes to a pause; gives a function that waits for one and returns its worker's process id."""
+    held = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 20261120 AND NOT granted)"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [PAUSE])
+        try:
+            yield lambda: eventually("a worker at the pause", lambda: sessions(held))[0]
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [PAUSE])

@@ -1,0 +1,38 @@
+"""The two numbers that a key is found by."""
+
+from __future__ import annotations
+
+from django_idempotency.protocol.digests import digest, identify, key_hash, scope_hash
+from django_idempotency.protocol.snapshots import Snapshot, decode_headers, encode_headers
+
+
+def test_the_hashes_never_change() -> None:
+    """Another release must find the rows of this one: these numbers are a contract."""
+    assert key_hash("abc") == -5010229573455851542
+    assert scope_hash("user:auth.User:1", "POST orders/", "abc") == 5418399700064966631
+
+
+def test_parts_are_told_apart() -> None:
+    """Lengths come first, so moving a letter from one part to the next is another scope."""
+    assert scope_hash("ab", "c", "d") != scope_hash("a", "bc", "d")
+    assert digest(b"ab", b"") != digest(b"a", b"b")
+
+
+def test_an_identity_has_both() -> None:
+    """One row of the table."""
+    identity = identify(scope="s", operation="o", key="k")
+    assert (identity.key_hash, identity.scope_hash) == (key_hash("k"), scope_hash("s", "o", "k"))
+
+
+def test_headers_survive_storing() -> None:
+    """In order, with every character."""
+    headers = (("B", "é"), ("A", 'x"\\'), ("B", ""))
+    assert decode_headers(encode_headers(headers)) == headers
+    assert encode_headers(headers).isascii()
+    assert decode_headers(None) == ()
+
+
+def test_a_snapshot_knows_its_headers() -> None:
+    """Names are case-insensitive, the first one counts."""
+    snapshot = Snapshot(status_code=201, headers=(("Location", "/1"), ("location", "/2")), body=None)
+    assert (snapshot.header("LOCATION"), snapshot.header("ETag"), snapshot.is_tombstone) == ("/1", None, True)
