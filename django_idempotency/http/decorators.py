@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, update_wrapper, wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, overload
@@ -85,7 +85,7 @@ def _async(view: Callable[..., Any], layers: tuple[Idempotency, ...]) -> Callabl
     Its own `sync_to_async` calls come back to that thread, and so into our transaction. A cancelled request
     cancels the view, and the exception rolls the transaction back.
     """
-    in_thread = async_to_sync(view)
+    in_thread = update_wrapper(async_to_sync(view), view)
 
     async def protected(*args: Any, **kwargs: Any) -> HttpResponseBase:
         refuse_class(view, args)

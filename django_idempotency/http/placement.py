@@ -68,6 +68,11 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if instance is None and args and not isinstance(args[0], HttpRequest):
         instance = args[0]
     view_class: Any = type(instance)
+    if getattr(view_class, "view_is_async", False):
+        _refuse(
+            f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
+            "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
+        )
     if (problem := misplaced_dispatch(view_class)) is not None:
         _refuse(problem)
 
