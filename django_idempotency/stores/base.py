@@ -73,6 +73,8 @@ class Store(ABC):
     """SQL for the clock plus a parameter in seconds."""
     skip_locked: ClassVar[str] = ""
     """SQL that makes a purge pass over rows that another transaction holds, where there is such a thing."""
+    by_id: ClassVar[str] = ""
+    """SQL that makes an UPDATE find its row by id, where the optimizer may choose, and lock, more than that row."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -236,7 +238,8 @@ class Statements:
         )
         self.release = f"DELETE FROM {self.table} WHERE {column['id']} = %s"
         self.take_over = (
-            f"UPDATE {self.table} SET {column['fingerprint']} = %s, {column['status']} = '{Status.IN_PROGRESS.value}', "
+            f"UPDATE {self.table} {store.by_id} SET "
+            f"{column['fingerprint']} = %s, {column['status']} = '{Status.IN_PROGRESS.value}', "
             f"{column['attempt']} = {column['attempt']} + 1, {column['status_code']} = NULL, "
             f"{column['headers']} = NULL, {column['body']} = NULL, {column['last_error']} = NULL, "
             f"{column['locked_until']} = NULL, {column['completed_at']} = NULL, "

@@ -1,0 +1,271 @@
+"""The stores under contention, on the database at hand: what one transaction's locks mean for the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from threading import Barrier, Event
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.db.models import F
+
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.protocol.snapshots import Snapshot
+from django_idempotency.stores import Store, store_for
+from tests.integration.test_stores import a_claim
+from tests.servers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Threads = Callable[..., list[Any]]
+pytestmark = pytest.mark.django_db(transaction=True)
+SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
+ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")
+TIMEOUTS = {
+    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout", "7s"),
+    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
+}
+"""How a project sets its lock timeout, how to read it, and what it then is."""
+
+
+@pytest.fixture
+def store() -> Store:
+    return store_for("default")
+
+
+def finish(store: Store, **changes: Any) -> int:
+    with transaction.atomic():
+        claimed = store.claim(a_claim(**changes))
+        assert isinstance(claimed, Claimed)
+        store.complete(claimed, SNAPSHOT)
+    return claimed.id
+
+
+def expire() -> None:
+    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+
+
+def query(sql: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
+
+
+@contextmanager
+def running(store: Store, in_threads: Threads, **changes: Any) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Hold a claim in this thread's transaction; gives a function that does something on another connection."""
+    with transaction.atomic():
+        claimed = store.claim(a_claim(**changes))
+        assert isinstance(claimed, Claimed)
+        yield lambda work: in_threads(1, lambda number: work())[0]
+        store.complete(claimed, SNAPSHOT)
+
+
+def attempt(store: Store, **changes: Any) -> Any:
+    """A claim in a transaction of its own; the work is done at once. A database error is returned."""
+    try:
+        with transaction.atomic():
+            outcome = store.claim(a_claim(**changes))
+            if isinstance(outcome, Claimed):
+                store.complete(outcome, SNAPSHOT)
+            return outcome
+    except DatabaseError as error:
+        return error
+
+
+def attempt_beside(store: Store, key: str, distance: int) -> Any:
+    """A claim of another key whose hash is next to this one's."""
+    claim, other = a_claim(key=key), a_claim(key="neighbour")
+    beside = replace(other.identity, key_hash=claim.identity.key_hash + distance)
+    with transaction.atomic():
+        return store.claim(replace(other, identity=beside))
+
+
+def is_harmless(store: Store, outcome: Any) -> bool:
+    """May a loser come out like this?"""
+    if isinstance(outcome, DatabaseError):
+        return store.may_repeat(outcome) or store.is_busy(outcome)
+    return outcome in (Conflicted(), Completed(snapshot=SNAPSHOT))
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_one_of_twenty_wins(store: Store, in_threads: Threads, expired: bool) -> None:
+    """A new key or an expired one: one claimant, and the others may ask again."""
+    if expired:
+        finish(store)
+        expire()
+    barrier = Barrier(20, timeout=60)
+
+    def race(number: int) -> Any:
+        barrier.wait()
+        return attempt(store)
+
+    outcomes = in_threads(20, race)
+    winners = [outcome for outcome in outcomes if isinstance(outcome, Claimed)]
+    assert [winner.attempt for winner in winners] == [2 if expired else 1]
+    assert [o for o in outcomes if o not in winners and not is_harmless(store, o)] == []
+    assert attempt(store) == Completed(snapshot=SNAPSHOT)
+
+
+@ROW_LOCKS
+class TestWhileAnotherTransactionRunsAKey:
+    @pytest.mark.parametrize("expired", [False, True])
+    def test_its_duplicates_conflict_and_replay_after_commit(
+        self, store: Store, in_threads: Threads, expired: bool
+    ) -> None:
+        """A new key and one that is being taken over alike; nobody waits for the end."""
+        if expired:
+            finish(store)
+            expire()
+        with running(store, in_threads) as elsewhere:
+            assert [elsewhere(lambda: attempt(store)) for _ in range(3)] == [Conflicted()] * 3
+        assert attempt(store) == Completed(snapshot=SNAPSHOT)
+
+    @pytest.mark.parametrize("distance", [-1, 1])
+    @pytest.mark.parametrize("expired", [False, True])
+    def test_its_neighbours_in_the_index_are_claimed(
+        self, store: Store, in_threads: Threads, expired: bool, distance: int
+    ) -> None:
+        """No lock reaches the gap beside the key, in which another key's hash may lie."""
+        key = uuid4().hex
+        if expired:
+            finish(store, key=key)
+            expire()
+        with running(store, in_threads, key=key) as elsewhere:
+            assert isinstance(elsewhere(lambda: attempt_beside(store, key, distance)), Claimed)
+
+    def test_other_expired_keys_are_taken_over(self, store: Store, in_threads: Threads) -> None:
+        """A takeover locks its own row, even where the table is so small that any index will do."""
+        finish(store)
+        finish(store, key="other")
+        expire()
+        with running(store, in_threads) as elsewhere:
+            assert isinstance(elsewhere(lambda: attempt(store, key="other")), Claimed)
+
+    def test_twenty_keys_run_side_by_side(self, store: Store, in_threads: Threads) -> None:
+        """All are claimed before the first one ends."""
+        barrier = Barrier(20, timeout=60)
+
+        def work(number: int) -> Any:
+            with transaction.atomic():
+                outcome = store.claim(a_claim(key=f"key{number}"))
+                barrier.wait()
+                return outcome
+
+        assert Counter(type(outcome) for outcome in in_threads(20, work)) == {Claimed: 20}
+
+    def test_a_purge_passes_over_a_key_that_is_being_taken_over(self, store: Store, in_threads: Threads) -> None:
+        """It deletes the other expired key and does not wait."""
+        taken = finish(store)
+        finish(store, key="other")
+        expire()
+
+        def purge() -> int:
+            with transaction.atomic():
+                return store.purge(10)[0]
+
+        with running(store, in_threads) as elsewhere:
+            assert elsewhere(purge) == 1
+        assert IdempotencyKey.objects.get().pk == taken
+
+    def test_a_purge_that_has_not_committed_holds_up_no_new_key(self, store: Store, in_threads: Threads) -> None:
+        """Its locks lie on what it deletes."""
+        for number in range(10):
+            finish(store, key=f"old{number}")
+        expire()
+        with transaction.atomic():
+            assert store.purge(10)[0] == 10
+            (outcomes,) = in_threads(1, lambda _: [attempt(store, key=f"new{number}") for number in range(30)])
+        assert Counter(type(outcome) for outcome in outcomes) == {Claimed: 30}
+
+    def test_two_purges_at_once_share_the_work(self, store: Store, in_threads: Threads) -> None:
+        """Neither waits for the other's batch."""
+        for number in range(6):
+            finish(store, key=f"old{number}")
+        expire()
+        barrier = Barrier(2, timeout=60)
+
+        def purge(number: int) -> int:
+            with transaction.atomic():
+                deleted = store.purge(3)[0]
+                barrier.wait()
+                return deleted
+
+        assert sum(in_threads(2, purge)) == 6
+
+
+@ROW_LOCKS
+class TestWaiting:
+    def test_it_gets_the_winners_result(self, store: Store, in_threads: Threads) -> None:
+        """It is committed only after the database has seen the waiter wait."""
+        ready = Event()
+        # The second statement rests first: InnoDB refreshes that table only when nobody has looked for 0.1 seconds.
+        waiting = {
+            "postgresql": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted",
+            "mysql": (
+                "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
+                "FROM (SELECT SLEEP(0.2)) AS rest"
+            ),
+        }[connection.vendor]
+
+        def work(number: int) -> Any:
+            if number:
+                assert ready.wait(30)
+                return attempt(store, wait=30)
+            with transaction.atomic():
+                claimed = store.claim(a_claim())
+                ready.set()
+                eventually("somebody to wait", lambda: query(waiting))
+                assert isinstance(claimed, Claimed)
+                store.complete(claimed, SNAPSHOT)
+            return claimed
+
+        _, outcome = in_threads(2, work)
+        assert outcome == Completed(snapshot=SNAPSHOT)
+
+    def test_its_end_is_the_conflict_and_the_projects_timeout_stays(self, store: Store, in_threads: Threads) -> None:
+        """Ours must not outlive the claim, nor the transaction it was rolled back with."""
+        set_timeout, show_timeout, timeout = TIMEOUTS[connection.vendor]
+
+        def wait() -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute(set_timeout)
+            return attempt(store, wait=0.05), query(show_timeout)
+
+        with running(store, in_threads) as elsewhere:
+            assert elsewhere(wait) == (Conflicted(), timeout)
+
+    def test_a_claim_that_need_not_wait_leaves_the_projects_timeout_alone(
+        self, store: Store, in_threads: Threads
+    ) -> None:
+        """The view works under its own."""
+        set_timeout, show_timeout, timeout = TIMEOUTS[connection.vendor]
+
+        def claim(number: int) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute(set_timeout)
+            with transaction.atomic():
+                outcome = store.claim(a_claim(wait=5))
+                return type(outcome), query(show_timeout)
+
+        assert in_threads(1, claim) == [(Claimed, timeout)]
+
+
+@pytest.mark.only_on("mysql")
+def test_an_old_snapshot_does_not_hide_the_winners_result(store: Store, in_threads: Threads) -> None:
+    """Under REPEATABLE READ a plain read would show the past; the claim reads what is committed."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert IdempotencyKey.objects.count() == 0
+        in_threads(1, lambda _: finish(store))
+        assert IdempotencyKey.objects.count() == 0
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
