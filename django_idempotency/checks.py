@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import URLResolver, get_resolver
 
 from .conf import resolve, settings
 from .exceptions import IdempotencyConfigurationError
@@ -131,5 +131,5 @@ def _walk(patterns: Sequence[Any]) -> Iterator[Any]:
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _walk(pattern.url_patterns)
-        elif isinstance(pattern, URLPattern):
+        else:
             yield pattern.callback

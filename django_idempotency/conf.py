@@ -15,13 +15,7 @@ from django.utils.module_loading import import_string
 
 from .exceptions import IdempotencyConfigurationError
 
-
-class _Unset:
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final[Any] = _Unset()
+UNSET: Final[Any] = object()
 """An option that is left to the next layer: action, class, base classes, settings, default."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})

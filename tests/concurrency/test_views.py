@@ -21,6 +21,7 @@ from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.protocol.snapshots import Snapshot
 from django_idempotency.stores import store_for
 from tests.integration.test_stores import a_claim
+from tests.servers import eventually
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -154,6 +155,111 @@ class TestWhileItRuns:
         assert in_threads(2, send) == [201, 409]
 
 
+@pytest.mark.only_on("postgresql")
+class TestStricterIsolation:
+    """The winner commits while a duplicate waits, whose snapshot is older: its claim fails with 40001."""
+
+    def answers(self, post: Post, in_threads: Threads, duplicate: Callable[[], Any]) -> list[Any]:
+        def send(number: int) -> Any:
+            if number == 0:
+                return post("/held", client=Client())
+            assert STARTED.wait(30)
+            with connection.cursor() as cursor:
+                cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+            return duplicate()
+
+        def let_go(number: int) -> Any:
+            if number < 2:
+                return send(number)
+            waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            eventually("the duplicate to wait", lambda: _ask(waiting))
+            GO.set()
+            return None
+
+        return in_threads(3, let_go)
+
+    def test_the_claim_is_repeated_in_a_fresh_transaction(self, post: Post, in_threads: Threads) -> None:
+        """And replays."""
+        first, second, _ = self.answers(post, in_threads, lambda: post("/held_waiting", client=Client()))
+        assert (second.status_code, second.headers["Idempotency-Replayed"]) == (201, "true")
+        assert first.content == second.content
+
+    def test_inside_an_outer_transaction_it_propagates(self, post: Post, in_threads: Threads) -> None:
+        """Only whoever opened that one can start afresh."""
+
+        def nested() -> str:
+            try:
+                with transaction.atomic():
+                    post("/held_waiting", client=Client())
+            except DatabaseError as error:
+                return type(error.__cause__).__name__
+            return "no error"
+
+        first, second, _ = self.answers(post, in_threads, nested)
+        assert (first.status_code, second) == (201, "SerializationFailure")
+
+    def test_a_claim_that_keeps_failing_is_a_conflict(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After one repetition."""
+        tries = []
+
+        def fail(claim: Any) -> Any:
+            tries.append(claim)
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$")
+
+        monkeypatch.setattr(store_for("default"), "claim", fail)
+        assert (post("/create").status_code, len(tries)) == (409, 2)
+
+    def test_another_error_of_the_wait_propagates(self, in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only a wait that ends by time is a conflict."""
+        store = store_for("default")
+        monkeypatch.setattr(type(store), "_wait_insert_sql", "SELECT pg_terminate_backend(pg_backend_pid())")
+        monkeypatch.setattr(store, "_run_insert", lambda statement, claim: _ask(statement))
+        monkeypatch.setattr(store, "_insert", lambda claim: None)
+        monkeypatch.setattr(store, "_read", lambda claim: None)
+
+        def claim(number: int) -> None:
+            with pytest.raises(DatabaseError), transaction.atomic():
+                store.claim(a_claim(wait=1))
+
+        in_threads(1, claim)
+
+
+def _ask(sql: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_locked_database_is_503(post: Post, in_threads: Threads) -> None:
+    """It may be about another key: nobody can tell, and nothing was done."""
+
+    def send(number: int) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA busy_timeout = 50")
+        response = post("/create", client=Client())
+        GO.set()
+        return response
+
+    def hold(number: int) -> None:
+        with transaction.atomic():
+            Order.objects.create()
+            STARTED.set()
+            assert GO.wait(30)
+
+    def run(number: int) -> Any:
+        if number == 0:
+            return hold(number)
+        assert STARTED.wait(30)
+        return send(number)
+
+    _, response = in_threads(2, run)
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert response.json()["title"] == "The idempotency store is busy"
+    assert Order.objects.count() == 1
+
+
 class TestStores:
     def race(self, in_threads: Threads, count: int, **changes: Any) -> list[Any]:
         """Claim at once; nobody ends the transaction before all have their outcome."""
@@ -196,20 +302,20 @@ class TestStores:
     def test_waiting_leaves_the_projects_lock_timeout_alone(self, in_threads: Threads, lock_timeout: str) -> None:
         """The view never sees ours."""
         store = store_for("default")
-        ready, go = Event(), Event()
+        ready = Event()
 
         def run(number: int) -> Any:
             with transaction.atomic():
                 if number == 0:
                     store.claim(a_claim())
                     ready.set()
-                    assert go.wait(30)
+                    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    eventually("the other to wait", lambda: _ask(waiting))
                     transaction.set_rollback(True)
                     return None
                 assert ready.wait(30)
                 with connection.cursor() as cursor:
                     cursor.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
-                go.set()
                 outcome = store.claim(a_claim(wait=30))
                 with connection.cursor() as cursor:
                     cursor.execute("SHOW lock_timeout")

@@ -211,3 +211,8 @@ def test_pages_end_at_the_limit(admin_client: Client, monkeypatch: pytest.Monkey
     assert changelist.result_count == 3
     assert [row.key for row in changelist.result_list] == ["k-4", "k-3"]
     assert changelist.paginator.num_pages == 2
+
+
+def test_a_tombstone_says_that_nothing_was_stored(admin_client: Client) -> None:
+    """Not an empty body."""
+    assert b"Not stored." in admin_client.get(detail(make_key(body=None))).content

@@ -162,6 +162,37 @@ def test_several_at_once_delete_each_key_once(in_threads: Any) -> None:
     assert not IdempotencyKey.objects.exists()
 
 
+@pytest.mark.django_db
+def test_a_signal_in_the_middle_of_a_batch_lets_it_finish() -> None:
+    """The handlers of before are back afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    make_keys(4)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if "…" in text:
+                signal.raise_signal(signal.SIGTERM)
+            return super().write(text)
+
+    out = Terminal()
+    with pytest.raises(SystemExit) as caught:
+        call_command("cleanup_idempotency_keys", batch_size=2, stdout=out)
+    assert caught.value.code == 143
+    assert out.getvalue() == "2 deleted …\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
+    assert IdempotencyKey.objects.count() == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_runs_outside_the_main_thread(in_threads: Any) -> None:
+    """Where no handlers can be set, such as in a task worker's thread."""
+    make_keys(1)
+    assert in_threads(1, lambda _: run()) == ["Deleted 1 expired idempotency key.\n"]
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status: int) -> None:
@@ -173,7 +204,7 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
             *("cleanup_idempotency_keys", "--batch-size", "2", "--pause", "60", "--verbosity", "2"),
         ],
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "TEST_NAME": str(connection.settings_dict["NAME"]),
         },

@@ -46,7 +46,6 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
         (permission_required("x")(view), "above the login check"),
         (Private.as_view(), "class OrderView(LoginRequiredMixin, View):\n        @method_decorator(idempotent)"),
         (View, 'Use @method_decorator(idempotent, name="post")'),
-        (asynchronous, "asynchronous"),
         (staticmethod(view), "is not one"),
         ("view", "is not one"),
     ],
@@ -81,6 +80,17 @@ def test_it_refuses_dispatch_above_an_access_mixin_before_the_view_runs(rf: Any)
     """What decoration cannot know, the first request shows."""
     with pytest.raises(IdempotencyConfigurationError, match="dispatch of Above above its access mixin"):
         Above.as_view()(rf.post("/"))
+
+
+def test_a_decorated_dispatch_method_is_looked_at_too(rf: Any) -> None:
+    """With its instance as first argument; nothing is wrong here."""
+
+    class Right(View):
+        @idempotent(required=False)
+        def dispatch(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("ran")
+
+    assert Right.as_view()(rf.post("/")).content == b"ran"
 
 
 def test_it_refuses_a_login_check_below_it_in_method_decorator(rf: Any) -> None:

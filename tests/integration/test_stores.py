@@ -163,3 +163,22 @@ class TestStoreContract:
             store.claim(a_claim())
             transaction.set_rollback(True)
         assert isinstance(store.claim(a_claim()), Claimed)
+
+    def test_a_row_that_vanished_is_claimed_after_all(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Cleanup may be faster than our reading: the insert is repeated, once."""
+        insert, tries = store._insert, iter([None])
+        monkeypatch.setattr(store, "_insert", lambda claim: next(tries, insert) and insert(claim))
+        assert isinstance(store.claim(a_claim()), Claimed)
+        monkeypatch.setattr(store, "_insert", lambda claim: None)
+        assert store.claim(a_claim(key="another")) == Conflicted()
+
+    def test_a_takeover_that_came_too_late_reads_again(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody else has taken the expired key over and completed it in the meantime."""
+        self.finish(store, a_claim())
+        expire()
+
+        def too_late(row_id: int, claim: Claim) -> None:
+            IdempotencyKey.objects.update(expires_at=F("expires_at") + timedelta(days=4))
+
+        monkeypatch.setattr(store, "_take_over", too_late)
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)

@@ -12,7 +12,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import IntegrityError, connection, connections
 from django.db.models import F
-from django.test import Client, RequestFactory
+from django.test import Client, RequestFactory, override_settings
 from django.test.client import encode_multipart
 from django.test.utils import CaptureQueriesContext
 
@@ -512,6 +512,11 @@ class TestAtomicRequests:
         """Passing through is as Django would have done."""
         assert post("/optional", key=None).json()["atomic"] is True
 
+    @pytest.mark.parametrize(("path", "around"), [("/depth", 0), ("/depth_dispatch", 0), ("/depth_handler", 1)])
+    def test_our_transaction_is_the_outermost_where_the_mark_reaches(self, post: Post, path: str, around: int) -> None:
+        """On a single handler Django's own is around it."""
+        assert post(path).json() == {"savepoints": around}
+
     def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
         """non_atomic_requests is respected."""
         assert post("/opted_out", key=None).json() == {"atomic": False}
@@ -542,3 +547,80 @@ def test_a_user_without_primary_key_is_refused() -> None:
     request.user = User()
     with pytest.raises(IdempotencyConfigurationError, match="no primary key"):
         view_urls.create(request)
+
+
+def send_with(**options: Any) -> Callable[..., Any]:
+    """Protect a view with these options and post to it directly."""
+
+    @idempotent(scope=lambda request: "s", **options)
+    def view(request: Any) -> Any:
+        return view_urls.HttpResponse(str(Order.objects.create().pk))
+
+    def send(data: Any = b"{}", content_type: str = "application/json", *, consumed: bool = False) -> Any:
+        request = RequestFactory().post("/", data, content_type=content_type, headers={"Idempotency-Key": "k"})
+        if consumed:
+            request.read()
+        return view(request)
+
+    return send
+
+
+def test_a_fingerprint_of_the_projects_own() -> None:
+    """callable(request) -> bytes."""
+    send = send_with(fingerprint=lambda request: request.body[:3])
+    assert [send(data).status_code for data in (b"abc1", b"abc2", b"x")] == [200, 200, 422]
+    assert Order.objects.count() == 1
+    with pytest.raises(IdempotencyConfigurationError, match="return bytes"):
+        send_with(fingerprint=lambda request: "text")()
+
+
+def test_a_key_of_the_projects_own_must_be_text() -> None:
+    """callable(request) -> str or None."""
+    with pytest.raises(IdempotencyConfigurationError, match="return a str or None"):
+        send_with(key=lambda request: 5)()
+    assert send_with(key=lambda request: "a b")().status_code == 400
+
+
+def test_chosen_fields_of_a_body_without_fields_are_the_whole_body() -> None:
+    """A list, or something that is no JSON."""
+    send = send_with(fingerprint=("amount",))
+    assert [send(data).status_code for data in (b"[1]", b"[ 1 ]", b"[2]", b"{")] == [200, 200, 422, 422]
+
+
+def test_chosen_fields_of_json() -> None:
+    """Only they count; a missing one is not a null."""
+    send = send_with(fingerprint=("amount", "to"))
+    bodies = (b'{"amount":1,"note":"a"}', b'{"note":"b","amount":1}', b'{"amount":1,"to":null}')
+    assert [send(data).status_code for data in bodies] == [200, 200, 422]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "one", "two"),
+    [
+        ("application/json", b"[" * 100_000, b"[" * 100_001),
+        ("application/json", b'"' + b"x" * 17_000_000 + b'"', b'"' + b"y" * 17_000_000 + b'"'),
+        ("application/x-www-form-urlencoded", b"&".join([b"a=1"] * 1001), b"&".join([b"a=1"] * 1002)),
+        ("multipart/form-data", b"no boundary", b"no boundary!"),
+        ("multipart/form-data; boundary=b", b"--b\r\nnonsense", b"--b\r\nnonsense2"),
+    ],
+)
+def test_what_cannot_be_parsed_is_compared_by_its_bytes(content_type: str, one: bytes, two: bytes) -> None:
+    """Deep, huge, too many fields, or malformed: the view decides what it is worth."""
+    send = send_with()
+    assert [send(data, content_type).status_code for data in (one, one, two)] == [200, 200, 422]
+
+
+def test_a_body_that_somebody_has_consumed_is_an_error() -> None:
+    """It says who may have done it and what to do."""
+    with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
+        send_with()(consumed=True)
+    assert send_with(fingerprint=None)(consumed=True).status_code == 200
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_another_alias_is_taken_over_only_if_it_is_atomic(post: Post) -> None:
+    """using="other" has no ATOMIC_REQUESTS here, so nothing is to be opened for a request that passes through."""
+    assert post("/elsewhere", key=None).status_code == 400
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        assert post("/elsewhere", key=None).status_code == 201
