@@ -7,9 +7,11 @@ from collections.abc import Callable
 from threading import Event
 from typing import Any
 
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
+from django.views import View
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
@@ -114,6 +116,13 @@ def held(request: HttpRequest) -> HttpResponse:
 
 
 held_waiting = idempotent(wait=30, operation="held", fingerprint=None)(held.__wrapped__)
+
+
+class Private(LoginRequiredMixin, View):
+    @idempotent
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        Order.objects.create()
+        return super().dispatch(request, *args, **kwargs)
 
 
 def consuming(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:

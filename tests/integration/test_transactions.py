@@ -170,3 +170,43 @@ def test_a_serialization_failure_inside_an_outer_transaction_propagates(
 def _repeatable_read() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[..., Any]) -> None:
+    """Whoever writes holds every key, so nobody can say whose: come back, unchanged."""
+    locked, answered = Event(), Event()
+
+    def writer() -> None:
+        with transaction.atomic():
+            locked.set()
+            assert answered.wait(30)
+
+    def sender() -> Any:
+        assert locked.wait(30)
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA busy_timeout = 0")
+        try:
+            return post("/create", client=Client())
+        finally:
+            answered.set()
+
+    _, response = in_threads(2, lambda number: (writer, sender)[number]())
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert response.json()["title"] == "The idempotency store is busy"
+    assert Order.objects.count() == 0
+    assert post("/create").status_code == 201
+
+
+def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
+    """A view that is called directly, as in a unit test, passes through."""
+    with transaction.atomic():
+        assert edge_urls.create(rf.put("/")).status_code == 201
+    assert Order.objects.count() == 1
+
+
+def test_a_dispatch_decorated_in_its_own_class_is_refused_under_an_access_mixin(rf: Any) -> None:
+    """Also without method_decorator; the view does not run."""
+    with pytest.raises(IdempotencyConfigurationError, match="dispatch of Private above its access mixin"):
+        edge_urls.Private().dispatch(rf.post("/", headers={"Idempotency-Key": "k"}))
+    assert Order.objects.count() == 0
