@@ -93,12 +93,12 @@ def _by_content(value: Any) -> Any:
     return DjangoJSONEncoder().default(value)
 
 
-def _bytes_digest(body: IO[bytes] | None) -> bytes:
+def _bytes_digest(body: Any) -> bytes:
+    """`Unparsable` is raised for a body at hand only; a consumed one is an error of its own."""
     hasher = sha256()
-    if body is not None:
-        body.seek(0)
-        for chunk in iter(lambda: body.read(CHUNK), b""):
-            hasher.update(chunk)
+    body.seek(0)
+    for chunk in iter(lambda: body.read(CHUNK), b""):
+        hasher.update(chunk)
     return hasher.digest()
 
 
