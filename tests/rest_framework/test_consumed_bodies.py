@@ -10,6 +10,8 @@ from django.test.client import encode_multipart
 
 from tests.shopapp.models import Order
 
+pytest.importorskip("rest_framework")
+
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.consuming_urls")]
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
