@@ -25,9 +25,6 @@ from .http.transactions import TakenOver, alias_of
 from .models import IdempotencyKey
 from .stores import store_for
 
-ISOLATION_READ_COMMITTED = 2
-"""psycopg's and psycopg2's number for it"""
-
 
 def register() -> None:
     register_check(check_settings, "django_idempotency")
@@ -112,14 +109,20 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
             id="django_idempotency.W001",
         )
-    level = given["OPTIONS"].get("isolation_level", ISOLATION_READ_COMMITTED)
-    if connection.vendor == "postgresql" and level != ISOLATION_READ_COMMITTED:
+    if connection.vendor == "postgresql" and not _reads_committed(given["OPTIONS"]):
         yield Warning(
             f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures, "
             "which are answered as conflicts.",
             hint="Nothing runs twice; expect more 409 answers.",
             id="django_idempotency.W002",
         )
+
+
+def _reads_committed(options: dict[str, Any]) -> bool:
+    # psycopg and psycopg2 number the levels differently, and neither need be installed elsewhere.
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)
 
 
 def _callbacks() -> Iterator[Any]:

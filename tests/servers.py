@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
@@ -29,15 +29,22 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
     return value
 
 
+def gunicorn(*options: str, **environment: str) -> AbstractContextManager[str]:
+    """The test server on gunicorn; gives its URL."""
+    command = ("gunicorn", "tests.server.wsgi", "--bind", "fd://{fd}", "--timeout", "120", "--graceful-timeout", "1")
+    return _serving(*command, *options, **environment)
+
+
+def uvicorn() -> AbstractContextManager[str]:
+    """The test server on uvicorn; gives its URL."""
+    return _serving("uvicorn", "tests.server.asgi:application", "--fd", "{fd}")
+
+
 @contextmanager
-def gunicorn(*options: str, **environment: str) -> Iterator[str]:
-    """The test server on gunicorn with the test database; gives its URL."""
+def _serving(*command: str, **environment: str) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gunicorn", "tests.server.wsgi", "--bind", f"fd://{listener.fileno()}"),
-            *("--timeout", "120", "--graceful-timeout", "1", *options),
-        ],
+        [sys.executable, "-m", *(word.format(fd=listener.fileno()) for word in command)],
         env={
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.server.settings",

@@ -24,7 +24,8 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     """The raw body, at its start; None if somebody has consumed the stream already (a parsed upload).
 
     On entry and on exit the request stands as if nobody had read it. Memory is bounded by
-    FILE_UPLOAD_MAX_MEMORY_SIZE. Raises `UnreadablePostError` if the client goes away.
+    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` if the
+    client goes away.
     """
     private: Any = request  # Django has no public way to hand a stream on
     if hasattr(request, "_body"):
@@ -32,7 +33,8 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     elif private._read_started:
         yield None
     else:
-        spool = _Spool(max_size=settings.FILE_UPLOAD_MAX_MEMORY_SIZE)
+        # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
+        spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
         weakref.finalize(request, SpooledTemporaryFile.close, spool)
         for chunk in iter(lambda: request.read(CHUNK), b""):
             spool.write(chunk)

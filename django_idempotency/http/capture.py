@@ -64,6 +64,8 @@ def _body(response: Any, options: Idempotency) -> bytes | None:
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
     named = response.headers.get("Connection", "").lower().split(",")
     dropped = HOP_BY_HOP.union(name.strip() for name in named)
+    if not settings().store_cookies:
+        dropped = dropped.union({"set-cookie"})  # one that the view wrote by hand
     yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
     if response._reason_phrase is not None:  # type: ignore[attr-defined]
         yield REASON, response.reason_phrase

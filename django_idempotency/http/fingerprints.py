@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
+from django.core.serializers.json import DjangoJSONEncoder
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
-from django.utils.datastructures import ImmutableList
+from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ..exceptions import IdempotencyConfigurationError
 from ..protocol.digests import digest
@@ -34,8 +36,14 @@ class Unparsable(Exception):
     """The body is not what its content type says: the view may still make sense of its bytes."""
 
 
-def fingerprint_of(request: HttpRequest, options: Idempotency, asked_with: Any) -> bytes | None:
-    """The fingerprint under `options.fingerprint`; `asked_with` is the request that option callables get."""
+def fingerprint_of(
+    request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
+) -> bytes | None:
+    """The fingerprint under `options.fingerprint`.
+
+    asked_with: the request that option callables get.
+    parsed: returns what the framework has made of a body that it has consumed already.
+    """
     chosen = options.fingerprint
     if chosen is None:
         return None
@@ -47,43 +55,60 @@ def fingerprint_of(request: HttpRequest, options: Idempotency, asked_with: Any) 
     method, path = (request.method or "").encode(), request.get_full_path().encode()
     with open_body(request) as body:
         if isinstance(chosen, tuple):
-            return digest(b"fields", method, path, _chosen_fields(request, body, chosen))
-        return digest(b"request", method, path, (request.content_type or "").lower().encode(), _payload(request, body))
+            return digest(b"fields", method, path, _chosen_fields(request, body, chosen, parsed))
+        content_type = (request.content_type or "").lower().encode()
+        return digest(b"request", method, path, content_type, _payload(request, body, parsed))
 
 
-def _payload(request: HttpRequest, body: IO[bytes] | None) -> bytes:
+def _payload(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> bytes:
     try:
-        return _canonical(_parsed(request, body))
+        return _canonical(_parsed(request, body, parsed))
     except Unparsable:
         return _bytes_digest(body)
 
 
-def _chosen_fields(request: HttpRequest, body: IO[bytes] | None, names: tuple[str, ...]) -> bytes:
+def _chosen_fields(
+    request: HttpRequest, body: IO[bytes] | None, names: tuple[str, ...], parsed: Callable[[], Any] | None
+) -> bytes:
     try:
-        parsed = _parsed(request, body)
+        fields = _parsed(request, body, parsed)
     except Unparsable:
-        parsed = None
-    if not isinstance(parsed, dict):
-        return _payload(request, body)  # no fields to choose from: the whole body
-    return _canonical({name: parsed[name] for name in names if name in parsed})
+        fields = None
+    if not isinstance(fields, dict):
+        return _payload(request, body, parsed)  # no fields to choose from: the whole body
+    return _canonical({name: fields[name] for name in names if name in fields})
 
 
 def _canonical(value: Any) -> bytes:
     """By value: the order of keys and white space do not matter."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_by_content).encode()
 
 
-def _bytes_digest(body: IO[bytes] | None) -> bytes:
+def _by_content(value: Any) -> Any:
+    """What a framework's parser may put among JSON values; TypeError for what has no value of its own."""
+    if isinstance(value, UploadedFile):
+        return _uploaded(value)
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    return DjangoJSONEncoder().default(value)
+
+
+def _bytes_digest(body: Any) -> bytes:
+    """`Unparsable` is raised for a body at hand only; a consumed one is an error of its own."""
     hasher = sha256()
-    if body is not None:
-        body.seek(0)
-        for chunk in iter(lambda: body.read(CHUNK), b""):
-            hasher.update(chunk)
+    body.seek(0)
+    for chunk in iter(lambda: body.read(CHUNK), b""):
+        hasher.update(chunk)
     return hasher.digest()
 
 
-def _parsed(request: HttpRequest, body: IO[bytes] | None) -> Any:
+def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> Any:
     """The body's value: JSON, or a dict of form fields. Raises `Unparsable` for anything else."""
+    if body is None and parsed is not None:
+        value = parsed()
+        if not isinstance(value, MultiValueDict):
+            return value
+        return _grouped((name, item) for name, items in value.lists() for item in items)
     content_type = (request.content_type or "").lower()
     if content_type == "multipart/form-data":
         return _multipart(request, body)

@@ -5,7 +5,6 @@ Up there a key would be replayed to somebody else, or to a token that has been r
 
 from __future__ import annotations
 
-import inspect
 import sys
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -41,8 +40,6 @@ def refuse_view(view: Any) -> None:
         )
     if isinstance(view, (classmethod, staticmethod)) or not callable(view):
         _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
-    if inspect.iscoroutinefunction(view):
-        _refuse(f"{_name(view)} is asynchronous. idempotent protects synchronous views only in this version.")
     if method_name(view).upper() in SAFE_METHODS:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
     if _is_drf_view(getattr(view, "cls", None)):
@@ -71,6 +68,11 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if instance is None and args and not isinstance(args[0], HttpRequest):
         instance = args[0]
     view_class: Any = type(instance)
+    if getattr(view_class, "view_is_async", False):
+        _refuse(
+            f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
+            "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
+        )
     if (problem := misplaced_dispatch(view_class)) is not None:
         _refuse(problem)
 

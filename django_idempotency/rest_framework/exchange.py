@@ -15,6 +15,7 @@ from rest_framework.views import APIView
 from ..conf import Idempotency
 from ..http.bodies import open_body
 from ..http.exchange import Exchange
+from ..http.fingerprints import fingerprint_of
 from ..http.transactions import alias_of
 
 
@@ -49,7 +50,9 @@ class RestFrameworkExchange(Exchange):
             except UnsupportedMediaType:
                 # The handler may not want parsed data at all; if it does, it gets the same error again.
                 self.no_parser = True
-        return super().fingerprint()
+        # A permission or a throttle that looked at `request.data` has consumed the stream: compare what it was given.
+        parsed = None if self.no_parser else lambda: self.asked_with.data
+        return fingerprint_of(self.request, self.options, self.asked_with, parsed)
 
     def run(self) -> HttpResponseBase:
         return self._finalize(self.view(*self.args, **self.kwargs))

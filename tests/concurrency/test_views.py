@@ -302,20 +302,20 @@ class TestStores:
     def test_waiting_leaves_the_projects_lock_timeout_alone(self, in_threads: Threads, lock_timeout: str) -> None:
         """The view never sees ours."""
         store = store_for("default")
-        ready, go = Event(), Event()
+        ready = Event()
 
         def run(number: int) -> Any:
             with transaction.atomic():
                 if number == 0:
                     store.claim(a_claim())
                     ready.set()
-                    assert go.wait(30)
+                    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    eventually("the other to wait", lambda: _ask(waiting))
                     transaction.set_rollback(True)
                     return None
                 assert ready.wait(30)
                 with connection.cursor() as cursor:
                     cursor.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
-                go.set()
                 outcome = store.claim(a_claim(wait=30))
                 with connection.cursor() as cursor:
                     cursor.execute("SHOW lock_timeout")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
+from django.views import View
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
+
+STARTED, GO = Event(), Event()
 
 
 def digest_of(body: bytes) -> HttpResponse:
@@ -101,6 +106,25 @@ def outer(request: HttpRequest) -> HttpResponse:
     return create(request)
 
 
+@idempotent(operation="held", fingerprint=None)
+def held(request: HttpRequest) -> HttpResponse:
+    """Stop after the write until the test says go on."""
+    pk = Order.objects.create().pk
+    STARTED.set()
+    assert GO.wait(30)
+    return JsonResponse({"id": pk}, status=201)
+
+
+held_waiting = idempotent(wait=30, operation="held", fingerprint=None)(held.__wrapped__)
+
+
+class Private(LoginRequiredMixin, View):
+    @idempotent
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        Order.objects.create()
+        return super().dispatch(request, *args, **kwargs)
+
+
 def consuming(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
     """A middleware that takes the stream away."""
 
@@ -112,9 +136,12 @@ def consuming(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpReque
 
 
 urlpatterns = [
-    path(view.__name__, view)
-    for view in (
-        *(raw, by_lines, by_header, by_text, unchecked, by_amount, numbered, raw_cookie),
-        *(durable, commits, autocommits, closes, create, outer),
-    )
+    *(
+        path(view.__name__, view)
+        for view in (
+            *(raw, by_lines, by_header, by_text, unchecked, by_amount, numbered, raw_cookie),
+            *(durable, commits, autocommits, closes, create, outer, held),
+        )
+    ),
+    path("held_waiting", held_waiting),
 ]

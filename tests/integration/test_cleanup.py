@@ -204,7 +204,7 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
             *("cleanup_idempotency_keys", "--batch-size", "2", "--pause", "60", "--verbosity", "2"),
         ],
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "TEST_NAME": str(connection.settings_dict["NAME"]),
         },

@@ -107,13 +107,21 @@ def test_an_empty_form_is_a_form_with_and_without_csrf(key: str, enforced: bool)
     assert [(a.status_code, replayed(a)) for a in answers] == [(201, "false"), (201, "true")]
 
 
-def test_another_file_name_or_type_is_another_request(post: Post) -> None:
-    """The file's name and content type are part of what was asked for."""
+@pytest.mark.parametrize("csrf_parsed", [False, True])
+def test_another_file_name_or_type_is_another_request(key: str, csrf_parsed: bool) -> None:
+    """The file's name and content type are part of what was asked for, whoever parsed the form."""
+    client = Client(enforce_csrf_checks=csrf_parsed)
+    client.cookies["csrftoken"] = token = "a" * 32
 
     def send(name: str, type_: str) -> int:
         file = SimpleUploadedFile(name, b"same", content_type=type_)
-        body = encode_multipart("x", {"file": file})
-        return int(post("/create", body, content_type="multipart/form-data; boundary=x").status_code)
+        response = client.post(
+            "/create",
+            encode_multipart("x", {"file": file}),
+            content_type="multipart/form-data; boundary=x",
+            headers={"Idempotency-Key": key, "X-CSRFToken": token},
+        )
+        return int(response.status_code)
 
     assert [send("a.txt", "text/plain"), send("a.txt", "text/plain")] == [201, 201]
     assert [send("b.txt", "text/plain"), send("a.txt", "text/html")] == [422, 422]

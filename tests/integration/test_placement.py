@@ -46,7 +46,6 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
         (permission_required("x")(view), "above the login check"),
         (Private.as_view(), "class OrderView(LoginRequiredMixin, View):\n        @method_decorator(idempotent)"),
         (View, 'Use @method_decorator(idempotent, name="post")'),
-        (asynchronous, "asynchronous"),
         (staticmethod(view), "is not one"),
         ("view", "is not one"),
     ],

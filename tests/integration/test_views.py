@@ -512,6 +512,11 @@ class TestAtomicRequests:
         """Passing through is as Django would have done."""
         assert post("/optional", key=None).json()["atomic"] is True
 
+    @pytest.mark.parametrize(("path", "around"), [("/depth", 0), ("/depth_dispatch", 0), ("/depth_handler", 1)])
+    def test_our_transaction_is_the_outermost_where_the_mark_reaches(self, post: Post, path: str, around: int) -> None:
+        """On a single handler Django's own is around it."""
+        assert post(path).json() == {"savepoints": around}
+
     def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
         """non_atomic_requests is respected."""
         assert post("/opted_out", key=None).json() == {"atomic": False}

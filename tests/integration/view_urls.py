@@ -177,6 +177,24 @@ def optional(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
 
 
+@idempotent
+def depth(request: HttpRequest) -> HttpResponse:
+    """How many transactions are open around ours."""
+    return JsonResponse({"savepoints": len(connection.savepoint_ids)})
+
+
+class Depth(View):
+    @method_decorator(idempotent)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return depth.__wrapped__(request)
+
+
+@method_decorator(idempotent, name="dispatch")
+class DepthDispatched(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return depth.__wrapped__(request)
+
+
 @idempotent(using="other")
 def elsewhere(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
@@ -242,5 +260,8 @@ urlpatterns = [
     ),
     path("create/<int:number>", lambda request, number: create(request)),
     path("handlers", Handlers.as_view()),
+    path("depth", depth),
+    path("depth_handler", Depth.as_view()),
+    path("depth_dispatch", DepthDispatched.as_view()),
     path("dispatched", Dispatched.as_view()),
 ]

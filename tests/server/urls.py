@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
@@ -46,4 +48,14 @@ def read(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"orders": Order.objects.count(), "atomic": connection.in_atomic_block})
 
 
-urlpatterns = [path("plain", plain), path("rest", Rest.as_view()), path("read", read)]
+@csrf_exempt
+@idempotent
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    order = await Order.objects.acreate(reference=str(os.getpid()))
+    await sync_to_async(pause)(request, "before COMMIT")
+    if request.headers.get("X-Forever"):
+        await asyncio.Event().wait()
+    return JsonResponse({"id": order.pk}, status=201)
+
+
+urlpatterns = [path("async", asynchronous), path("plain", plain), path("rest", Rest.as_view()), path("read", read)]

@@ -61,6 +61,7 @@ class Command(BaseCommand):
         def progress(deleted: int) -> None:
             if shown:
                 self.stdout.write(_("%(count)d deleted …") % {"count": deleted})
+                self.stdout.flush()  # a pipe would keep it until the end
 
         return cleanup_idempotency_keys(
             using=options["database"],

@@ -1,0 +1,137 @@
+"""Asynchronous views: one engine, one hop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency.models import IdempotencyKey
+from tests.servers import DEADLINE, eventually, uvicorn
+from tests.shopapp.models import Order
+
+
+@idempotent
+async def create(request: HttpRequest) -> HttpResponse:
+    order = await Order.objects.acreate()
+    return JsonResponse({"id": order.pk, "loop": asyncio.get_running_loop().is_running()}, status=201)
+
+
+@idempotent
+async def fail(request: HttpRequest) -> HttpResponse:
+    await Order.objects.acreate()
+    raise ValueError("the view fails")
+
+
+class Handlers(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"loop": asyncio.get_running_loop().is_running()})
+
+    @method_decorator(idempotent)
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate()).pk})
+
+
+@method_decorator(idempotent, name="dispatch")
+class Dispatched(Handlers):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate()).pk})
+
+
+urlpatterns = [
+    path("create", create),
+    path("fail", fail),
+    path("handlers", Handlers.as_view()),
+    path("dispatched", Dispatched.as_view()),
+]
+
+
+@pytest.mark.django_db
+@pytest.mark.urls("tests.concurrency.test_async")
+class TestViews:
+    @pytest.mark.parametrize("path", ["/create", "/handlers"])
+    def test_once_and_replayed(self, key: str, path: str) -> None:
+        """Functions and handlers."""
+
+        async def twice() -> list[Any]:
+            client = AsyncClient()
+            return [await client.post(path, headers={"Idempotency-Key": key}) for _ in range(2)]
+
+        first, second = async_to_sync(twice)()
+        assert first.content == second.content
+        assert [r.headers["Idempotency-Replayed"] for r in (first, second)] == ["false", "true"]
+        assert Order.objects.count() == 1
+
+    def test_dispatch_is_refused_before_the_view_runs(self, key: str) -> None:
+        """It only returns the handler's coroutine."""
+        with pytest.raises(IdempotencyConfigurationError, match="dispatch of the asynchronous view Dispatched"):
+            async_to_sync(AsyncClient().post)("/dispatched", headers={"Idempotency-Key": key})
+        assert not Order.objects.exists()
+
+    def test_other_methods_pass(self) -> None:
+        """On the event loop, without a thread."""
+        response = async_to_sync(AsyncClient().get)("/handlers")
+        assert response.json() == {"loop": True}
+        assert "Idempotency-Replayed" not in response.headers
+
+    def test_an_exception_rolls_back(self, key: str) -> None:
+        """As in a synchronous view."""
+        with pytest.raises(ValueError, match="the view fails"):
+            async_to_sync(AsyncClient().post)("/fail", headers={"Idempotency-Key": key})
+        assert not Order.objects.exists()
+        assert not IdempotencyKey.objects.exists()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+class TestServer:
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("rest_framework")  # the test server's other views need it
+
+    def test_fifty_duplicates_make_one_order(self, key: str) -> None:
+        """On uvicorn: one first-hand answer, replays and conflicts beside it."""
+
+        async def storm(url: str) -> list[httpx.Response]:
+            async with httpx.AsyncClient(timeout=DEADLINE) as client:
+                send = [client.post(f"{url}/async", json={}, headers={"Idempotency-Key": key}) for _ in range(50)]
+                return await asyncio.gather(*send)
+
+        with uvicorn() as url:
+            answers = asyncio.run(storm(url))
+        assert {a.status_code for a in answers} <= {201, 409}
+        assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
+        assert Order.objects.count() == 1
+
+    def test_a_client_that_disconnects_cancels_the_work(self, key: str) -> None:
+        """Rolled back, the key is free, and no connection stays behind in a transaction."""
+        headers = {"Idempotency-Key": key}
+        with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/async", json={}, headers={**headers, "X-Forever": "1"}, timeout=1)
+            eventually("the transaction to end", lambda: not _open_transactions())
+            assert not Order.objects.exists()
+            assert not IdempotencyKey.objects.exists()
+            answer = client.post("/async", json={}, headers=headers)
+        assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "false")
+        assert Order.objects.count() == 1
+
+
+def _open_transactions() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s AND state LIKE %s",
+            ["worker-%", "idle in transaction%"],
+        )
+        return int(cursor.fetchone()[0])

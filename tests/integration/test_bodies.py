@@ -1,0 +1,36 @@
+"""Where a body is kept while it is compared."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import RequestFactory
+
+from django_idempotency.http.bodies import open_body
+
+
+@pytest.mark.parametrize(("limit", "in_memory"), [(0, False), (5, False), (6, True)])
+def test_more_than_the_limit_goes_to_the_projects_folder(
+    rf: RequestFactory, settings: Any, tmp_path: Path, limit: int, in_memory: bool
+) -> None:
+    """FILE_UPLOAD_MAX_MEMORY_SIZE = 0 keeps nothing in memory; FILE_UPLOAD_TEMP_DIR says where else."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = limit
+    settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path)
+    request = rf.generic("POST", "/", b"sixsix")
+    with open_body(request) as body:
+        assert body is not None
+        spool: Any = body
+        assert isinstance(spool._file, BytesIO) is in_memory
+        assert spool._rolled is not in_memory
+    assert request.body == b"sixsix"
+
+
+def test_an_unknown_folder_is_an_error_only_for_what_needs_it(rf: RequestFactory, settings: Any) -> None:
+    """The folder of the setting is the one that is used."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1
+    settings.FILE_UPLOAD_TEMP_DIR = "/nowhere/at/all"
+    with pytest.raises(FileNotFoundError), open_body(rf.generic("POST", "/", b"sixsix")):
+        pass
