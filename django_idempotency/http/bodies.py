@@ -14,6 +14,8 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 from django.conf import settings
+from django.core.exceptions import BadRequest
+from django.core.handlers.wsgi import LimitedStream
 from django.http import HttpRequest
 
 CHUNK = 64 * 1024
@@ -24,8 +26,8 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     """The raw body, at its start; None if somebody has consumed the stream already (a parsed upload).
 
     On entry and on exit the request stands as if nobody had read it. Memory is bounded by
-    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` if the
-    client goes away.
+    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` or
+    `BadRequest` if the client goes away.
     """
     private: Any = request  # Django has no public way to hand a stream on
     if hasattr(request, "_body"):
@@ -38,6 +40,7 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
         weakref.finalize(request, SpooledTemporaryFile.close, spool)
         for chunk in iter(lambda: request.read(CHUNK), b""):
             spool.write(chunk)
+        _refuse_truncated(private._stream)
         _hand_on(private, spool)
         try:
             yield spool
@@ -50,6 +53,16 @@ class _Spool(SpooledTemporaryFile[bytes]):
 
     def close(self) -> None:
         pass
+
+
+def _refuse_truncated(stream: Any) -> None:
+    """A client that hangs up in mid-upload must not claim the key: its retry, in full, would be another request.
+
+    Gunicorn hands over what it got as if that were the body. Only Django's own stream is judged: a middleware's
+    (one that decompresses) may rightly be shorter than the request's Content-Length.
+    """
+    if type(stream) is LimitedStream and stream._pos < stream.limit:  # type: ignore[attr-defined]
+        raise BadRequest("The request's body ended before its Content-Length.")
 
 
 def _hand_on(request: Any, spool: IO[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -88,4 +89,20 @@ def test_a_client_that_hangs_up_gets_its_answer_later(key: str) -> None:
 
         answer: httpx.Response = eventually("a final answer", retry)
     assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("path", ["/plain", "/rest"])
+def test_a_client_that_hangs_up_in_mid_upload_claims_nothing(key: str, path: str) -> None:
+    """The worker gets a truncated body that looks complete; the retry in full is the first request."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n"
+    with gunicorn(*SYNC) as url:
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port or 80), timeout=DEADLINE) as connection:
+            connection.sendall(f"{head}Content-Length: 8\r\n\r\n{{}}".encode())
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(12) == b"HTTP/1.1 400"
+        assert not IdempotencyKey.objects.exists()
+        (answer,) = at_once(1, url + path, key)
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "false")
     assert Order.objects.count() == 1

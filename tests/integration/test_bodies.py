@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import BadRequest
 from django.test import RequestFactory
 
 from django_idempotency.http.bodies import open_body
@@ -34,3 +35,19 @@ def test_an_unknown_folder_is_an_error_only_for_what_needs_it(rf: RequestFactory
     settings.FILE_UPLOAD_TEMP_DIR = "/nowhere/at/all"
     with pytest.raises(FileNotFoundError), open_body(rf.generic("POST", "/", b"sixsix")):
         pass
+
+
+def test_a_truncated_body_is_refused_before_the_claim(rf: RequestFactory) -> None:
+    """A server hands over what it got before the client hung up; the retry in full must not meet it as a mismatch."""
+    request = rf.generic("POST", "/", b"six", **{"CONTENT_LENGTH": "6", "wsgi.input": BytesIO(b"six")})
+    with pytest.raises(BadRequest, match="ended before its Content-Length"), open_body(request):
+        pass
+
+
+def test_a_middlewares_stream_may_be_shorter(rf: RequestFactory) -> None:
+    """One that decompresses replaces the stream, not the Content-Length."""
+    request: Any = rf.generic("POST", "/", b"sixsix")
+    request._stream = BytesIO(b"six")
+    with open_body(request) as body:
+        assert body is not None
+        assert body.read() == b"six"
