@@ -218,6 +218,9 @@ class _HashedFile:
     def __init__(self, value: list[Any]) -> None:
         self.value = value
 
+    def close(self) -> None:
+        """The parser closes what it has got so far when it gives a body up: a bad part, too many files."""
+
 
 class _HashingHandler(FileUploadHandler):
     """Hashes each file as it streams by and stores nothing."""

@@ -10,7 +10,9 @@ import pytest
 from django.core.exceptions import BadRequest
 from django.test import RequestFactory
 
+from django_idempotency.conf import resolve
 from django_idempotency.http.bodies import open_body
+from django_idempotency.http.fingerprints import fingerprint_of
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(0, False), (5, False), (6, True)])
@@ -51,3 +53,18 @@ def test_a_middlewares_stream_may_be_shorter(rf: RequestFactory) -> None:
     with open_body(request) as body:
         assert body is not None
         assert body.read() == b"six"
+
+
+@pytest.mark.parametrize("fault", ["too many files", "a bad part"])
+def test_a_parser_that_gives_up_after_a_file_leaves_the_body_to_the_view(rf: RequestFactory, fault: str) -> None:
+    """It closes the files it has got: whether the body is acceptable is for the view to say, not a 500 of ours."""
+    part = b'--x\r\nContent-Disposition: form-data; name="a"; filename="f"\r\n%s\r\n%s\r\n'
+    bad = part % (b"Content-Transfer-Encoding: base64\r\n", b"!!!=")
+    body = part % (b"", b"q") * (101 if fault == "too many files" else 1) + bad + b"--x--\r\n"
+    request = rf.generic("POST", "/", body, content_type="multipart/form-data; boundary=x")
+    options = resolve()
+    first = fingerprint_of(request, options, request)
+    assert first == fingerprint_of(request, options, request)
+    other = rf.generic("POST", "/", body + b" ", content_type="multipart/form-data; boundary=x")
+    assert first != fingerprint_of(other, options, other)
+    assert request.read() == body
