@@ -14,7 +14,7 @@ from rest_framework.views import APIView
 from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
 from ..exceptions import IdempotencyConfigurationError
 from ..http.pipeline import handle
-from ..http.transactions import TakenOver, alias_of, as_django_would
+from ..http.transactions import TakenOver, as_django_would
 from .exchange import RestFrameworkExchange
 
 Options = Idempotency | Mapping[str, Any] | None
@@ -61,7 +61,7 @@ class IdempotencyMixin:
             initkwargs["idempotency"] = _checked(initkwargs["idempotency"])
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         opted_out = getattr(view, "_non_atomic_requests", ())
-        view._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*_layers(cls, initkwargs, None))))
+        view._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*_layers(cls, initkwargs, None)))
         return view  # type: ignore[no-any-return]
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
