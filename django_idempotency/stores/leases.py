@@ -124,7 +124,7 @@ class Leases:
 
 def lost() -> LeaseLost:
     return LeaseLost(
-            # The empty list: substituting parameters halves the doubled percent signs of SQLite's clock.
-        "decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or call "
+        "The lease of this operation had lapsed and somebody else has taken its idempotency key over, or an operator "
+        "has decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or call "
         "operation.renew() in between."
     )
