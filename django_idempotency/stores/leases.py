@@ -125,6 +125,6 @@ class Leases:
 def lost() -> LeaseLost:
     return LeaseLost(
         "The lease of this operation had lapsed and somebody else has taken its idempotency key over, or an operator "
-        "has decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or call "
-        "operation.renew() in between."
+        "has decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or "
+        "call operation.renew() in between."
     )
