@@ -4,6 +4,7 @@ IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result should have been kept
 │   └── LeaseLost                   the lease had lapsed and somebody else took the key over (leased mode)
+├── NotResolvable                   a person's decision came too late or too early (leased mode)
 ├── ResultNotStorable               a step's result is not JSON (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
 └── NotRun                          `run_once` has neither run the work nor found its result
@@ -38,6 +39,10 @@ class LeaseLost(ClaimLost):
 
     Nothing of the step that raised it was committed. Let it propagate: the client gets the winner's answer.
     """
+
+
+class NotResolvable(IdempotencyError):
+    """A key cannot be released, recorded or closed by hand now: somebody works on it, has done so, or has finished."""
 
 
 class ResultNotStorable(IdempotencyError, TypeError):

@@ -57,13 +57,14 @@ class Books:
         with self.lock:
             return self.behaviours.pop(reference, None)
 
-    def charge(self, data: dict[str, Any], key: str | None) -> dict[str, Any]:
+    def charge(self, data: dict[str, Any], key: str | None, caller: str | None) -> dict[str, Any]:
         with self.lock:
             charge = {
                 "id": f"ch_{len(self.charges) + 1}",
                 "amount": data["amount"],
                 "reference": data["reference"],
                 "key": key,
+                "caller": caller,
             }
             self.charges.append(charge)
             if key is not None:
@@ -114,13 +115,13 @@ class Handler(BaseHTTPRequestHandler):
             case "timeout-before":
                 self.wait_until_the_client_is_gone()
             case "timeout-after":
-                self.books.charge(data, key)
+                self.books.charge(data, key, self.headers.get("User-Agent"))
                 self.wait_until_the_client_is_gone()
             case "hang":
                 self.books.released.wait()
-                self.answer(201, self.books.charge(data, key))
+                self.answer(201, self.books.charge(data, key, self.headers.get("User-Agent")))
             case _:
-                self.answer(201, self.books.charge(data, key))
+                self.answer(201, self.books.charge(data, key, self.headers.get("User-Agent")))
 
     def wait_until_the_client_is_gone(self) -> None:
         select.select([self.connection], [], [])

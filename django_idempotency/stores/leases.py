@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..exceptions import LeaseLost
 from ..models import IdempotencyStep
+from ..protocol.snapshots import Snapshot, encode_headers
 
 if TYPE_CHECKING:
     from django.db.backends.utils import CursorWrapper
@@ -92,6 +93,36 @@ class Leases:
         with self._cursor() as cursor:
             sql = self._sql.add_step.format(finished_at=self.clock)
             cursor.execute(sql, [claimed.id, name, Kind.WRITE.value, claimed.attempt, result])
+
+    # --- a person's decisions: see `execution.resolution`
+
+    def lock_resolvable(self, row_id: int, attempt: int) -> bool:
+        """Lock a key that nobody works on until the transaction ends; False if there is no such key."""
+        with self._cursor() as cursor:
+            cursor.execute(self._sql.lock_resolvable, [row_id, attempt])
+            return cursor.fetchone() is not None
+
+    def set_failed(self, row_id: int, ttl: float) -> None:
+        """No worker of this attempt passes its fence any more, and the next retry may run. Lock the key first."""
+        with self._cursor() as cursor:
+            cursor.execute(self._sql.set_failed, [ttl, row_id])
+
+    def forget_doubts(self, row_id: int) -> None:
+        """As if the calls in doubt had never been started. Lock the key first."""
+        with self._cursor() as cursor:
+            cursor.execute(self._sql.delete_doubts, [row_id])
+
+    def settle_doubt(self, row_id: int, name: str, result: str) -> bool:
+        """Give a call in doubt its result; False if it is not in doubt. Lock the key first."""
+        with self._cursor() as cursor:
+            cursor.execute(self._sql.finish_step, [result, row_id, name])
+            return bool(cursor.rowcount == 1)
+
+    def close(self, row_id: int, snapshot: Snapshot) -> None:
+        """Complete a failed key. Lock it first."""
+        with self._cursor() as cursor:
+            params: list[Any] = [snapshot.status_code, encode_headers(snapshot.headers), snapshot.body, row_id]
+            cursor.execute(self._sql.close, params)
 
     def timeliness(self, row_id: int) -> tuple[bool, bool]:
         """Has this key expired, and has its lease lapsed? By the database's clock; a key that is gone has expired."""

@@ -166,3 +166,17 @@ class Statements:
         self.note_error = f"UPDATE {steps} SET {s['error']} = %s {unfinished}"
         self.delete_steps = f"DELETE FROM {steps} WHERE {s['key']} = %s"
         self.delete_doubts = f"{self.delete_steps} AND {s['finished_at']} IS NULL"
+
+        # --- a person's decisions
+        self.lock_resolvable = (
+            f"SELECT {k['id']} FROM {table} WHERE {k['id']} = %s AND {k['attempt']} = %s AND ({k['status']} = "
+            f"'{Status.FAILED.value}' OR ({k['status']} = '{Status.IN_PROGRESS.value}' AND {self.lapsed})) {store.lock}"
+        )
+        self.set_failed = (
+            f"UPDATE {table} SET {k['status']} = '{Status.FAILED.value}', {k['locked_until']} = NULL, "
+            f"{k['expires_at']} = {later} WHERE {k['id']} = %s"
+        )
+        self.close = (
+            f"UPDATE {table} SET {k['status']} = '{Status.COMPLETED.value}', {k['status_code']} = %s, "
+            f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {clock} WHERE {k['id']} = %s"
+        )

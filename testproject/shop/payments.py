@@ -13,19 +13,18 @@ from django.views.decorators.http import require_POST
 from django_idempotency import Operation, get_operation, idempotent
 from shop import gateway
 from shop.models import Order, Payment
-from shop.pause import pause
 
 
-def _pay(request: HttpRequest) -> JsonResponse:
+def _pay(request: HttpRequest, url: str) -> JsonResponse:
     operation: Operation = get_operation(request)
     data = json.loads(request.body)
     order = get_object_or_404(Order, pk=data["order"])
+    key = operation.derive_key("charge")
     charged = operation.call(
-        "charge", gateway.charge, data["amount"], f"order {order.pk}", idempotency_key=operation.derive_key("charge")
+        "charge", gateway.charge, data["amount"], f"order {order.pk}", idempotency_key=key, url=url
     )
     if "refused" in charged:
         return JsonResponse(charged, status=402)
-    pause(request)
     payment = operation.write(
         "payment", Payment.objects.create, order=order, amount=data["amount"], charge_id=charged["id"]
     )
@@ -37,7 +36,7 @@ def _pay(request: HttpRequest) -> JsonResponse:
 @idempotent(lease=settings.PAYMENT_LEASE)
 def pay(request: HttpRequest) -> JsonResponse:
     """POST /payments/ {"order": 1, "amount": 1000}. The gateway honours keys, so a call in doubt is made again."""
-    return _pay(request)
+    return _pay(request, settings.GATEWAY_URL)
 
 
 @csrf_exempt
@@ -45,4 +44,4 @@ def pay(request: HttpRequest) -> JsonResponse:
 @idempotent(lease=settings.PAYMENT_LEASE, on_abandoned="hold")
 def pay_carefully(request: HttpRequest) -> JsonResponse:
     """The same with a gateway that knows no keys: a call in doubt waits for a person."""
-    return _pay(request)
+    return _pay(request, settings.OLD_GATEWAY_URL)

@@ -14,6 +14,10 @@ import pytest
 
 pytest.importorskip("rest_framework")
 
+from django.db import connection
+
+from django_idempotency.execution.resolution import record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, eventually, fake_gateway, gunicorn
 from tests.shopapp.models import Order
 
@@ -92,23 +96,52 @@ def test_atomic(path: str) -> None:
     assert Order.objects.count() == boundaries + 1
 
 
-def test_leased_with_a_gateway_that_honours_keys() -> None:
+@pytest.mark.parametrize(
+    ("path", "gateway_options"),
+    [
+        pytest.param("/retry", (), id="retry, with a gateway that honours keys"),
+        pytest.param("/hold", ("--without-keys",), id="hold, with a gateway that knows no keys"),
+    ],
+)
+def test_leased(path: str, gateway_options: tuple[str, ...]) -> None:
     """Three steps: one charge, one order and one mail for each request, in the gateway's books and in ours."""
     keys: list[str] = []
+    decided: list[str] = []
 
-    def check(retrying: Retrying) -> None:
-        answer = retrying.until_final()
-        assert answer.status_code == 201
-        assert retrying.send().content == answer.content
-        keys.append(retrying.key)
+    with fake_gateway(*gateway_options) as gateway, serving(GATEWAY=str(gateway.base_url)) as client:
 
-    with fake_gateway() as gateway, serving(GATEWAY=str(gateway.base_url)) as client:
-        boundaries = at_every_boundary(client, "/retry", check)
+        def check(retrying: Retrying) -> None:
+            def decide() -> None:
+                decided.append(look_into_the_books(gateway, retrying.key))
+
+            answer = retrying.until_final(decide)
+            assert answer.status_code == 201
+            assert retrying.send().content == answer.content
+            keys.append(retrying.key)
+
+        boundaries = at_every_boundary(client, path, check)
         charges = Counter(charge["reference"] for charge in gateway.get("/charges").json()["charges"])
-    assert boundaries >= 2 * (2 + 3 + 3 + 3 + 3 + 3 + 1)
+    assert boundaries >= 2 * (2 + 3 + 3 + 3 + 3 + 3 + 1)  # claim, two calls of two commits each, write, completion
     orders = Counter(Order.objects.values_list("reference", flat=True))
     assert {key: (charges[f"charge {key}"], orders[key], charges[f"mail {key}"]) for key in keys} == dict.fromkeys(
         keys, (1, 1, 1)
     )
     assert set(charges.values()) == {1}
-    assert len(keys) == boundaries
+    assert (len(keys), IdempotencyKey.objects.exclude(status="completed").count()) == (boundaries, 0)
+    # Under "hold" each call has been in doubt, made and not made; under "retry" no person is ever asked.
+    assert Counter(decided).keys() == ({"recorded", "released"} if path == "/hold" else set())
+
+
+def look_into_the_books(gateway: httpx.Client, key: str) -> str:
+    """What a person does about a call in doubt: record it if the gateway has it, else let it be made."""
+    row = IdempotencyKey.objects.get(key=key)
+    (step,) = row.steps.filter(finished_at=None)
+    found = gateway.get("/charges", params={"reference": f"{step.name} {key}"}).json()["charges"]
+    try:
+        if found:
+            record_outcome(row.pk, step.name, found[0]["id"], attempt=row.attempt)
+            return "recorded"
+        release_for_retry(row.pk, attempt=row.attempt)
+        return "released"
+    finally:
+        connection.close()  # of the thread that asks
