@@ -16,7 +16,7 @@ from ..conf import Idempotency, as_options, resolve
 from ..exceptions import IdempotencyConfigurationError
 from .exchange import Exchange
 from .pipeline import handle
-from .placement import method_name, refuse_class, refuse_view
+from .placement import method_name, refuse_class, refuse_routing, refuse_view
 from .transactions import TakenOver, alias_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,6 +66,7 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
 
     attributes: Any = wraps(view)(_async(view, layers) if iscoroutinefunction(view) else _sync(view, layers))
     setattr(attributes, MARK, layers)
+    refuse_routing(attributes)
     opted_out = getattr(view, "_non_atomic_requests", ())
     attributes._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*layers)))
     return attributes  # type: ignore[no-any-return]

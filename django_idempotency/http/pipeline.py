@@ -24,7 +24,6 @@ from ..protocol.outcomes import (
 from ..protocol.snapshots import Snapshot
 from ..stores import Claim, store_for
 from . import problems
-from .callers import scope_of
 from .capture import capture, restore
 from .exchange import Exchange
 from .headers import read_key
@@ -46,7 +45,7 @@ def handle(exchange: Exchange) -> HttpResponseBase:
         return _refuse(exchange, problems.invalid_key(str(error)))
     if key is None:
         return _refuse(exchange, problems.missing_key()) if options.required else _pass_through(exchange)
-    scope = scope_of(exchange.asked_with, options)
+    scope = exchange.scope()
     if scope is None:
         return _refuse(exchange, problems.anonymous_refused())
     claim = Claim(

@@ -31,6 +31,15 @@ MIXIN_ORDER = """
         @method_decorator(idempotent)
         def post(self, request): ..."""
 
+NINJA_ORDER = """
+    from django_idempotency.ninja import idempotent_operation
+
+    @api.post("/orders")
+    @idempotent_operation
+    def create_order(request, payload: OrderIn): ...
+
+    api.add_decorator(idempotent_operation, mode="operation")"""
+
 
 def refuse_view(view: Any) -> None:
     """Refuse what can be known to be unprotectable or misplaced when the decorator is applied."""
@@ -55,12 +64,24 @@ def refuse_view(view: Any) -> None:
         _refuse(f"idempotent stands above the access mixin of {view_class.__name__}. Put it below:\n{MIXIN_ORDER}")
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         _refuse(
-            "idempotent stands above Django Ninja's authentication. decorate_view and bound operations cannot be used."
+            'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
+            f"idempotent_operation:\n{NINJA_ORDER}"
         )
 
 
+def refuse_routing(protected: Any) -> None:
+    """Have Django Ninja refuse a view of plain Django when it makes an operation of it."""
+    # By its name, so that nothing is imported. A new list: wraps() has shared the old one with the view.
+    callbacks = getattr(protected, "_ninja_contribute_to_operation", ())
+    protected._ninja_contribute_to_operation = [*callbacks, lambda operation: _refuse_ninja(_name(protected))]
+
+
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse what only the first request shows: the class whose `dispatch` is decorated."""
+    """Refuse what only the first request shows: Django Ninja, and the class whose `dispatch` is decorated."""
+    for request in args[:1]:
+        callback = getattr(getattr(request, "resolver_match", None), "func", None)
+        if getattr(callback, "__module__", None) == "ninja.operation":
+            _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") != "dispatch":
         return
     # A method gets its instance first; method_decorator hands over a partial of the bound method.
@@ -116,6 +137,13 @@ def _access_mixins(classes: tuple[type, ...]) -> bool:
     # If nobody has imported the module, no class can come from it.
     module = sys.modules.get("django.contrib.auth.mixins")
     return module is not None and any(issubclass(cls, module.AccessMixin) for cls in classes)
+
+
+def _refuse_ninja(name: str) -> NoReturn:
+    _refuse(
+        f"idempotent cannot protect {name}, an operation of Django Ninja: it knows neither request.auth nor how to "
+        f"convert the result. Use idempotent_operation:\n{NINJA_ORDER}"
+    )
 
 
 def _name(view: Any) -> str:
