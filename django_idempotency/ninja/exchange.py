@@ -80,7 +80,7 @@ def operation_of(request: HttpRequest) -> Operation:
     A decorated function is not told: one function may serve several routes, and each mounted router has operations
     of its own. But the URL's callback is a method or a closure of the `PathView` that chooses among them.
     """
-    callback: Any = getattr(request.resolver_match, "func", None)
+    callback: Any = getattr(getattr(request, "resolver_match", None), "func", None)
     while callback is not None:
         for owner in _owners(callback):
             if isinstance(owner, PathView) and (operation := owner._find_operation(request)) is not None:

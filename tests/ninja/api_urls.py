@@ -8,10 +8,11 @@ from functools import wraps
 from threading import Event
 from typing import Any
 
+import ninja
 from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
-from ninja import File, Form, NinjaAPI, Router, Schema, Status, UploadedFile
+from ninja import File, Form, NinjaAPI, Router, Schema, UploadedFile
 from ninja.errors import HttpError, ValidationError
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
@@ -20,6 +21,7 @@ from django_idempotency.ninja import idempotent_operation
 from tests.shopapp.models import Ledger, Order
 
 CALLS: list[Any] = []
+Status: Any = getattr(ninja, "Status", lambda *pair: pair)  # new in 1.6, where pairs became deprecated
 STARTED, GO = Event(), Event()
 api = NinjaAPI(urls_namespace="tests", docs_url=None, openapi_url=None)
 
@@ -56,6 +58,12 @@ def lazily(request: HttpRequest) -> Any:
 def empty(request: HttpRequest) -> Any:
     Order.objects.create()
     return Status(204, None)
+
+
+@api.post("/pair", response={202: OrderOut})
+@idempotent_operation
+def pair(request: HttpRequest) -> Any:
+    return 202, Order.objects.create()
 
 
 @api.post("/itself")

@@ -61,9 +61,10 @@ class TestOutcomes:
         assert (replayed(first), replayed(second)) == ("false", "true")
         assert same(first, second)
 
-    @pytest.mark.parametrize(("path", "status"), [("/plain", 200), ("/empty", 204), ("/itself", 202)])
+    @pytest.mark.filterwarnings("ignore:Returning tuple:DeprecationWarning")
+    @pytest.mark.parametrize(("path", "status"), [("/plain", 200), ("/empty", 204), ("/pair", 202), ("/itself", 202)])
     def test_each_kind_of_result_is_converted_as_the_operation_would(self, post: Post, path: str, status: int) -> None:
-        """A lazy query, no content, a response of its own."""
+        """A lazy query, no content, status and value, a response of its own."""
         first, second = (post(path) for _ in range(2))
         assert (first.status_code, replayed(second)) == (status, "true")
         assert same(first, second)

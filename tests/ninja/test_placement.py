@@ -13,6 +13,7 @@ from django.urls import path
 
 pytest.importorskip("ninja")
 
+import ninja
 from ninja import NinjaAPI
 from ninja.decorators import decorate_view
 from ninja.testing import TestClient
@@ -36,8 +37,8 @@ def make() -> Any:
 
 
 @pytest.fixture
-def api() -> NinjaAPI:
-    return NinjaAPI(docs_url=None, openapi_url=None)
+def api(key: str) -> NinjaAPI:
+    return NinjaAPI(urls_namespace=key, docs_url=None, openapi_url=None)
 
 
 @pytest.fixture
@@ -166,6 +167,7 @@ def test_options_are_given_by_keyword_or_as_one_value(make: Any) -> None:
         idempotent_operation(tll=1)
 
 
+@pytest.mark.skipif(ninja.__version__ < "1.7", reason="its requests are mocks")
 @pytest.mark.django_db
 def test_the_test_client_of_django_ninja_works(api: NinjaAPI, key: str, make: Any) -> None:
     """It copies header names as they are written, so in upper case."""
