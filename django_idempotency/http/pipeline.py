@@ -42,9 +42,9 @@ def handle(exchange: Exchange) -> HttpResponseBase:
     try:
         key = read_key(exchange.asked_with, options)
     except InvalidKey as error:
-        return _refuse(exchange, problems.invalid_key(str(error)))
+        return _refuse(exchange, problems.invalid_key(options, str(error)))
     if key is None:
-        return _refuse(exchange, problems.missing_key()) if options.required else _pass_through(exchange)
+        return _refuse(exchange, problems.missing_key(options)) if options.required else _pass_through(exchange)
     scope = exchange.scope()
     if scope is None:
         return _refuse(exchange, problems.anonymous_refused())
