@@ -51,7 +51,7 @@ def refuse_view(view: Any) -> None:
         _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
     if method_name(view).upper() in SAFE_METHODS:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
-    if _is_drf_view(getattr(view, "cls", None)):
+    if is_drf_view(getattr(view, "cls", None)):
         _refuse(
             f"idempotent stands above the REST framework view {_name(view)}, where nobody is authenticated yet. "
             f"Put it below:\n{DRF_ORDER}"
@@ -107,7 +107,7 @@ def misplaced_dispatch(view_class: type) -> str | None:
     )
     if decorated is None:
         return None
-    if _is_drf_view(view_class):
+    if is_drf_view(view_class):
         return (
             f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where nobody is "
             f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
@@ -126,7 +126,7 @@ def method_name(view: Any) -> str:
     return name if owner and not owner.endswith("<locals>") else ""
 
 
-def _is_drf_view(cls: Any) -> bool:
+def is_drf_view(cls: Any) -> bool:
     """By name, so that nothing is imported: is it an APIView?"""
     return isinstance(cls, type) and any(
         base.__module__ == "rest_framework.views" and base.__name__ == "APIView" for base in cls.__mro__
