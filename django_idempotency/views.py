@@ -19,6 +19,9 @@ from .http.transactions import as_django_would
 
 __all__ = ["IdempotencyMixin"]
 
+HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
+"""Every `View` has the handlers that are left out, or is given them."""
+
 
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a `View` once for each idempotency key: `FormView`, `CreateView`, your own.
@@ -56,6 +59,11 @@ class IdempotencyMixin:
     def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        if not any(hasattr(cls, verb) for verb in HANDLERS):
+            raise IdempotencyConfigurationError(
+                f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
+                '@method_decorator(idempotent, name="dispatch").'
+            )
         view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)  # type: ignore[misc]
         take_over(view, lambda: layers_of(cls, initkwargs))
         return view

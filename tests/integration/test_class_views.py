@@ -237,6 +237,12 @@ class TestRefusals:
         with pytest.raises(TypeError, match=r"django_idempotency\.rest_framework\.IdempotencyMixin"):
             type("Wrong", (IdempotencyMixin, views.APIView), {})
 
+    def test_a_view_that_answers_by_itself(self) -> None:
+        """A GraphQL library's: there is no handler to wrap."""
+        wrong = type("Wrong", (IdempotencyMixin, View), {"dispatch": lambda self, request: HttpResponse()})
+        with pytest.raises(IdempotencyConfigurationError, match="Wrong has no handlers for the mixin to protect"):
+            wrong.as_view()
+
     def test_impossible_options(self) -> None:
         """When the class or the view is made."""
         with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
