@@ -2,13 +2,15 @@
 
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
-E005 autocommit switched off, E006 a decorator above authentication, W001 SQLite without IMMEDIATE transactions,
+E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
+E008 202 without the status page, W001 SQLite without IMMEDIATE transactions,
 W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps import apps
@@ -22,6 +24,7 @@ from django.urls import URLResolver, get_resolver
 from .conf import resolve, settings
 from .exceptions import IdempotencyConfigurationError
 from .http.placement import misplaced_dispatch
+from .http.status import status_url
 from .http.transactions import TakenOver, alias_of
 from .models import IdempotencyKey
 from .stores import store_for
@@ -94,20 +97,47 @@ def _not_listed(setting: str, names: list[str]) -> str:
 
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """No protected `dispatch` stands above the authentication of its class."""
+    """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
     problems = {
         problem
         for callback in _callbacks()
         for view_class in (getattr(callback, "view_class", None) or getattr(callback, "cls", None),)
         if view_class is not None and (problem := misplaced_dispatch(view_class)) is not None
     }
-    return [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
+    messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
+    contradictions: set[str] = set()
+    polls = False
+    for callback, mark in _marks():
+        try:
+            polls = polls or mark.options().in_progress_status == 202
+        except IdempotencyConfigurationError as error:
+            contradictions.add(f"{callback.__module__}.{getattr(callback, '__qualname__', callback)}: {error}")
+    messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
+    return [*messages, *(_check_status_page() if polls else [])]
+
+
+def _check_status_page() -> list[CheckMessage]:
+    try:
+        status_url("default", 0, 0)
+    except IdempotencyConfigurationError as error:
+        return [Error(str(error), id="django_idempotency.E008")]
+    return []
 
 
 def _aliases() -> set[str]:
-    """The aliases that protected routes and the project's default use."""
-    marks = (getattr(callback, "_non_atomic_requests", None) for callback in _callbacks())
-    return {alias_of(resolve()), *(mark.alias() for mark in marks if isinstance(mark, TakenOver))}
+    """The aliases that protected routes and the project's default use. Routes with impossible options: see E007."""
+    aliases = {alias_of(resolve())}
+    for _callback, mark in _marks():
+        with suppress(IdempotencyConfigurationError):
+            aliases.add(mark.alias())
+    return aliases
+
+
+def _marks() -> Iterator[tuple[Any, TakenOver]]:
+    for callback in _callbacks():
+        mark = getattr(callback, "_non_atomic_requests", None)
+        if isinstance(mark, TakenOver):
+            yield callback, mark
 
 
 def _aliases_or_none() -> set[str]:

@@ -3,6 +3,8 @@
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result should have been kept
+│   └── LeaseLost                   the lease had lapsed and somebody else took the key over (leased mode)
+├── ResultNotStorable               a step's result is not JSON (also TypeError; leased mode)
 └── TransactionBroken               the view hid a database error, so its writes could not be committed
 """
 
@@ -24,6 +26,20 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 
 class ClaimLost(IdempotencyError):
     """The view deleted the row of its own claim (or truncated the table): nothing was committed."""
+
+
+class LeaseLost(ClaimLost):
+    """This worker's lease had lapsed and somebody else took the key over, or an operator decided its outcome.
+
+    Nothing of the step that raised it was committed. Let it propagate: the client gets the winner's answer.
+    """
+
+
+class ResultNotStorable(IdempotencyError, TypeError):
+    """A step returned something that is neither JSON nor a saved model instance, so a retry could not return it.
+
+    The result of an external call: the step is marked as done, without a value. Of a local write: rolled back.
+    """
 
 
 class TransactionBroken(IdempotencyError):

@@ -13,7 +13,7 @@ from .conf import SAFE_METHODS, Idempotency, resolve
 from .exceptions import IdempotencyConfigurationError
 from .http.exchange import Exchange
 from .http.guard import guard
-from .http.layers import INHERIT, Options, checked, layers_of, take_over
+from .http.layers import INHERIT, Options, checked, class_layers, take_over
 from .http.placement import is_drf_view
 from .http.transactions import as_django_would
 
@@ -65,7 +65,7 @@ class IdempotencyMixin:
                 '@method_decorator(idempotent, name="dispatch").'
             )
         view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)  # type: ignore[misc]
-        take_over(view, lambda: layers_of(cls, initkwargs))
+        take_over(view, lambda: class_layers(cls, initkwargs))
         return view
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class IdempotencyMixin:
 
     def get_idempotency_options(self) -> Options:
         """The options for this request; None: not protected. Override it to decide by `self.request`."""
-        layers = layers_of(type(self), vars(self))
+        layers = class_layers(type(self), vars(self))
         return resolve(*layers) if layers else None
 
     def _options_for(self, request: Any) -> Idempotency | None:

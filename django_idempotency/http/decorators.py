@@ -17,7 +17,7 @@ from ..exceptions import IdempotencyConfigurationError
 from .exchange import Exchange
 from .pipeline import handle
 from .placement import method_name, refuse_class, refuse_routing, refuse_view
-from .transactions import TakenOver, alias_of
+from .transactions import TakenOver
 
 F = TypeVar("F", bound=Callable[..., Any])
 VERBS = frozenset({"post", "put", "patch", "delete"})
@@ -68,7 +68,7 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
     setattr(attributes, MARK, layers)
     refuse_routing(attributes)
     opted_out = getattr(view, "_non_atomic_requests", ())
-    attributes._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*layers)))
+    attributes._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers))
     return attributes  # type: ignore[no-any-return]
 
 

@@ -62,8 +62,12 @@ class Exchange:
         return response
 
     def run(self) -> HttpResponseBase:
-        """Call the view inside our transaction; returns a response that is ready to be sent."""
-        return self.render(self.view(*self.args, **self.kwargs))
+        """Call the view; returns a response that is ready to be sent."""
+        return self.ready(self.view(*self.args, **self.kwargs))
+
+    def ready(self, response: Any) -> HttpResponseBase:
+        """What the view returned, as it can be kept and sent."""
+        return self.render(response)
 
     def answer(self, error: Exception) -> HttpResponseBase:
         """What the framework answers to an exception of the view, outside its transaction, or raise it.

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from ..conf import Idempotency, as_options, resolve
-from .transactions import TakenOver, alias_of
+from .transactions import TakenOver
 
 Options = Idempotency | Mapping[str, Any] | None
 """What the attribute may hold; None: not protected."""
@@ -20,7 +20,7 @@ def checked(value: Options) -> Idempotency | None:
     return None if value is None else as_options(value)
 
 
-def layers_of(cls: Any, instance: Mapping[str, Any], nearer: tuple[Options, ...] = ()) -> tuple[Any, ...]:
+def class_layers(cls: Any, instance: Mapping[str, Any], nearer: tuple[Options, ...] = ()) -> tuple[Any, ...]:
     """The instance, `nearer`, class, base classes: nearest first, up to the first None. Empty: not protected.
 
     instance: the attributes of the view, or what `as_view()` will make its attributes.
@@ -36,4 +36,4 @@ def layers_of(cls: Any, instance: Mapping[str, Any], nearer: tuple[Options, ...]
 def take_over(view: Any, layers: Callable[[], tuple[Any, ...]]) -> None:
     """Mark what `as_view()` returned. See Note [Taking ATOMIC_REQUESTS over]."""
     opted_out = getattr(view, "_non_atomic_requests", ())
-    view._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*layers())))
+    view._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers()))

@@ -20,6 +20,8 @@ from ..protocol.snapshots import Snapshot
 
 RETRY_AFTER = "1"
 """Seconds. An atomic request is over when its transaction is, and nobody knows more."""
+UNKNOWN_RETRY_AFTER = "60"
+"""Seconds. Somebody has to look first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses that link to the project's documentation of its keys."""
 
@@ -64,6 +66,18 @@ def outstanding(options: Idempotency) -> Problem:
         title="A request is outstanding for this Idempotency-Key",
         detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
         headers={"Retry-After": RETRY_AFTER},
+    )
+
+
+def outcome_unknown() -> Problem:
+    return Problem(
+        status=409,
+        title="The outcome for this Idempotency-Key is unknown",
+        detail=_(
+            "The first request with this key was interrupted, and nobody knows yet whether it took effect. "
+            "It needs attention and is not run again. Retry it later, unchanged."
+        ),
+        headers={"Retry-After": UNKNOWN_RETRY_AFTER},
     )
 
 

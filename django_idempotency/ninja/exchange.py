@@ -36,15 +36,14 @@ class NinjaExchange(Exchange):
             )
         return account_scope(auth)
 
-    def run(self) -> HttpResponseBase:
+    def ready(self, response: Any) -> HttpResponseBase:
         """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse it."""
         operation = self.ninja_operation
-        result = self.view(*self.args, **self.kwargs)
         # What the operation got as its `response` parameter carries the headers that it set.
         temporal: Any = self.kwargs.get(operation.signature.response_arg or "")
         if not isinstance(temporal, HttpResponse):
             temporal = operation.api.create_temporal_response(self.request)
-        return self.render(operation._result_to_response(self.request, result, temporal))
+        return self.render(operation._result_to_response(self.request, response, temporal))
 
     def answer(self, error: Exception) -> HttpResponseBase:
         """The exception handlers of the API, in a transaction of their own."""

@@ -12,7 +12,7 @@ from rest_framework.views import APIView
 
 from ..conf import SAFE_METHODS, resolve
 from ..exceptions import IdempotencyConfigurationError
-from ..http.layers import INHERIT, Options, checked, layers_of, take_over
+from ..http.layers import INHERIT, Options, checked, class_layers, take_over
 from ..http.pipeline import handle
 from ..http.transactions import as_django_would
 from .exchange import RestFrameworkExchange
@@ -58,7 +58,7 @@ class IdempotencyMixin:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        take_over(view, lambda: layers_of(cls, initkwargs))
+        take_over(view, lambda: _layers(cls, initkwargs, None))
         return view  # type: ignore[no-any-return]
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -77,9 +77,7 @@ class IdempotencyMixin:
 
         Override it to decide by `self.request` or `self.action`.
         """
-        action: Any = getattr(self, "action", None)
-        actions = self.idempotency_actions
-        layers = layers_of(type(self), vars(self), (actions[action],) if action in actions else ())
+        layers = _layers(type(self), vars(self), getattr(self, "action", None))
         return resolve(*layers) if layers else None
 
     def _protected(self, handler: Callable[..., Any]) -> Callable[..., HttpResponseBase]:
@@ -92,3 +90,9 @@ class IdempotencyMixin:
             return handle(RestFrameworkExchange.of(request, options=resolve(options), **arguments))
 
         return protected
+
+
+def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Any, ...]:
+    """Action, class, base classes."""
+    actions = cls.idempotency_actions
+    return class_layers(cls, instance, (actions[action],) if action in actions else ())
