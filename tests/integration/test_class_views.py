@@ -17,7 +17,7 @@ from django.urls import path
 from django.views import View
 from django.views.generic import CreateView
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError
+from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.factories import UserFactory
@@ -84,7 +84,16 @@ class Asynchronous(IdempotencyMixin, View):
         return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
 
 
+class Leased(IdempotencyMixin, View):
+    idempotency = Idempotency(lease=60)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        order = get_operation(request).write("order", Order.objects.create)
+        return JsonResponse({"id": order.pk})
+
+
 urlpatterns = [
+    path("leased", Leased.as_view()),
     path("create", Create.as_view()),
     path("first", MixinFirst.as_view()),
     path("handlers", Handlers.as_view()),
@@ -162,6 +171,13 @@ def test_without_a_key_only_an_optional_view_runs(post: Post) -> None:
     assert post("/handlers", key=None).status_code == 400
     response = post("/as_view", key=None)
     assert (response.status_code, replayed(response)) == (200, None)
+
+
+def test_a_leased_view_has_its_operation(post: Post) -> None:
+    """`request.idempotency`, as in a function view."""
+    first, second = (post("/leased") for _ in range(2))
+    assert (first.status_code, replayed(second), first.content) == (200, "true", second.content)
+    assert Order.objects.count() == 1
 
 
 @pytest.mark.parametrize("path", ["/unprotected", "/by_request?off", "/by_request"])

@@ -16,7 +16,7 @@ from ninja import File, Form, NinjaAPI, Router, Schema, UploadedFile
 from ninja.errors import HttpError, ValidationError
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
-from django_idempotency import Idempotency
+from django_idempotency import Idempotency, get_operation
 from django_idempotency.ninja import idempotent_operation
 from tests.shopapp.models import Ledger, Order
 
@@ -108,6 +108,23 @@ def put(request: HttpRequest) -> Any:
 @idempotent_operation
 def both(request: HttpRequest) -> Any:
     return {"id": Order.objects.create().pk}
+
+
+@api.post("/leased", response=OrderOut)
+@idempotent_operation(lease=60)
+def leased(request: HttpRequest, response: HttpResponse, refuse: bool = False) -> Any:
+    """Charge, refuse if told so, write."""
+    operation = get_operation(request)
+    charge = operation.call("charge", charge_card, operation.derive_key("charge"))
+    if refuse:
+        raise HttpError(402, "no funds")
+    response["X-Charge"] = charge
+    return operation.write("order", Order.objects.create, reference=charge)
+
+
+def charge_card(key: str) -> str:
+    CALLS.append(key)
+    return f"charge {len(CALLS)}"
 
 
 @api.post("/held")

@@ -137,6 +137,22 @@ class TestOutcomes:
         assert Order.objects.count() == 1
 
 
+class TestLeased:
+    def test_it_calls_and_writes_once(self, post: Post) -> None:
+        """The result is converted, with its header."""
+        first, second = (post("/leased") for _ in range(2))
+        assert (first.status_code, first["X-Charge"], first.json()["reference"]) == (200, "charge 1", "charge 1")
+        assert (replayed(first), replayed(second)) == ("false", "true")
+        assert same(first, second)
+        assert (len(api_urls.CALLS), Order.objects.count()) == (1, 1)
+
+    def test_a_final_answer_to_an_exception_is_kept(self, post: Post) -> None:
+        """After the call that was made."""
+        first, second = (post("/leased?refuse=1") for _ in range(2))
+        assert (first.status_code, replayed(second), same(first, second)) == (402, "true", True)
+        assert (len(api_urls.CALLS), Order.objects.count()) == (1, 0)
+
+
 class TestExceptions:
     @pytest.mark.parametrize(
         ("error", "status", "body"),
