@@ -372,3 +372,10 @@ class TestConcurrency:
         first, second = in_threads(2, send)
         assert (first.status_code, second.status_code, second["Retry-After"]) == (200, 409, "1")
         assert Order.objects.count() == 1
+
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_leased_mode_refuses_djangos_transaction(self, post: Post) -> None:
+        """Its claim could not be committed before the call."""
+        with pytest.raises(IdempotencyConfigurationError, match="inside a transaction of database 'default'"):
+            post("/leased")
+        assert api_urls.CALLS == []
