@@ -72,8 +72,7 @@ def refuse_view(view: Any) -> None:
 def refuse_routing(protected: Any) -> None:
     """Have Django Ninja refuse a view of plain Django when it makes an operation of it."""
     # By its name, so that nothing is imported. A new list: wraps() has shared the old one with the view.
-    callbacks = getattr(protected, "_ninja_contribute_to_operation", ())
-    protected._ninja_contribute_to_operation = [*callbacks, lambda operation: _refuse_ninja(_name(protected))]
+    protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from django.db import transaction
@@ -77,11 +76,12 @@ def operation_of(request: HttpRequest) -> Operation:
     """The operation that Django Ninja is running for this request.
 
     A decorated function is not told: one function may serve several routes, and each mounted router has operations
-    of its own. But the URL's callback is a method or a closure of the `PathView` that chooses among them.
+    of its own. But the URL's callback is a closure around the `PathView` that chooses among them.
     """
     callback: Any = getattr(getattr(request, "resolver_match", None), "func", None)
     while callback is not None:
-        for owner in _owners(callback):
+        enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
+        for owner in enclosed:
             if isinstance(owner, PathView) and (operation := owner._find_operation(request)) is not None:
                 return operation
         callback = getattr(callback, "__wrapped__", None)
@@ -89,9 +89,3 @@ def operation_of(request: HttpRequest) -> Operation:
         f"idempotent_operation cannot find the Django Ninja operation behind {request.path!r}. It protects operations "
         "that are called through the URLs of a NinjaAPI; for a Django view use idempotent."
     )
-
-
-def _owners(callback: Callable[..., Any]) -> Iterator[Any]:
-    yield getattr(callback, "__self__", None)
-    if inspect.isfunction(callback):
-        yield from inspect.getclosurevars(callback).nonlocals.values()

@@ -73,6 +73,7 @@ class Again(Unprotected):
 
 class ByRequest(Handlers):
     def get_idempotency_options(self) -> Any:
+        assert self.request.method != "GET"
         return None if "off" in self.request.GET else {"methods": ("PUT",)}
 
 
@@ -192,6 +193,11 @@ def test_another_method_can_be_protected(client: Client, key: str) -> None:
     headers = {"Idempotency-Key": key}
     assert [replayed(client.put("/handlers", headers=headers)) for _ in range(2)] == [None, None]
     assert [replayed(client.put("/by_request", headers=headers)) for _ in range(2)] == ["false", "true"]
+
+
+def test_a_safe_method_is_not_asked_about(client: Client) -> None:
+    """`get_idempotency_options()` may rely on that."""
+    assert client.get("/by_request").status_code == 200
 
 
 def test_safe_and_unknown_methods_pass(client: Client, key: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from functools import wraps
 from threading import Event
 from typing import Any
 
 import ninja
+from django.contrib.auth.models import AnonymousUser
 from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
@@ -157,8 +159,19 @@ class Hopeless(Exception):
 
 @api.exception_handler(Hopeless)
 def answer_hopeless(request: HttpRequest, error: Hopeless) -> HttpResponse:
+    """Raise what another handler could answer: Django Ninja asks one handler only."""
     CALLS.append("handled")
-    raise RuntimeError("the handler fails") from error
+    raise Refused("the handler fails") from error
+
+
+class Logged(Exception):
+    pass
+
+
+@api.exception_handler(Logged)
+def log_and_raise(request: HttpRequest, error: Logged) -> HttpResponse:
+    CALLS.append(f"logged {sys.exc_info()[1]!r}")
+    raise error
 
 
 def swallow() -> Exception:
@@ -177,6 +190,7 @@ ERRORS = {
     "422": lambda: ValidationError([{"msg": "wrong"}]),
     "refused": lambda: Refused("by the shop"),
     "hopeless": Hopeless,
+    "logged": Logged,
     "bug": lambda: ZeroDivisionError("bug"),
     "swallow": swallow,
 }
@@ -199,13 +213,28 @@ class Machine:
         self.pk = pk
 
 
+FOUND = {
+    "none": None,
+    "dict": {"sub": "1"},
+    "true": True,
+    "anonymous": AnonymousUser(),
+    "machine1": Machine(1),
+    "machine2": Machine(2),
+}
+
+
 class Token(HttpBearer):
     """What it returns is what `request.auth` becomes."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Any:
-        return {"none": None, "dict": {"sub": "1"}, "true": True, "machine1": Machine(1), "machine2": Machine(2)}.get(
-            token, token
-        )
+        return {
+            "none": None,
+            "dict": {"sub": "1"},
+            "true": True,
+            "anonymous": AnonymousUser(),
+            "machine1": Machine(1),
+            "machine2": Machine(2),
+        }.get(token, token)
 
 
 class Key(APIKeyHeader):

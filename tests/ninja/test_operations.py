@@ -197,11 +197,17 @@ class TestExceptions:
 
     def test_a_handler_that_fails_is_asked_once(self, post: Post) -> None:
         """Its own exception goes on, with its cause and context."""
-        with pytest.raises(RuntimeError, match="the handler fails") as caught:
+        with pytest.raises(api_urls.Refused, match="the handler fails") as caught:
             post("/fail?error=hopeless")
         assert api_urls.CALLS == ["run", "handled"]
         assert isinstance(caught.value.__cause__, api_urls.Hopeless)
         assert isinstance(caught.value.__context__, api_urls.Hopeless)
+
+    def test_a_handler_that_raises_the_same_again_is_asked_once(self, post: Post) -> None:
+        """While the exception is being handled, as a log wants it."""
+        with pytest.raises(api_urls.Logged):
+            post("/fail?error=logged")
+        assert api_urls.CALLS == ["run", "logged Logged()"]
 
     def test_debug_shows_the_traceback(self, post: Post, settings: Any) -> None:
         """Django Ninja's own answer, a 500 that frees the key."""
@@ -267,6 +273,11 @@ class TestCallers:
         with pytest.raises(IdempotencyConfigurationError, match=f"type '{kind}'.*pass scope=callable"):
             self.send(client, "/token", key, Authorization=f"Bearer {token}")
         assert not Order.objects.exists()
+
+    def test_an_anonymous_user_is_told_by_the_credential(self, client: Client, key: str) -> None:
+        """As in a plain view."""
+        self.send(client, "/token", key, Authorization="Bearer anonymous")
+        assert IdempotencyKey.objects.get().scope.startswith("authorization:")
 
     def test_scope_decides_if_it_is_given(self, client: Client, key: str) -> None:
         """Whatever the authenticator returned."""

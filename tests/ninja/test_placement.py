@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import update_wrapper
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.http import HttpRequest
 from django.test import Client, override_settings
-from django.urls import path
+from django.urls import get_resolver, path
+from django.views.decorators.cache import never_cache
 
 pytest.importorskip("ninja")
 
@@ -112,15 +114,59 @@ def test_the_plain_decorator_of_an_api_is_refused_by_the_first_request(
     assert not Order.objects.exists()
 
 
-def test_the_plain_decorator_leaves_the_view_itself_alone(api: NinjaAPI) -> None:
-    """Another decorator's callbacks are kept, in a list of their own."""
+def test_the_plain_decorator_leaves_the_view_itself_alone(api: NinjaAPI, make: Any) -> None:
+    """The unprotected function can be an operation."""
+    decorate_view(lambda run: run)(make)  # leaves a list on the function, which wraps() shares
+    idempotent(make)
 
-    def view(request: HttpRequest) -> Any: ...
+    api.post("/orders")(make)
 
-    decorate_view(lambda run: run)(view)
-    idempotent(view)
 
-    api.post("/orders")(view)
+@pytest.mark.django_db
+def test_other_decorators_of_the_operation_are_kept(api: NinjaAPI, serve: Serve, make: Any, key: str) -> None:
+    """`decorate_view` below it still wraps the whole operation, here and on the unprotected function only once."""
+
+    def marked(run: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            response = run(*args, **kwargs)
+            response["X-Marked"] = response.get("X-Marked", "") + "!"
+            return response
+
+        return wrapper
+
+    api.post("/orders")(idempotent_operation(decorate_view(marked)(make)))
+    api.get("/orders")(make)
+    client = serve(api)
+
+    first, second = (client.post("/orders", headers={"Idempotency-Key": key}) for _ in range(2))
+    assert [(r["X-Marked"], r["Idempotency-Replayed"]) for r in (first, second)] == [("!", "false"), ("!", "true")]
+    assert client.get("/orders")["X-Marked"] == "!"
+
+
+class Wrapped:
+    """A decorator that is a class."""
+
+    def __init__(self, view: Any) -> None:
+        update_wrapper(self, view)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("decorator", [never_cache, Wrapped])
+def test_it_finds_its_operation_below_a_decorated_url(
+    decorator: Any, api: NinjaAPI, serve: Serve, make: Any, key: str
+) -> None:
+    """As somebody may decorate the callbacks of `api.urls`."""
+    api.post("/orders")(idempotent_operation(make))
+    client = serve(api)
+    (root,) = get_resolver().url_patterns
+    for pattern in root.url_patterns:
+        pattern.callback = decorator(pattern.callback)
+
+    marks = [client.post("/orders", headers={"Idempotency-Key": key})["Idempotency-Replayed"] for _ in range(2)]
+    assert marks == ["false", "true"]
 
 
 def test_safe_methods_only(api: NinjaAPI, make: Any) -> None:
@@ -129,23 +175,33 @@ def test_safe_methods_only(api: NinjaAPI, make: Any) -> None:
         api.get("/orders")(idempotent_operation(make))
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize("by_api", [False, True])
-def test_a_stream_of_items(by_api: bool, api: NinjaAPI, serve: Serve, key: str) -> None:
-    """They are written when the transaction is over."""
-    streaming = pytest.importorskip("ninja.streaming")
+@pytest.fixture
+def items() -> Any:
+    """A new function: routing leaves a mark on it."""
 
     def items(request: HttpRequest) -> Any:
         yield {"id": Order.objects.create().pk}
 
-    def act() -> None:
-        api.post("/items", response=streaming.JSONL[dict])(items if by_api else idempotent_operation(items))
-        if by_api:
-            api.add_decorator(idempotent_operation, mode="operation")
-        serve(api).post("/items", headers={"Idempotency-Key": key})
+    return items
+
+
+def test_a_stream_of_items_is_refused_by_the_route(api: NinjaAPI, items: Any) -> None:
+    """They are written when the transaction is over."""
+    streaming = pytest.importorskip("ninja.streaming")
+    with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
+        api.post("/items", response=streaming.JSONL[dict])(idempotent_operation(items))
+
+
+@pytest.mark.django_db
+def test_a_stream_of_items_is_refused_by_the_first_request(api: NinjaAPI, serve: Serve, items: Any, key: str) -> None:
+    """If an API protects its operations."""
+    streaming = pytest.importorskip("ninja.streaming")
+    api.post("/items", response=streaming.JSONL[dict])(items)
+    api.add_decorator(idempotent_operation, mode="operation")
+    client = serve(api)
 
     with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
-        act()
+        client.post("/items", headers={"Idempotency-Key": key})
     assert not Order.objects.exists()
 
 
