@@ -12,9 +12,15 @@ if TYPE_CHECKING:
         IdempotencyConfigurationError,
         IdempotencyError,
         LeaseLost,
+        NotRun,
+        OperationInProgress,
+        OutcomeUnknown,
+        PayloadMismatch,
         ResultNotStorable,
+        StoreBusy,
         TransactionBroken,
     )
+    from .execution.once import Result, arun_once, once, run_once
     from .execution.steps import Operation
     from .http.decorators import idempotent
     from .http.operations import IdempotentHttpRequest, get_operation
@@ -26,17 +32,27 @@ __all__ = [
     "IdempotencyError",
     "IdempotentHttpRequest",
     "LeaseLost",
+    "NotRun",
     "Operation",
+    "OperationInProgress",
+    "OutcomeUnknown",
+    "PayloadMismatch",
+    "Result",
     "ResultNotStorable",
+    "StoreBusy",
     "TransactionBroken",
+    "arun_once",
     "get_operation",
     "idempotent",
+    "once",
+    "run_once",
 ]
 
 _HOME = {
     "Idempotency": ".conf",
     "IdempotentHttpRequest": ".http.operations",
     "Operation": ".execution.steps",
+    **dict.fromkeys(("Result", "arun_once", "once", "run_once"), ".execution.once"),
     "get_operation": ".http.operations",
     "idempotent": ".http.decorators",
 }

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
-from django.db import router, transaction
+from django.db import transaction
 
-from .models import IdempotencyKey
-from .stores import store_for
+from .stores import alias_for, store_for
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -59,7 +58,7 @@ def cleanup_idempotency_keys(
     earlier batches deleted stays deleted.
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
-    store = store_for(using or router.db_for_write(IdempotencyKey))
+    store = store_for(alias_for(using))
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     deleted = batches = 0
     not_before = None
@@ -81,7 +80,7 @@ def cleanup_idempotency_keys(
 
 def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
-    store = store_for(using or router.db_for_write(IdempotencyKey))
+    store = store_for(alias_for(using))
     return Cleanup(
         deleted=store.count_expired(),
         batches=0,

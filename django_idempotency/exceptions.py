@@ -5,7 +5,12 @@ IdempotencyError
 ├── ClaimLost                       the claimed row was gone when its result should have been kept
 │   └── LeaseLost                   the lease had lapsed and somebody else took the key over (leased mode)
 ├── ResultNotStorable               a step's result is not JSON (also TypeError; leased mode)
-└── TransactionBroken               the view hid a database error, so its writes could not be committed
+├── TransactionBroken               the view hid a database error, so its writes could not be committed
+└── NotRun                          `run_once` has neither run the work nor found its result
+    ├── OperationInProgress         somebody else is running it right now: try again later
+    ├── OutcomeUnknown              an external call is in doubt, and must not be made twice
+    ├── PayloadMismatch             the key was used before, for another payload
+    └── StoreBusy                   the store could not be asked in time (SQLite): try again later
 """
 
 from __future__ import annotations
@@ -48,3 +53,26 @@ class TransactionBroken(IdempotencyError):
     The database has discarded everything the view wrote, so answering with a success would be a lie.
     Nothing was committed, and the key is free for a retry.
     """
+
+
+class NotRun(IdempotencyError):
+    """`run_once` and `once`: the work did not run this time, and there is no result to return. Nothing was changed."""
+
+
+class OperationInProgress(NotRun):
+    """The same operation is being run right now. Try again later: a queue should deliver the message again."""
+
+
+class OutcomeUnknown(NotRun):
+    """An earlier attempt was interrupted in an external call, and `on_abandoned="hold"` forbids to make it again.
+
+    It waits for `reconcile` or for a person. Trying again later does no harm.
+    """
+
+
+class PayloadMismatch(NotRun):
+    """The key was used before for another payload. Trying again is of no use: somebody has mixed up keys."""
+
+
+class StoreBusy(NotRun):
+    """The store could not be asked in time (SQLite's write lock). Try again later."""

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
 from ..conf import Idempotency
-from ..models import IdempotencyKey
+from ..stores import alias_for
 
 
 def alias_of(options: Idempotency) -> str:
     """The database alias of the key table for these options."""
-    return options.using or router.db_for_write(IdempotencyKey)
+    return alias_for(options.using)
 
 
 class TakenOver(set[str]):

@@ -6,7 +6,7 @@ from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.contrib.staticfiles.views import serve
 from django.urls import include, path, re_path
 from rest_framework.routers import DefaultRouter
-from shop import api, views
+from shop import api, payments, views
 
 router = DefaultRouter()
 router.register("orders", api.OrderViewSet)
@@ -14,6 +14,9 @@ router.register("orders", api.OrderViewSet)
 urlpatterns = [
     path("orders/", views.create_order),
     path("unprotected/orders/", views.create_order_unprotected),
+    path("payments/", payments.pay),
+    path("careful-payments/", payments.pay_carefully),
+    path("idempotency/", include("django_idempotency.urls")),
     path("api/", include(router.urls)),
     path("admin/", admin.site.urls),
     *staticfiles_urlpatterns(),
