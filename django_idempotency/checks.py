@@ -4,7 +4,7 @@ Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, W001 SQLite without IMMEDIATE transactions,
-W002 PostgreSQL with another isolation level than READ COMMITTED.
+W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning
@@ -31,6 +32,7 @@ from .stores import store_for
 
 def register() -> None:
     register_check(check_settings, "django_idempotency")
+    register_check(check_cors, Tags.security)
     register_check(check_urls, Tags.urls)
     register_check(check_databases, Tags.database)
 
@@ -55,6 +57,43 @@ def check_databases(
         except IdempotencyConfigurationError as error:
             messages.append(Error(str(error), id="django_idempotency.E004"))
     return messages
+
+
+def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Scripts of other origins may send the key and read what they need to retry, if they are let in at all."""
+    if not apps.is_installed("corsheaders"):
+        return []
+    try:
+        conf = settings()
+    except IdempotencyConfigurationError:
+        return []  # E001 tells
+    messages: list[CheckMessage] = []
+    if hidden := _not_listed("CORS_ALLOW_HEADERS", [conf.header]):
+        messages.append(
+            Warning(
+                f"scripts of other origins cannot send {hidden}, which CORS_ALLOW_HEADERS leaves out.",
+                hint=f"Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, {conf.header.lower()!r}].",
+                id="django_idempotency.W003",
+            )
+        )
+    if hidden := _not_listed("CORS_EXPOSE_HEADERS", [conf.replayed_header, "Retry-After"]):
+        messages.append(
+            Warning(
+                f"scripts of other origins cannot read {hidden}, which CORS_EXPOSE_HEADERS leaves out.",
+                hint=f"Set CORS_EXPOSE_HEADERS = [{conf.replayed_header!r}, 'Retry-After'].",
+                id="django_idempotency.W003",
+            )
+        )
+    return messages
+
+
+def _not_listed(setting: str, names: list[str]) -> str:
+    """The names that the setting of django-cors-headers leaves out; by default it lists none of them."""
+    listed = {str(name).lower() for name in getattr(django_settings, setting, None) or ()}
+    # To browsers the asterisk means every header, but only in answers that are not about credentials.
+    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
+        return ""
+    return " and ".join(name for name in names if name.lower() not in listed)
 
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:

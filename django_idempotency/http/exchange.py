@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, settings
 from ..exceptions import IdempotencyConfigurationError
+from .callers import scope_of
 from .fingerprints import fingerprint_of
 
 
@@ -47,6 +48,10 @@ class Exchange:
         match_ = self.request.resolver_match
         route = match_.route if match_ else f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.request.method} {route}"
+
+    def scope(self) -> str | None:
+        """Who is calling; None for a caller who must be refused."""
+        return scope_of(self.asked_with, self.options)
 
     def fingerprint(self) -> bytes | None:
         return fingerprint_of(self.request, self.options, self.asked_with)

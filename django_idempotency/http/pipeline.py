@@ -31,7 +31,6 @@ from ..protocol.outcomes import (
 from ..protocol.snapshots import Snapshot
 from ..stores import Claim, store_for
 from . import problems
-from .callers import scope_of
 from .capture import capture, restore
 from .exchange import Exchange
 from .headers import read_key
@@ -51,10 +50,10 @@ def handle(exchange: Exchange) -> HttpResponseBase:
     try:
         key = read_key(exchange.asked_with, options)
     except InvalidKey as error:
-        return _refuse(exchange, problems.invalid_key(str(error)))
+        return _refuse(exchange, problems.invalid_key(options, str(error)))
     if key is None:
-        return _refuse(exchange, problems.missing_key()) if options.required else _pass_through(exchange)
-    scope = scope_of(exchange.asked_with, options)
+        return _refuse(exchange, problems.missing_key(options)) if options.required else _pass_through(exchange)
+    scope = exchange.scope()
     if scope is None:
         return _refuse(exchange, problems.anonymous_refused())
     claim = Claim(
