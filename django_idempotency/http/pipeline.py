@@ -170,7 +170,10 @@ def _give(exchange: Exchange, operation: Operation) -> None:
 
 def _answer(exchange: Exchange, error: Exception) -> Finished[HttpResponseBase]:
     """What the framework makes of the view's exception, judged as a returned response would be."""
-    return _judged(exchange.answer(error), exchange.options)
+    try:
+        raise error
+    except Exception:  # noqa: BLE001 (exception handlers may log what is being handled, with its traceback)
+        return _judged(exchange.answer(error), exchange.options)
 
 
 def _judged(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:

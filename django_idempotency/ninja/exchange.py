@@ -48,11 +48,8 @@ class NinjaExchange(Exchange):
         """The exception handlers of the API, in a transaction of their own."""
         api = self.ninja_operation.api
         try:
-            try:
-                raise error
-            except Exception:  # noqa: BLE001 (handlers may log what is being handled, with its traceback)
-                with transaction.atomic(using=alias_of(self.options)):
-                    return self.render(api.on_exception(self.request, error))
+            with transaction.atomic(using=alias_of(self.options)):
+                return self.render(api.on_exception(self.request, error))
         except Exception as unanswered:
             # On its way out it meets `Operation.run`, which would ask the same handler a second time.
             api.add_exception_handler(Unanswered, _give_up)

@@ -11,6 +11,7 @@ import pytest
 from django.test import Client, modify_settings, override_settings
 from django.urls import include, path
 
+from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
 from django_idempotency.conf import OPTION_NAMES, SETTING_NAMES, Idempotency, settings
 from django_idempotency.models import IdempotencyKey
@@ -257,13 +258,100 @@ def test_the_task_cleans_up(run):
     assert run("docs/operations.md", "shop/tasks.py").nightly() == 0
 
 
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway that honours keys; `down` makes it charge and not answer."""
+    books: dict[str, Any] = {}
+    gateway: Any = ModuleType("shop.gateway")
+    gateway.books, gateway.down = books, False
+
+    def charge(amount: int, *, idempotency_key: str) -> Any:
+        books.setdefault(idempotency_key, {"id": f"ch_{len(books) + 1}"})
+        if gateway.down:
+            raise TimeoutError
+        return books[idempotency_key]
+
+    gateway.charge, gateway.find = charge, books.get
+    monkeypatch.setitem(sys.modules, "shop.gateway", gateway)
+    return gateway
+
+
+@pytest.mark.django_db
+def test_the_leased_example_charges_once(run, serve, client, gateway):
+    """Posted twice under one key: one charge, one order with it."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/payments.py").pay))(client, "/pay/", {})
+
+    assert list(gateway.books.values()) == [{"id": models.Order.objects.get().reference}]
+
+
+@pytest.mark.django_db
+def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
+    """The gateway hangs up after charging: the retry finds the charge in its books."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    client.raise_request_exception = False
+    gateway.down = True
+    headers = {"Idempotency-Key": "one"}
+    assert client.post("/pay/", headers=headers).status_code == 500
+
+    answer = client.post("/pay/", headers=headers)
+
+    assert (answer.status_code, answer.json(), len(gateway.books)) == (201, {"id": "ch_1"}, 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("decision", "args", "status", "content"),
+    [
+        ("it_was_charged", ("ch_1",), 201, b'{"id": "ch_1"}'),
+        ("it_was_not_charged", (), 500, None),
+        ("it_was_refunded", (), 200, b"refunded"),
+    ],
+)
+def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status, content):
+    """After each decision the retry gets on."""
+    sys.modules["shop"].gateway = gateway
+    careful = run("docs/leased.md", "shop/careful.py")
+    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__)))
+    support = run("docs/leased.md", "shop/support.py")
+    client.raise_request_exception = False
+    gateway.down = True
+    headers = {"Idempotency-Key": "one"}
+    assert [client.post("/pay/", headers=headers).status_code for _ in range(2)] == [500, 409]
+
+    getattr(support, decision)(support.find("one"), *args)
+
+    answer = client.post("/pay/", headers=headers)
+    assert answer.status_code == status
+    assert content in (None, answer.content)
+
+
+@pytest.mark.django_db
+def test_the_events_are_handled_once(run):
+    """The same event twice, and a loop that was killed before it acknowledged."""
+    events = run("docs/once.md", "shop/events.py")
+    event = {"id": "evt_1", "order": "a book", "amount": 1}
+
+    first, again = events.place_order(event), events.place_order(event)
+    assert (first[0], first[1], again[0], again[1]) == (again[0], False, first[0], True)
+    assert events.ship(event) == events.ship(event)
+
+    acknowledged: list[Any] = []
+    events.consume([event, {**event, "amount": 2}], acknowledged.append)
+    assert acknowledged == [event]
+    assert models.Order.objects.count() == 2
+
+
 def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
     assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/members.py", "shop/api.py"],
         "docs/forms.md": ["shop/forms.py", "cors.py"],
         "docs/howto-graphql.md": ["shop/graphql.py"],
+        "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],
         "docs/ninja.md": ["shop/ninja_api.py"],
+        "docs/once.md": ["shop/events.py"],
         "docs/operations.md": ["shop/tasks.py"],
         "docs/options.md": ["settings.py"],
         "docs/webhooks.md": ["shop/webhooks.py"],
