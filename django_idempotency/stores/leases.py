@@ -139,6 +139,20 @@ class Leases:
         """How many keys nobody works on whose external call may or may not have happened."""
         return self._count(self._sql.are_in_doubt)
 
+    def stuck_ids(self, limit: int) -> list[int]:
+        """Primary keys of stuck keys, at most `limit`."""
+        return self._ids(self._sql.are_stuck, limit)
+
+    def in_doubt_ids(self, limit: int) -> list[int]:
+        """Primary keys of keys in doubt, at most `limit`."""
+        return self._ids(self._sql.are_in_doubt, limit)
+
+    def _ids(self, condition: str, limit: int) -> list[int]:
+        with self._cursor() as cursor:
+            id_ = self._sql.column["id"]
+            cursor.execute(f"SELECT {id_} FROM {self._sql.table} WHERE {condition} LIMIT %s", [limit])
+            return [row[0] for row in cursor.fetchall()]
+
     def _count(self, condition: str) -> int:
         with self._cursor() as cursor:
             # The empty list: substituting parameters halves the doubled percent signs of SQLite's clock.
