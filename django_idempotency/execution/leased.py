@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from django.db import DatabaseError
+from django.db import DatabaseError, Error
 
 from ..exceptions import ClaimLost
 from ..protocol.errors import describe
 from ..protocol.outcomes import Answer, Claimed, ClaimOutcome, Conflicted, Finished, Raised, Unavailable, Verdict
 from ..stores import Claim, Store
-from .ownership import own_transaction
+from .ownership import on_a_fresh_connection_if_need_be, own_transaction
 from .steps import Operation
 from .stray_writes import warned_about
 
@@ -132,16 +132,9 @@ def _failing(store: Store, claim: Claim, claimed: Claimed) -> Iterator[None]:
 
 def _fail(store: Store, claim: Claim, claimed: Claimed, error: BaseException) -> None:
     try:
-        store.fail(claimed, claim, describe(error))
-    except DatabaseError:
-        if store.connection.in_atomic_block:
-            return  # a TestCase's
-        try:
-            # What broke may have been the connection.
-            store.connection.close()
-            store.fail(claimed, claim, describe(error))
-        except DatabaseError:
-            logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claimed.id)
+        on_a_fresh_connection_if_need_be(store, lambda: store.fail(claimed, claim, describe(error)))
+    except Error:
+        logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claimed.id)
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import transaction
+from django.db import Error, transaction
 
 from ..exceptions import IdempotencyConfigurationError
 from ..stores import Store
@@ -35,3 +35,17 @@ def own_transaction(store: Store, what: str) -> Iterator[None]:
     refuse_transaction(store, what)
     with transaction.atomic(using=store.alias, durable=True):
         yield
+
+
+def on_a_fresh_connection_if_need_be(store: Store, write: Callable[[], None]) -> None:
+    """Run `write`, and once more on a new connection if the database fails it. It must be safe to run twice.
+
+    For what must not be lost: a connection that lay idle during a long call may have been cut by then.
+    """
+    try:
+        write()
+    except Error:
+        if store.connection.in_atomic_block:
+            raise  # a TestCase's: there is no other connection
+        store.connection.close()
+        write()

@@ -14,7 +14,7 @@ from ..protocol.digests import derived_key
 from ..protocol.errors import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Claim, Store
-from .ownership import own_transaction
+from .ownership import on_a_fresh_connection_if_need_be, own_transaction
 from .values import as_kept, decode, encode
 
 P = ParamSpec("P")
@@ -152,9 +152,13 @@ class Operation:
             kept = encode(value)
         except ResultNotStorable as not_storable:
             error = not_storable  # the money has moved: first say so
-        with own_transaction(self._store, f"the end of operation.call({name!r})"):
-            self._store.fence(self._claimed)
-            self._store.finish_call(self._claimed, name, kept)
+
+        def finish() -> None:
+            with own_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._store.fence(self._claimed)
+                self._store.finish_call(self._claimed, name, kept)
+
+        on_a_fresh_connection_if_need_be(self._store, finish)
         self._doubts.discard(name)
         if kept is None:
             raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")

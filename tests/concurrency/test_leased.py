@@ -13,7 +13,7 @@ from threading import Barrier, Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import F
 from django.test import Client
 from django.utils import timezone
@@ -236,6 +236,28 @@ def test_a_waiting_duplicate_takes_a_failed_key_over(key: str, waits: list[bool]
         answer = second.result(30)
     assert (answer.status_code, answer.json()["attempt"]) == (201, 2)
     assert len(GATEWAY.charges) == 1
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("outcome", ["an answer", "an error"])
+def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome: str) -> None:
+    """The call's result, or the key's release, is kept on a new one."""
+    default = connections["default"]
+
+    def cut() -> None:
+        with default.cursor() as cursor, pytest.raises(OperationalError):
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        if outcome == "an error":
+            raise ValueError("the gateway is down")
+
+    GATEWAY.after = cut
+    answer = send(key)
+    row = IdempotencyKey.objects.get()
+    if outcome == "an answer":
+        assert (answer.status_code, row.status, row.attempt) == (201, "completed", 1)
+    else:
+        assert (answer.status_code, row.status, row.locked_until) == (500, "failed", None)
+    assert (len(GATEWAY.charges), Order.objects.count()) == (1, int(outcome == "an answer"))
 
 
 @pytest.mark.parametrize("error", [timedelta(hours=-1), timedelta(hours=1)])
