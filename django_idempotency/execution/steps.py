@@ -117,12 +117,9 @@ class Operation:
                 else await sync_to_async(function)(*args, **kwargs)
             )
             value = await result if isawaitable(result) else result
-        except Exception as error:
+        except Exception as error:  # not a cancellation: nothing more is awaited then
             await sync_to_async(self._note)(name, error)
             raise
-        except BaseException as error:  # cancelled: nothing more is awaited here
-            self._doubts.add(name)
-            raise error
         return cast(T, await sync_to_async(self._finish)(name, value))
 
     async def awrite(
@@ -166,7 +163,6 @@ class Operation:
 
     def _note(self, name: str, error: BaseException) -> None:
         """Say in the timeline why the call is in doubt. It is in doubt without that, too."""
-        self._doubts.add(name)
         try:
             with own_transaction(self._store, f"the end of operation.call({name!r})"):
                 self._store.fence(self._claimed)

@@ -54,7 +54,7 @@ def pay(request: HttpRequest) -> HttpResponse:
 
 def hooked(request: HttpRequest) -> HttpResponse:
     """Whatever the test wants the view to do with its operation."""
-    return JsonResponse({"result": HOOKS["view"](request)}, status=201)
+    return JsonResponse({"result": HOOKS["view"](request)}, status=int(request.GET.get("status", 201)))
 
 
 def reconciled(request: HttpRequest, operation: Any) -> Any:

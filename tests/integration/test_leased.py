@@ -156,6 +156,13 @@ class TestFailure:
         HOOKS["view"] = lambda request: request.idempotency.write("half", lambda: "done")
         assert post("/hooked").json() == {"result": "done"}
 
+    def test_a_result_is_kept_for_ttl_from_its_completion(self, post: Post) -> None:
+        """However long the view has run."""
+        HOOKS["at the end"] = lambda operation: IdempotencyKey.objects.update(expires_at=timezone.now())
+        post("/pay")
+        assert row().expires_at > timezone.now() + timedelta(hours=23)
+        assert post("/pay").headers["Idempotency-Replayed"] == "true"
+
     def test_a_failed_key_is_kept_for_ttl_from_its_failure(self, post: Post) -> None:
         """Not from the first claim: an old key that was taken over must not be forgotten at its completion."""
         HOOKS["between"] = breaks
@@ -308,6 +315,15 @@ class TestReconcile:
         assert (row().status, GATEWAY.calls) == ("failed", 1)
         HOOKS["reconcile"] = lambda request, operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
+
+    def test_it_is_asked_about_a_dead_worker_without_doubts(self, post: Post) -> None:
+        """Only the project knows what else the view has done."""
+        HOOKS["between"] = breaks
+        with pytest.raises(Broken):
+            post("/pay/reconcile")
+        as_if_killed()
+        HOOKS["reconcile"] = lambda request, operation: HttpResponse(f"doubts: {operation.in_doubt}")
+        assert post("/pay/reconcile").content == b"doubts: ()"
 
     def test_a_clean_failure_is_not_its_business(self, post: Post) -> None:
         """Nothing was abandoned and nothing is in doubt."""
@@ -566,6 +582,9 @@ class TestOtherModes:
         with pytest.raises(Broken):
             post("/changed/atomic")
         assert (row().status, IdempotencyStep.objects.count()) == ("failed", 1)
+        HOOKS["view"] = lambda request: None
+        assert post("/changed/atomic?status=429").status_code == 429
+        assert (IdempotencyKey.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
 
     def test_without_a_key_the_steps_just_run(self, client: Any) -> None:
         """required=False: each request charges, with a derived key of its own."""
