@@ -57,6 +57,7 @@ class Idempotency:
     store_body: False keeps a tombstone instead of the response.
     max_body_bytes: a larger or streaming response leaves a tombstone.
     using: the database alias, which must be the alias of the business write; default: the write alias.
+    observe: claim and log what would have been refused or replayed, and never do it. For a gradual rollout.
     """
 
     ttl: timedelta | float = UNSET
@@ -78,6 +79,7 @@ class Idempotency:
     store_body: bool = UNSET
     max_body_bytes: int = UNSET
     using: str | None = UNSET
+    observe: bool = UNSET
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
@@ -188,6 +190,7 @@ _PROBLEMS: dict[str, Callable[[Any], str | None]] = {
     "store_body": _one_of(True, False),
     "max_body_bytes": _bytes,
     "using": _name,
+    "observe": _one_of(True, False),
 }
 
 DEFAULTS = Idempotency(
@@ -210,6 +213,7 @@ DEFAULTS = Idempotency(
     store_body=True,
     max_body_bytes=1024 * 1024,
     using=None,
+    observe=False,
 )
 OPTION_NAMES = tuple(f.name for f in fields(Idempotency))
 

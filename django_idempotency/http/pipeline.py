@@ -34,6 +34,7 @@ from . import problems
 from .capture import capture, restore
 from .exchange import Exchange
 from .headers import read_key
+from .observing import observed
 from .status import accepted
 from .transactions import alias_of, as_django_would
 
@@ -46,17 +47,30 @@ def handle(exchange: Exchange) -> HttpResponseBase:
     options = exchange.options
     if exchange.request.method not in options.methods or not settings().enabled:
         return _pass_through(exchange)
+    if options.observe:
+        return observed(exchange, lambda: _wanted(exchange), lambda: _pass_through(exchange))
     _refuse_a_second_protection(exchange)
+    wanted = _wanted(exchange)
+    if wanted is None:
+        return _pass_through(exchange)
+    if isinstance(wanted, problems.Problem):
+        return _refuse(exchange, wanted)
+    return _deliver(exchange, wanted, _run_once(exchange, wanted))
+
+
+def _wanted(exchange: Exchange) -> Claim | problems.Problem | None:
+    """What the client asks for: to run something once, something impossible, or no protection."""
+    options = exchange.options
     try:
         key = read_key(exchange.asked_with, options)
     except InvalidKey as error:
-        return _refuse(exchange, problems.invalid_key(options, str(error)))
+        return problems.invalid_key(options, str(error))
     if key is None:
-        return _refuse(exchange, problems.missing_key(options)) if options.required else _pass_through(exchange)
+        return problems.missing_key(options) if options.required else None
     scope = exchange.scope()
     if scope is None:
-        return _refuse(exchange, problems.anonymous_refused())
-    claim = Claim(
+        return problems.anonymous_refused()
+    return Claim(
         identity=identify(scope=scope, operation=exchange.operation(), key=key),
         fingerprint=exchange.fingerprint(),
         ttl=options.ttl_seconds,
@@ -64,7 +78,6 @@ def handle(exchange: Exchange) -> HttpResponseBase:
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
     )
-    return _deliver(exchange, claim, _run_once(exchange, claim))
 
 
 def _deliver(exchange: Exchange, claim: Claim, outcome: Answer[HttpResponseBase]) -> HttpResponseBase:

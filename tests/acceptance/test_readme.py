@@ -243,7 +243,7 @@ class TestGraphQL:
         assert not models.Order.objects.exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/options.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/options.md", "docs/rollout.md"])
 def test_the_settings_are_accepted(page, run):
     """The `IDEMPOTENCY` dict of the page is one that the package reads."""
     shown = run(page, "settings.py", INSTALLED_APPS=[])
@@ -354,6 +354,7 @@ def test_every_python_block_is_executed_by_a_test_here():
         "docs/once.md": ["shop/events.py"],
         "docs/operations.md": ["shop/tasks.py"],
         "docs/options.md": ["settings.py"],
+        "docs/rollout.md": ["settings.py"],
         "docs/webhooks.md": ["shop/webhooks.py"],
     }
 

@@ -1,0 +1,152 @@
+"""observe=True: the view always runs, and the log says what would have happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+
+from django_idempotency import idempotent
+from django_idempotency.models import IdempotencyKey
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+HOOKS: dict[str, Callable[..., Any]] = {}
+
+
+@idempotent(observe=True)
+def create(request: HttpRequest) -> HttpResponse:
+    order = Order.objects.create()
+    HOOKS.get("view", lambda request: None)(request)
+    body = {"id": order.pk, "atomic": connection.in_atomic_block}
+    return JsonResponse(body, status=int(request.GET.get("status", 201)))
+
+
+@idempotent(observe=True, lease=60)
+def leased(request: HttpRequest) -> HttpResponse:
+    order = request.idempotency.write("order", Order.objects.create)  # type: ignore[attr-defined]
+    return JsonResponse({"id": order.pk}, status=201)
+
+
+@idempotent(observe=True, anonymous="refuse")
+def refusing(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+@idempotent(observe=True, scope=lambda request: None)
+def misconfigured(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+enforced = idempotent(operation="POST create")(create.__wrapped__)  # type: ignore[attr-defined]
+urlpatterns = [
+    path("create", create),
+    path("leased", leased),
+    path("refusing", refusing),
+    path("misconfigured", misconfigured),
+    path("enforced", enforced),
+]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_observing")]
+
+
+@pytest.fixture(autouse=True)
+def _clean(caplog: pytest.LogCaptureFixture) -> None:
+    HOOKS.clear()
+    caplog.set_level(logging.WARNING, logger="django_idempotency")
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "django_idempotency"]
+
+
+@pytest.mark.parametrize("url", ["/create", "/leased"])
+def test_a_retry_runs_again_and_is_logged(post: Post, key: str, caplog: pytest.LogCaptureFixture, url: str) -> None:
+    """Nothing is replayed, and no header claims that a key was honoured."""
+    first, second = post(url), post(url)
+    assert [first.status_code, second.status_code] == [201, 201]
+    assert first.json()["id"] != second.json()["id"]
+    assert "Idempotency-Replayed" not in second.headers
+    assert logged(caplog) == [f"Observed: POST {url[1:]} would have been replayed (key {key})."]
+    assert IdempotencyKey.objects.get().status == "completed"
+
+
+def test_what_would_have_been_refused(post: Post, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Missing, malformed, reused, still running, unknown caller: each runs."""
+    HOOKS["view"] = lambda request: HOOKS.clear() or post("/create")
+    answers = [
+        post("/create", key=None),
+        post("/create", key='"unterminated'),
+        post("/create", {"a": 1}),
+        post("/refusing"),
+    ]
+    assert {answer.status_code for answer in answers} == {200, 201}
+    assert logged(caplog)[-3:] == [
+        "Observed: POST create would have been refused with 400: Idempotency-Key is not valid.",
+        f"Observed: POST create would have been refused: the key was used for another request (key {key}).",
+        "Observed: POST refusing would have been refused with 403: Idempotency-Key needs an identified caller.",
+    ]
+    assert logged(caplog)[0] == "Observed: POST create would have been refused with 400: Idempotency-Key is missing."
+
+
+def test_a_running_request_is_seen(post: Post, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its duplicate runs beside it."""
+
+    def duplicate(request: HttpRequest) -> None:
+        HOOKS.clear()
+        assert post("/create").status_code == 201
+
+    HOOKS["view"] = duplicate
+    assert post("/create").status_code == 201
+    message = f"Observed: POST create would have been refused: the first request is still running (key {key})."
+    assert logged(caplog) == [message]
+
+
+def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    """As they would: no line for the retry."""
+
+    def fail(request: HttpRequest) -> None:
+        raise ValueError("the view fails")
+
+    HOOKS["view"] = fail
+    with pytest.raises(ValueError, match="the view fails"):
+        post("/create")
+    assert IdempotencyKey.objects.get().last_error == "ValueError: the view fails"
+    HOOKS.clear()
+    assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
+    assert post("/create").status_code == 201
+    assert logged(caplog) == []
+
+
+def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    """Logged as an error, and the view runs."""
+    assert post("/misconfigured").content == b"ran"
+    HOOKS["view"] = lambda request: IdempotencyKey.objects.all().delete()
+    assert post("/create").status_code == 201
+    assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_views_transaction_is_djangos(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, or that of ATOMIC_REQUESTS; inside another one our error spoils nothing."""
+    assert post("/create").json()["atomic"] is False
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert post("/create").json()["atomic"] is True
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", False)
+    HOOKS["view"] = lambda request: IdempotencyKey.objects.all().delete()
+    with transaction.atomic():
+        assert post("/create", key="other").status_code == 201
+    assert Order.objects.count() == 3
+
+
+def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
+    """A tombstone: the response was not stored."""
+    assert post("/create").status_code == 201
+    IdempotencyKey.objects.update(fingerprint=None)
+    answer = post("/enforced")
+    assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
+    assert Order.objects.count() == 1
