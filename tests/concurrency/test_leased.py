@@ -19,7 +19,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.protocol.outcomes import Claimed, Conflicted, InDoubt
 from django_idempotency.stores import store_for
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_stores import a_claim
@@ -283,3 +283,35 @@ def test_times_are_the_databases(key: str, monkeypatch: pytest.MonkeyPatch, erro
         slow.go.set()
         zombie.result(30)
     assert (len(GATEWAY.charges), Order.objects.count()) == (2, 2)
+
+
+@pytest.mark.only_on("postgresql")
+def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
+    """One that was started after its snapshot: it fails and is repeated, instead of running the call again."""
+    store = store_for("default")
+    claim = a_claim(lease=60.0)
+    with transaction.atomic():
+        claimed = store.claim(claim)
+    assert isinstance(claimed, Claimed)
+    lapse()
+    looked, started = Event(), Event()
+
+    def take_over() -> Any:
+        with transaction.atomic(), connections["default"].cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT 1")
+            looked.set()
+            assert started.wait(30)
+            return store.claim(claim)
+
+    with elsewhere() as start:
+        rival = start(take_over)
+        assert looked.wait(30)
+        with transaction.atomic():
+            store.start_call(claimed, "charge", again=False)
+        started.set()
+        error = rival.exception(30)
+    assert isinstance(error, OperationalError)
+    assert store.may_repeat(error)
+    with transaction.atomic():
+        assert store.claim(claim) == InDoubt()
