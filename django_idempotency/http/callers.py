@@ -29,13 +29,14 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
         return scope
     user = getattr(request, "user", None)
     if user is not None and user.is_authenticated:
-        return _user_scope(user)
+        return account_scope(user)
     if (credential := _credential(request)) is not None:
         return credential
     return ANONYMOUS if options.anonymous == "shared" else None
 
 
-def _user_scope(user: Any) -> str:
+def account_scope(user: Any) -> str:
+    """The scope of an authenticated user. Raises `IdempotencyConfigurationError` for one that has no primary key."""
     primary_key = getattr(user, "pk", None)
     if primary_key is None:
         raise IdempotencyConfigurationError(
