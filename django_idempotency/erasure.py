@@ -59,9 +59,9 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
     """Delete everything that is kept about one caller: keys, stored responses, steps.
 
     **Reads the whole table**: scopes have no index, which every request would pay for. It walks the primary key in
-    short queries, so that it locks nothing but what it deletes; a million keys take some seconds. Keys that are added
-    after its start are not looked at: take the caller's access away first. Each batch is deleted in a transaction of
-    its own (inside an outer `atomic()`: a savepoint); after an error, what earlier batches deleted stays deleted.
+    short queries, so that it locks nothing but what it deletes; a million keys take about ten seconds. Keys that are
+    added after its start are not looked at: take the caller's access away first. Each batch is deleted in a transaction
+    of its own (inside an outer `atomic()`: a savepoint); after an error, what earlier batches deleted stays deleted.
 
     scope: as the admin shows it; of a user, `scope_of_user(user)`.
     using: database alias; default: the write alias of the key table.

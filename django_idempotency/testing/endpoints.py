@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from django.db import router
+
 from ..conf import resolve
+from ..models import IdempotencyKey
 from .evidence import Creates, Effects
 from .proof import Proof
 from .races import refuse_without_commits
@@ -43,7 +46,7 @@ def assert_idempotent(
         that takes the same body only once.
     changed: another body, which must be refused under the same key; None: do not try (`fingerprint=None`).
     other_client: another user's, who must not get the first one's answer.
-    creates: a model, manager, queryset or function; what it counts must grow once.
+    creates: a model (on that alias), manager, queryset or function; what it counts must grow once.
     expect_status: of the first answer; default: any below 400.
     required: must a request without a key be refused? Default: what the `IDEMPOTENCY` setting says.
     transaction: also send `duplicates` requests at once, from threads with database connections of their own.
@@ -55,13 +58,14 @@ def assert_idempotent(
     """
     __tracebackhide__ = True
     refuse_async(client)
+    alias = using or router.db_for_write(IdempotencyKey)
     if transaction:
-        refuse_without_commits()
+        refuse_without_commits(alias)
     new_data = data if callable(data) else lambda: data
     request = Request(
         client=client, method=method, path=path, data=keep(new_data()), extra=extra, carry=with_key or header
     )
-    proof = Proof(request, effects=Effects(creates), using=using, own_header=with_key is None)
+    proof = Proof(request, effects=Effects(creates, alias), alias=alias, own_header=with_key is None)
     proof.first(expect_status)
     proof.retry()
     if changed is not None:

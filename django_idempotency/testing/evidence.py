@@ -17,12 +17,12 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 class Effects:
     """Counts what the endpoint creates: `creates` is a model, a manager, a queryset, a function, or None."""
 
-    def __init__(self, creates: Creates) -> None:
+    def __init__(self, creates: Creates, alias: str) -> None:
         self.known = creates is not None
         self.name = "things that creates= counts"
         if isinstance(creates, type) and issubclass(creates, Model):
             self.name = f"{creates.__name__} rows"
-            self._count: Callable[[], int] = creates._base_manager.count
+            self._count: Callable[[], int] = creates._base_manager.using(alias).count
         elif isinstance(creates, (Manager, QuerySet)):
             self.name = f"{creates.model.__name__} rows"
             self._count = lambda: creates.all().count()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from django.db import router
-
 from ..conf import settings
 from ..models import IdempotencyKey
 from .evidence import Effects, kept_rows, why_run_again, wrong
@@ -22,10 +20,10 @@ class Proof:
     own_header: is the key carried by the package's header, so that it is known how the row is found?
     """
 
-    def __init__(self, request: Request, *, effects: Effects, using: str | None, own_header: bool) -> None:
+    def __init__(self, request: Request, *, effects: Effects, alias: str, own_header: bool) -> None:
         self.request = request
         self.effects = effects
-        self.alias = using or router.db_for_write(IdempotencyKey)
+        self.alias = alias
         self.own_header = own_header
         self.key = str(uuid4())
 

@@ -14,7 +14,7 @@ PATIENCE = 60
 """Seconds until a test that hangs fails instead: a duplicate may wait for the first one, but not for minutes."""
 
 
-def refuse_without_commits() -> None:
+def refuse_without_commits(alias: str) -> None:
     """Raise RuntimeError where other threads could not see what this one commits, or could not run beside it."""
     for connection in connections.all(initialized_only=True):
         backend: Any = connection
@@ -24,11 +24,12 @@ def refuse_without_commits() -> None:
                 f"transaction of {backend.alias!r} that they cannot see into. Use django.test.TransactionTestCase, or "
                 "@pytest.mark.django_db(transaction=True)."
             )
-        if backend.vendor == "sqlite" and backend.is_in_memory_db():
-            raise RuntimeError(
-                f"transaction=True needs requests that really run at once, which database {backend.alias!r} cannot do: "
-                'it is an in-memory SQLite. Give it a file: DATABASES[…]["TEST"] = {"NAME": "/tmp/test.sqlite3"}.'
-            )
+    keys: Any = connections[alias]
+    if keys.vendor == "sqlite" and keys.is_in_memory_db():
+        raise RuntimeError(
+            f"transaction=True needs requests that really run at once, which database {alias!r} cannot do: it is an "
+            'in-memory SQLite. Give it a file: DATABASES[…]["TEST"] = {"NAME": "/tmp/test.sqlite3"}.'
+        )
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Answer]:

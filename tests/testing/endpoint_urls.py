@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from threading import current_thread, main_thread
@@ -10,14 +11,14 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import path
+from django.urls import include, path
 
 from django_idempotency import get_operation, idempotent
 from tests.shopapp.models import Ledger, Order
 
 COUNTER = itertools.count()
 KEPT: dict[str, bytes] = {}
-HOOKS: dict[str, Callable[[], Any]] = {}
+HOOKS: defaultdict[str, Callable[[], Any]] = defaultdict(lambda: lambda: None)
 """What the test runs inside a view: a rendezvous of requests that are sent at once."""
 
 
@@ -32,7 +33,6 @@ good = idempotent(order)
 members = login_required(idempotent(order))
 optional = idempotent(required=False)(order)
 secret = idempotent(store_body=False)(order)
-elsewhere = idempotent(using="other")(order)
 by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
 by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
 amounts = idempotent(fingerprint=("amount",))(order)
@@ -41,6 +41,11 @@ amounts = idempotent(fingerprint=("amount",))(order)
 @idempotent
 async def asynchronous(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
+
+
+@idempotent(using="other")
+def elsewhere(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
 
 
 @idempotent
@@ -70,10 +75,14 @@ def visitor(request: HttpRequest) -> HttpResponse:
     return order(request)
 
 
-@idempotent(lease=timedelta(minutes=2))
-def leased(request: HttpRequest) -> HttpResponse:
+def in_steps(request: HttpRequest) -> HttpResponse:
+    HOOKS["inside"]()
     created = get_operation(request).write("order", Order.objects.create)
     return JsonResponse({"id": created.pk}, status=201)
+
+
+leased = idempotent(lease=timedelta(minutes=2))(in_steps)
+pollable = idempotent(lease=timedelta(minutes=2), in_progress_status=202)(in_steps)
 
 
 # --- broken ones
@@ -172,8 +181,19 @@ def forgets(request: HttpRequest) -> HttpResponse:
 
 VIEWS = (
     *("good", "members", "optional", "secret", "elsewhere", "by_field", "by_header", "amounts", "asynchronous", "raw"),
-    *("upload", "unique", "visitor", "leased", "unprotected", "anything_goes", "changing", "everybody", "nobody"),
+    *(
+        "upload",
+        "unique",
+        "visitor",
+        "leased",
+        "pollable",
+        "unprotected",
+        "anything_goes",
+        "changing",
+        "everybody",
+        "nobody",
+    ),
     *("everybodys_mismatch", "never_kept", "creates_nothing", "marks_only", "runs_again", "check_then_act"),
     *("check_then_fail", "busy_at_once", "forgets", "by_body", "gone", "picky"),
 )
-urlpatterns = [path(name, globals()[name]) for name in VIEWS]
+urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

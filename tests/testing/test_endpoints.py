@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from threading import Barrier, Event, current_thread, main_thread
+from threading import Barrier, Event, Semaphore, current_thread, main_thread
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection
+from django.db import connections
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 
 from django_idempotency.models import IdempotencyKey
@@ -28,7 +28,6 @@ DUPLICATES = 4
 def _fresh() -> None:
     endpoint_urls.KEPT.clear()
     endpoint_urls.HOOKS.clear()
-    endpoint_urls.HOOKS.update(dict.fromkeys(("between", "inside", "afterwards"), lambda: None))
 
 
 @pytest.fixture
@@ -143,7 +142,7 @@ class TestGoodEndpoints:
     @pytest.mark.django_db(databases=["default", "other"])
     def test_keys_on_another_database(self, client: Client) -> None:
         """using= says where."""
-        assert_idempotent(client, "/elsewhere", DATA, using="other")
+        assert_idempotent(client, "/elsewhere", DATA, using="other", creates=Order)
 
     @pytest.mark.parametrize(
         "creates",
@@ -283,11 +282,29 @@ class TestBrokenEndpoints:
 
 @pytest.mark.django_db(transaction=True)
 class TestAtOnce:
-    @pytest.mark.parametrize("path", ["/good", "/asynchronous", "/leased"])
+    @pytest.mark.parametrize("path", ["/good", "/asynchronous", "/leased", "/pollable"])
     def test_a_good_endpoint_passes(self, client: Client, path: str) -> None:
         """Two operations: one by one, and together."""
         assert_idempotent(client, path, DATA, creates=Order, transaction=True)
         assert Order.objects.count() == 2
+
+    @pytest.mark.parametrize("path", ["/leased", "/pollable"])
+    def test_duplicates_meet_a_running_request(self, client: Client, path: str) -> None:
+        """The first one works until it sees that all others were told: by 409, or by 202 and a page to look at."""
+        told = Semaphore(0)
+        endpoint_urls.HOOKS["inside"] = only_at_once(lambda: [told.acquire(timeout=30) for _ in range(DUPLICATES - 1)])
+
+        class Telling(Client):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                response = super().post(*args, **kwargs)
+                if current_thread() is not main_thread():
+                    statuses.append(response.status_code)
+                    told.release()
+                return response
+
+        statuses: list[int] = []
+        assert_idempotent(Telling(), path, DATA, creates=Order, transaction=True, duplicates=DUPLICATES)
+        assert sorted(statuses) == {"/leased": [201, 409, 409, 409], "/pollable": [201, 202, 202, 202]}[path]
 
     def test_logged_in_clients_take_part(self) -> None:
         """Each thread has a copy with the same cookies."""
@@ -344,8 +361,8 @@ class TestAtOnce:
 
     def test_in_memory_sqlite_is_refused(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its threads would not really run at once."""
-        monkeypatch.setattr(connection, "vendor", "sqlite")
-        monkeypatch.setattr(connection, "is_in_memory_db", lambda: True, raising=False)
+        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+        monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
         with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
             assert_idempotent(client, "/good", DATA, transaction=True)
 
