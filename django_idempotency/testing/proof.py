@@ -113,8 +113,7 @@ class Proof:
         answer = self.request.send(self.key, client=client)
         self.effects.grown()
         evidence = [f"First: {self.answer}", f"Other: {answer}", "scope= must tell users apart; the default does."]
-        copied = answer.replayed is None and answer.body == self.answer.body != b""
-        if answer.replayed or copied:
+        if answer.replayed:
             raise self.wrong("leak: another user with the same key got the first one's answer.", *evidence)
         if answer.is_reuse:
             raise self.wrong("leak: another user was told that the key is in use.", *evidence)

@@ -61,7 +61,9 @@ def test_a_callers_keys_all_go() -> None:
     for number in range(7):
         create_key(f"k{number}", user=user)
         create_key(f"k{number}", scope="somebody else")
-    assert forget_scope(scope_of_user(user), batch_size=3) == Forgotten(deleted=7, kept=0)
+    with CaptureQueriesContext(connection) as queries:
+        assert forget_scope(scope_of_user(user), batch_size=3) == Forgotten(deleted=7, kept=0)
+    assert sum("LIMIT 3" in query["sql"] for query in queries) == 6
     assert {scope for scope, _, _ in keys()} == {"somebody else"}
     assert IdempotencyKey.objects.count() == 7
     assert forget_scope(scope_of_user(user)) == NOTHING

@@ -95,6 +95,7 @@ everybodys_mismatch = idempotent(
     scope=lambda request: "all", fingerprint=lambda request: str(request.user.pk).encode() + request.body
 )(order)
 nobody = idempotent(scope=lambda request: str(next(COUNTER)))(order)
+constant = idempotent(record=lambda response: False)(lambda request: HttpResponse("done"))
 never_kept = idempotent(record=lambda response: False)(order)
 
 
@@ -145,7 +146,8 @@ def check_then_act(request: HttpRequest) -> HttpResponse:
     replayed = kept is not None
     if kept is None:
         kept = Ledger.objects.create(entry=f"{key} {Order.objects.create().pk}")
-    body = {"id": int(kept.entry.split()[1])}
+    body = {"id": int(kept.entry.split()[1]) if "X-Same-Body" not in request.headers else 0}
+    replayed = replayed or ("X-Says-Replay" in request.headers and current_thread() is not main_thread())
     return JsonResponse(body, status=201, headers={"Idempotency-Replayed": str(replayed).lower()})
 
 
@@ -159,6 +161,21 @@ def check_then_fail(request: HttpRequest) -> HttpResponse:
     if kept is None:
         Ledger.objects.create(entry=key)
     return HttpResponse(status=201, headers={"Idempotency-Replayed": str(kept is not None).lower()})
+
+
+def works_anyway(request: HttpRequest) -> HttpResponse:
+    """Does something for each duplicate, outside of what is protected."""
+    response = good(request)
+    if response["Idempotency-Replayed"] == "true" or response.status_code == 409:
+        HOOKS["for a duplicate"]()
+    return response
+
+
+def works_without_a_key(request: HttpRequest) -> HttpResponse:
+    """Refuses too late."""
+    if "Idempotency-Key" not in request.headers:
+        order(request)
+    return good(request)
 
 
 def busy_at_once(request: HttpRequest) -> HttpResponse:
@@ -194,6 +211,16 @@ VIEWS = (
         "nobody",
     ),
     *("everybodys_mismatch", "never_kept", "creates_nothing", "marks_only", "runs_again", "check_then_act"),
-    *("check_then_fail", "busy_at_once", "forgets", "by_body", "gone", "picky"),
+    *(
+        "works_without_a_key",
+        "check_then_fail",
+        "busy_at_once",
+        "forgets",
+        "by_body",
+        "gone",
+        "picky",
+        "constant",
+        "works_anyway",
+    ),
 )
 urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

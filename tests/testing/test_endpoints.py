@@ -107,6 +107,7 @@ class TestGoodEndpoints:
     @pytest.mark.parametrize(
         ("data", "content_type"),
         [
+            ({"a": True}, "application/json"),
             ({"a": [1, True, None, {"b": 1.5}], "c": "", "d": {}}, "application/json"),
             ([1, 2], "application/json"),
             ('{"a": "1"}', "application/json"),
@@ -122,12 +123,22 @@ class TestGoodEndpoints:
         assert_idempotent(client, "/raw", data, content_type=content_type, creates=Order)
 
     @pytest.mark.parametrize(
-        "file", [SimpleUploadedFile("a.pdf", b"abc", content_type="application/pdf"), io.StringIO("abc")]
+        ("file", "content_type"),
+        [
+            (SimpleUploadedFile("a.pdf", b"abc", content_type="image/png"), "image/png"),
+            (io.StringIO("abc"), "application/octet-stream"),
+        ],
     )
-    def test_files_are_sent_whole_every_time(self, client: Client, file: Any) -> None:
+    def test_files_are_sent_whole_every_time(self, client: Client, file: Any, content_type: str) -> None:
         """A test client reads a file to its end; with another content it is another request."""
+        file.read()
         response = assert_idempotent(client, "/upload", {"file": file}, creates=Order)
-        assert response.json()["file"][2] == 3
+        assert response.json()["file"][1:] == [content_type, 3]
+
+    def test_a_project_that_wants_quoted_keys(self, client: Client) -> None:
+        """The form of the draft is sent."""
+        with override_settings(IDEMPOTENCY={"REQUIRE_QUOTED_KEY": True}):
+            assert_idempotent(client, "/good", DATA, creates=Order)
 
     def test_each_retry_carries_the_first_requests_cookies(self, client: Client) -> None:
         """The answer that set a session was lost."""
@@ -178,8 +189,9 @@ class TestBrokenEndpoints:
     def test_not_protected(self, fails: Callable[..., str]) -> None:
         """No header says so."""
         message = fails("/unprotected", "not protected: the answer has no Idempotency-Replayed header.")
-        assert message.endswith("\n  Put @idempotent directly above the view, or IdempotencyMixin before the view's "
-                                "other base classes.")  # fmt: skip
+        assert message.endswith(
+            "\n  Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
+        )
 
     def test_switched_off(self, fails: Callable[..., str]) -> None:
         """The setting of a test project is the likely reason."""
@@ -205,8 +217,9 @@ class TestBrokenEndpoints:
     def test_a_key_of_its_own(self, fails: Callable[..., str]) -> None:
         """A key that this test does not send makes every first request a replay."""
         Client().post("/by_header", DATA, headers={"X-Event": "one"})
-        message = fails("/by_header", "a key that nobody has used before was answered with a replay.",
-                        headers={"X-Event": "one"})  # fmt: skip
+        message = fails(
+            "/by_header", "a key that nobody has used before was answered with a replay.", headers={"X-Event": "one"}
+        )
         assert "with_key=" in message
 
     def test_creates_names_something_else(self, fails: Callable[..., str]) -> None:
@@ -218,6 +231,10 @@ class TestBrokenEndpoints:
         message = fails("/never_kept", "no replay: the view has run again.")
         assert "It created 1 more Order rows." in message
         assert "record= says that a 201 is not final" in message
+
+    def test_never_kept_but_always_the_same(self, fails: Callable[..., str]) -> None:
+        """No replay: equal answers are none yet."""
+        fails("/constant", "no replay: the view has run again.", creates=None)
 
     def test_a_scope_that_changes(self, fails: Callable[..., str]) -> None:
         """No replay: each request is another caller's."""
@@ -262,18 +279,30 @@ class TestBrokenEndpoints:
 
     def test_one_scope_for_everybody(self, fails: Callable[..., str]) -> None:
         """Leak: another user gets the first one's answer."""
-        message = fails("/everybody", "leak: another user with the same key got the first one's answer.",
-                        client=logged_in(), other_client=logged_in())  # fmt: skip
+        message = fails(
+            "/everybody",
+            "leak: another user with the same key got the first one's answer.",
+            client=logged_in(),
+            other_client=logged_in(),
+        )
         assert "scope= must tell users apart" in message
 
     def test_one_scope_for_everybody_under_other_fingerprints(self, fails: Callable[..., str]) -> None:
         """Leak: another user learns that the key is in use."""
-        fails("/everybodys_mismatch", "leak: another user was told that the key is in use.",
-              client=logged_in(), other_client=logged_in())  # fmt: skip
+        fails(
+            "/everybodys_mismatch",
+            "leak: another user was told that the key is in use.",
+            client=logged_in(),
+            other_client=logged_in(),
+        )
 
     def test_an_optional_key_that_should_be_required(self, fails: Callable[..., str]) -> None:
         """Without a key it just runs."""
         assert "required=False" in fails("/optional", "a request without a key was not refused.")
+
+    def test_refused_after_the_work(self, fails: Callable[..., str]) -> None:
+        """Without a key it is refused, and has done something."""
+        fails("/works_without_a_key", "a request without a key was not refused.")
 
     def test_kept_by_something_else(self, fails: Callable[..., str]) -> None:
         """A replay proves little if it is not known where it comes from."""
@@ -316,28 +345,75 @@ class TestAtOnce:
         assert_idempotent(client, "/unique", lambda: next(bodies), creates=Ledger, transaction=True)
         assert set(Ledger.objects.values_list("entry", flat=True)) == {"one", "two"}
 
-    @pytest.mark.parametrize("creates", [Order, None])
-    def test_check_then_act(self, fails: Callable[..., str], creates: Any) -> None:
-        """Executed twice, and only then: everyone has looked before anyone writes."""
+    def test_all_start_together(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody sends before everybody is ready."""
+        ready: list[int] = []
+        seen: list[int] = []
+
+        class Watched(Barrier):
+            def wait(self, timeout: float | None = None) -> int:
+                ready.append(1)
+                return super().wait(timeout)
+
+        class Counting(Client):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                if current_thread() is not main_thread():
+                    seen.append(len(ready))
+                return super().post(*args, **kwargs)
+
+        monkeypatch.setattr("django_idempotency.testing.races.Barrier", Watched)
+        assert_idempotent(Counting(), "/good", DATA, transaction=True, duplicates=DUPLICATES)
+        assert seen == [DUPLICATES] * DUPLICATES
+
+    @pytest.mark.parametrize(
+        ("creates", "headers"),
+        [(Order, {}), (None, {}), (None, {"X-Same-Body": "1"}), (None, {"X-Says-Replay": "1"})],
+        ids=["by rows", "by answers", "by marks", "by bodies"],
+    )
+    def test_check_then_act(self, fails: Callable[..., str], creates: Any, headers: dict[str, str]) -> None:
+        """Executed twice, and only then: everyone has looked before anyone writes. Each evidence is enough."""
         endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
-        message = fails("/check_then_act", "executed twice at once: of 4 duplicates sent together more than one has",
-                        creates=creates, changed=None, transaction=True, duplicates=DUPLICATES)  # fmt: skip
+        message = fails(
+            "/check_then_act",
+            "executed twice at once: of 4 duplicates sent together more than one has",
+            creates=creates,
+            headers=headers,
+            changed=None,
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
         assert "check, then act" in message
         assert Order.objects.count() == 1 + DUPLICATES
+
+    def test_work_outside_of_what_is_protected(self, fails: Callable[..., str]) -> None:
+        """Executed twice, though one answer was first-hand: there are more rows."""
+        endpoint_urls.HOOKS["for a duplicate"] = only_at_once(Order.objects.create)
+        message = fails("/works_anyway", "executed twice at once", transaction=True, duplicates=DUPLICATES)
+        assert f"It created {DUPLICATES} more Order rows." in message
 
     def test_check_then_fail(self, fails: Callable[..., str]) -> None:
         """Nothing runs twice, but duplicates get a 500."""
         endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
-        message = fails("/check_then_fail", "3 of 4 duplicates sent together were answered with 500.",
-                        creates=Ledger, changed=None, transaction=True, duplicates=DUPLICATES)  # fmt: skip
+        message = fails(
+            "/check_then_fail",
+            "3 of 4 duplicates sent together were answered with 500.",
+            creates=Ledger,
+            changed=None,
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
         assert "Raised: " in message
         assert "unique" in message.lower()
 
     def test_nobody_gets_through(self, fails: Callable[..., str]) -> None:
         """All are sent away."""
         endpoint_urls.HOOKS["between"] = only_at_once(lambda: True)
-        fails("/busy_at_once", "none of 4 duplicates sent together has done the work.",
-              transaction=True, duplicates=DUPLICATES)  # fmt: skip
+        fails(
+            "/busy_at_once",
+            "none of 4 duplicates sent together has done the work.",
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
 
     @pytest.mark.only_on("postgresql")
     def test_the_winner_is_not_kept(self, fails: Callable[..., str]) -> None:
