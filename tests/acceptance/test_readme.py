@@ -3,18 +3,21 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from django.test import Client, modify_settings, override_settings
-from django.urls import include, path
+from django.urls import clear_url_caches, include, path
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
 from django_idempotency.conf import OPTION_NAMES, SETTING_NAMES, Idempotency, settings
+from django_idempotency.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import assert_idempotent, create_key
 from tests.shopapp import models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -343,6 +346,50 @@ def test_the_events_are_handled_once(run):
     assert models.Order.objects.count() == 2
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_endpoint_is_proved(run, serve, client):
+    """The README's view passes the documented test; without its decorator it fails as the page says."""
+    prove = run("docs/testing.md", "shop/tests/test_orders.py").test_an_order_is_created_once
+    view = run("README.md", "shop/views.py").create_order
+    clear_url_caches()
+    serve(path("orders/", view))
+    prove(client)
+    clear_url_caches()
+    serve(path("orders/", view.__wrapped__.__wrapped__.__wrapped__))
+    with pytest.raises(AssertionError, match="POST /orders/: not protected"):
+        prove(client)
+    clear_url_caches()
+
+
+@pytest.mark.django_db
+def test_a_made_key_is_replayed(run, serve, client, django_user_model):
+    """The documented test passes with the README's view."""
+    serve(path("orders/", run("README.md", "shop/views.py").create_order))
+    run("docs/testing.md", "shop/tests/test_retries.py").test_a_late_retry_gets_the_first_answer(
+        client, django_user_model
+    )
+
+
+@pytest.mark.django_db
+def test_keys_are_forgotten(run, django_user_model):
+    """One key of a user, then all of them."""
+    privacy = run("docs/operations.md", "shop/privacy.py")
+    user = django_user_model.objects.create_user("ann")
+    for key in ("one", "two"):
+        create_key(key, user=user)
+    assert privacy.let_run_again(user, "one") == Forgotten(deleted=1, kept=0)
+    assert privacy.erase(user) == Forgotten(deleted=1, kept=0)
+
+
+def test_every_argument_of_the_testing_tools_is_described():
+    """A row names each parameter, and nothing that does not exist."""
+    prove, make = (ROOT / "docs/testing.md").read_text().split("## Make keys")
+    for text, function in ((prove, assert_idempotent), (make, create_key)):
+        table = text.split("| Argument | Meaning |")[1]
+        named = re.findall(r"`\**(\w+)`", " ".join(re.findall(r"(?m)^\| (`.*?) \|", table)))
+        assert sorted(named) == sorted(signature(function).parameters)
+
+
 def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
     assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
@@ -352,9 +399,10 @@ def test_every_python_block_is_executed_by_a_test_here():
         "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],
         "docs/ninja.md": ["shop/ninja_api.py"],
         "docs/once.md": ["shop/events.py"],
-        "docs/operations.md": ["shop/tasks.py"],
+        "docs/operations.md": ["shop/tasks.py", "shop/privacy.py"],
         "docs/options.md": ["settings.py"],
         "docs/rollout.md": ["settings.py"],
+        "docs/testing.md": ["shop/tests/test_orders.py", "shop/tests/test_retries.py"],
         "docs/webhooks.md": ["shop/webhooks.py"],
     }
 

@@ -1,0 +1,168 @@
+"""What is forgotten, what is kept, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Barrier
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.erasure import Forgotten, forget, forget_scope, scope_of_user
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.testing import create_key
+from tests.factories import UserFactory
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+Threads = Callable[..., list[Any]]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+NOTHING = Forgotten(deleted=0, kept=0)
+
+
+def keys() -> set[tuple[str, str, str]]:
+    return set(IdempotencyKey.objects.values_list("scope", "operation", "key"))
+
+
+def add_step(row: IdempotencyKey, *, finished: bool) -> None:
+    at = row.created_at
+    IdempotencyStep.objects.create(
+        key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
+    )
+
+
+def test_a_forgotten_key_runs_again(post: Post) -> None:
+    """As if it had never been seen."""
+    post("/good", key="k1")
+    assert forget("anonymous", "k1") == Forgotten(deleted=1, kept=0)
+    assert post("/good", key="k1").headers["Idempotency-Replayed"] == "false"
+    assert Order.objects.count() == 2
+
+
+def test_only_this_key_of_this_caller_goes() -> None:
+    """Under every operation it was used for, or under one."""
+    for scope, operation, key in [("a", "x", "k"), ("a", "y", "k"), ("a", "x", "K"), ("b", "x", "k")]:
+        create_key(key, scope=scope, operation=operation)
+    assert forget("a", "k", operation="y") == Forgotten(deleted=1, kept=0)
+    assert keys() == {("a", "x", "k"), ("a", "x", "K"), ("b", "x", "k")}
+    create_key("k", scope="a", operation="y")
+    assert forget("a", "k") == Forgotten(deleted=2, kept=0)
+    assert keys() == {("a", "x", "K"), ("b", "x", "k")}
+    assert forget("A", "k") == forget("a", '"k"') == NOTHING
+
+
+def test_a_callers_keys_all_go() -> None:
+    """In batches that end in the middle of somebody else's, and no further than where it began."""
+    user = UserFactory()
+    for number in range(7):
+        create_key(f"k{number}", user=user)
+        create_key(f"k{number}", scope="somebody else")
+    with CaptureQueriesContext(connection) as queries:
+        assert forget_scope(scope_of_user(user), batch_size=3) == Forgotten(deleted=7, kept=0)
+    assert sum("LIMIT 3" in query["sql"] for query in queries) == 6
+    assert {scope for scope, _, _ in keys()} == {"somebody else"}
+    assert IdempotencyKey.objects.count() == 7
+    assert forget_scope(scope_of_user(user)) == NOTHING
+
+
+def test_an_empty_table_is_nothing_to_do() -> None:
+    """And no batch is too small but none."""
+    assert forget_scope("a", batch_size=1) == NOTHING
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        forget_scope("a", batch_size=0)
+
+
+def test_keys_in_use_are_kept() -> None:
+    """In progress, abandoned, or failed with a call in doubt; the rest goes with its steps."""
+    create_key("running", scope="a", status="in_progress")
+    create_key("abandoned", scope="a", status="abandoned")
+    add_step(create_key("in doubt", scope="a", status="failed"), finished=False)
+    add_step(create_key("failed", scope="a", status="failed"), finished=True)
+    add_step(create_key("done", scope="a"), finished=True)
+    add_step(create_key("done all the same", scope="a"), finished=False)
+    assert forget("a", "running") == Forgotten(deleted=0, kept=1)
+    assert forget_scope("a") == Forgotten(deleted=3, kept=3)
+    assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt"}
+    assert IdempotencyStep.objects.count() == 1
+
+
+def test_expired_keys_go_too() -> None:
+    """They still hold what was asked for."""
+    create_key("k1", scope="a", expired=True)
+    assert forget_scope("a") == Forgotten(deleted=1, kept=0)
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_on_another_database() -> None:
+    """using= says which."""
+    for alias in ("default", "other"):
+        for key in ("k1", "k2"):
+            create_key(key, scope="a", using=alias)
+    assert forget("a", "k1", using="other").deleted == 1
+    assert forget_scope("a", using="other").deleted == 1
+    assert (IdempotencyKey.objects.count(), IdempotencyKey.objects.using("other").count()) == (2, 0)
+
+
+def test_only_a_saved_user_has_a_scope() -> None:
+    """The same that requests get."""
+    assert scope_of_user(UserFactory(pk=77)) == "user:auth.User:77"
+    with pytest.raises(IdempotencyConfigurationError, match="has no primary key"):
+        scope_of_user(AnonymousUser())
+
+
+def test_no_stored_body_is_loaded() -> None:
+    """Thousands of megabytes would be."""
+    for number in range(3):
+        create_key(f"k{number}", scope="a")
+    with CaptureQueriesContext(connection) as queries:
+        forget_scope("a")
+    assert not [q["sql"] for q in queries if '"body"' in q["sql"] or "`body`" in q["sql"]]
+
+
+@pytest.mark.only_on("postgresql")
+def test_one_key_is_found_by_the_unique_index() -> None:
+    """Not by reading the table; a scope is, in batches of the primary key."""
+    create_key("k1", scope="a")
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    with CaptureQueriesContext(connection) as queries:
+        forget("a", "k1")
+        forget_scope("a")
+    searches = [q["sql"] for q in queries if q["sql"].startswith("SELECT") and "FOR UPDATE" not in q["sql"]]
+    plans = []
+    for sql in searches:
+        with connection.cursor() as cursor:
+            cursor.execute("EXPLAIN " + sql)
+            plans.append(" ".join(line for (line,) in cursor.fetchall()))
+    assert "idempotency_key_uniq" in plans[0]
+    assert not [plan for plan in plans if "Seq Scan" in plan]
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_key_that_somebody_is_taking_over_is_kept(in_threads: Threads) -> None:
+    """Its row is locked: it is passed over without waiting."""
+    row = create_key("k1", scope="a", status="failed")
+    barrier = Barrier(2, timeout=30)
+
+    def run(number: int) -> Any:
+        if number == 0:
+            with transaction.atomic():
+                IdempotencyKey.objects.select_for_update(no_key=True).get(pk=row.pk)
+                barrier.wait()
+                barrier.wait()
+            return None
+        barrier.wait()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '5s'")
+            return forget("a", "k1")
+        finally:
+            barrier.wait()
+
+    assert in_threads(2, run)[1] == Forgotten(deleted=0, kept=1)
+    assert forget("a", "k1") == Forgotten(deleted=1, kept=0)

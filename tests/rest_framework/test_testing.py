@@ -1,0 +1,57 @@
+"""`assert_idempotent` and `create_key` with the REST framework's own client."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from rest_framework.test import APIClient, APITestCase, APITransactionTestCase
+
+from django_idempotency.testing import assert_idempotent, create_key
+from tests.factories import UserFactory
+from tests.shopapp.models import Order
+
+DATA = {"reference": "a book", "amount": 1}
+pytestmark = pytest.mark.urls("tests.rest_framework.api_urls")
+
+
+def logged_in() -> APIClient:
+    client = APIClient()
+    client.force_authenticate(UserFactory())
+    return client
+
+
+class TestInATransaction(APITestCase):
+    def test_a_viewset_passes(self) -> None:
+        """By `format`, with users whom the client authenticates by force."""
+        assert_idempotent(
+            logged_in(), "/orders/", DATA, format="json", creates=Order, expect_status=201, other_client=logged_in()
+        )
+        assert Order.objects.count() == 2
+
+    def test_an_unprotected_action_fails(self) -> None:
+        """No header says so."""
+        with self.assertRaisesMessage(AssertionError, "POST /orders/preview/: not protected: the answer has no"):
+            assert_idempotent(logged_in(), "/orders/preview/", DATA, format="json", creates=Order)
+
+    def test_a_made_key_is_replayed(self) -> None:
+        """To the user it was made for; the route of a router names the operation."""
+        user = UserFactory()
+        create_key("k1", user=user, path="/orders/")
+        self.client.force_authenticate(user)
+        answer = self.client.post("/orders/", DATA, format="json", headers={"Idempotency-Key": "k1"})
+        assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "true")
+        assert not Order.objects.exists()
+
+    def test_transaction_is_refused(self) -> None:
+        """A TestCase is one transaction."""
+        with self.assertRaisesMessage(RuntimeError, "Use django.test.TransactionTestCase"):
+            assert_idempotent(logged_in(), "/orders/", DATA, format="json", transaction=True)
+
+
+class TestWithCommits(APITransactionTestCase):
+    def test_duplicates_at_once(self) -> None:
+        """Threads with copies of the client, and the user it authenticates by force."""
+        assert_idempotent(logged_in(), "/orders/", DATA, format="json", creates=Order, transaction=True)
+        assert Order.objects.count() == 2

@@ -1,0 +1,226 @@
+"""Endpoints that keep the promise, and endpoints that are broken on purpose, each in its own way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from threading import current_thread, main_thread
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import include, path
+
+from django_idempotency import get_operation, idempotent
+from tests.shopapp.models import Ledger, Order
+
+COUNTER = itertools.count()
+KEPT: dict[str, bytes] = {}
+HOOKS: defaultdict[str, Callable[[], Any]] = defaultdict(lambda: lambda: None)
+"""What the test runs inside a view: a rendezvous of requests that are sent at once."""
+
+
+def order(request: HttpRequest) -> HttpResponse:
+    created = Order.objects.create(reference=request.POST.get("reference", ""), amount=request.POST.get("amount", 0))
+    return JsonResponse({"id": created.pk}, status=201)
+
+
+# --- good ones
+
+good = idempotent(order)
+members = login_required(idempotent(order))
+optional = idempotent(required=False)(order)
+secret = idempotent(store_body=False)(order)
+by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
+by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
+amounts = idempotent(fingerprint=("amount",))(order)
+
+
+@idempotent
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
+
+
+@idempotent(using="other")
+def elsewhere(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
+
+
+@idempotent
+def raw(request: HttpRequest) -> HttpResponse:
+    Order.objects.create()
+    return HttpResponse(request.body)
+
+
+@idempotent
+def upload(request: HttpRequest) -> HttpResponse:
+    Order.objects.create()
+    return JsonResponse({name: [f.name, f.content_type, f.size] for name, f in request.FILES.items()})
+
+
+@idempotent
+def unique(request: HttpRequest) -> HttpResponse:
+    """Takes the same body only once, whatever the key."""
+    if Ledger.objects.filter(entry=request.POST["entry"]).exists():
+        return HttpResponse("there already", status=400)
+    return JsonResponse({"id": Ledger.objects.create(entry=request.POST["entry"]).pk}, status=201)
+
+
+@idempotent
+def visitor(request: HttpRequest) -> HttpResponse:
+    """Starts a session: a retry of a lost answer does not carry its cookie."""
+    request.session["orders"] = 1
+    return order(request)
+
+
+def in_steps(request: HttpRequest) -> HttpResponse:
+    HOOKS["inside"]()
+    created = get_operation(request).write("order", Order.objects.create)
+    return JsonResponse({"id": created.pk}, status=201)
+
+
+leased = idempotent(lease=timedelta(minutes=2))(in_steps)
+pollable = idempotent(lease=timedelta(minutes=2), in_progress_status=202)(in_steps)
+
+
+# --- broken ones
+
+unprotected = order
+anything_goes = idempotent(fingerprint=None)(order)
+changing = idempotent(fingerprint=lambda request: str(next(COUNTER)).encode())(order)
+everybody = idempotent(scope=lambda request: "all")(order)
+everybodys_mismatch = idempotent(
+    scope=lambda request: "all", fingerprint=lambda request: str(request.user.pk).encode() + request.body
+)(order)
+nobody = idempotent(scope=lambda request: str(next(COUNTER)))(order)
+constant = idempotent(record=lambda response: False)(lambda request: HttpResponse("done"))
+never_kept = idempotent(record=lambda response: False)(order)
+
+
+by_body = idempotent(operation="by body", scope=lambda request: request.POST["reference"])(order)
+
+
+def gone(request: HttpRequest) -> HttpResponse:
+    response = idempotent(order)(request)
+    HOOKS["inside"]()
+    return response
+
+
+def picky(request: HttpRequest) -> HttpResponse:
+    """Validates before the protected view is asked."""
+    return HttpResponse("refused", status=400) if request.POST.get("reference") == "refused" else good(request)
+
+
+@idempotent
+def creates_nothing(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": 1}, status=201)
+
+
+def marks_only(request: HttpRequest) -> HttpResponse:
+    """Says that it replays, and runs again."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return HttpResponse("no key", status=400)
+    response = order(request)
+    response["Idempotency-Replayed"] = "true" if key in KEPT else "false"
+    KEPT.setdefault(key, response.content)
+    return response
+
+
+def runs_again(request: HttpRequest) -> HttpResponse:
+    """Replays the right bytes, and runs again."""
+    response = marks_only(request)
+    response.content = KEPT[request.headers["Idempotency-Key"]]
+    return response
+
+
+def check_then_act(request: HttpRequest) -> HttpResponse:
+    """The usual one that people write: look for the key, work, then keep the answer."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return HttpResponse("no key", status=400)
+    kept = Ledger.objects.filter(entry__startswith=f"{key} ").order_by("pk").first()
+    HOOKS["between"]()
+    replayed = kept is not None
+    if kept is None:
+        kept = Ledger.objects.create(entry=f"{key} {Order.objects.create().pk}")
+    body = {"id": int(kept.entry.split()[1]) if "X-Same-Body" not in request.headers else 0}
+    replayed = replayed or ("X-Says-Replay" in request.headers and current_thread() is not main_thread())
+    return JsonResponse(body, status=201, headers={"Idempotency-Replayed": str(replayed).lower()})
+
+
+def check_then_fail(request: HttpRequest) -> HttpResponse:
+    """The same with a unique key, which makes the others fail instead of wait."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return HttpResponse("no key", status=400)
+    kept = Ledger.objects.filter(entry=key).first()
+    HOOKS["between"]()
+    if kept is None:
+        Ledger.objects.create(entry=key)
+    return HttpResponse(status=201, headers={"Idempotency-Replayed": str(kept is not None).lower()})
+
+
+def works_anyway(request: HttpRequest) -> HttpResponse:
+    """Does something for each duplicate, outside of what is protected."""
+    response = good(request)
+    if response["Idempotency-Replayed"] == "true" or response.status_code == 409:
+        HOOKS["for a duplicate"]()
+    return response
+
+
+def works_without_a_key(request: HttpRequest) -> HttpResponse:
+    """Refuses too late."""
+    if "Idempotency-Key" not in request.headers:
+        order(request)
+    return good(request)
+
+
+def busy_at_once(request: HttpRequest) -> HttpResponse:
+    """Sends everybody away who is not alone."""
+    return HttpResponse(status=503, headers={"Retry-After": "1"}) if HOOKS["between"]() else good(request)
+
+
+@idempotent(record=lambda response: current_thread() is main_thread())
+def kept_alone(request: HttpRequest) -> HttpResponse:
+    HOOKS["inside"]()
+    return order(request)
+
+
+def forgets(request: HttpRequest) -> HttpResponse:
+    """Keeps its answer only as long as requests come one by one."""
+    response = kept_alone(request)
+    HOOKS["afterwards"]()
+    return response
+
+
+VIEWS = (
+    *("good", "members", "optional", "secret", "elsewhere", "by_field", "by_header", "amounts", "asynchronous", "raw"),
+    *(
+        "upload",
+        "unique",
+        "visitor",
+        "leased",
+        "pollable",
+        "unprotected",
+        "anything_goes",
+        "changing",
+        "everybody",
+        "nobody",
+    ),
+    *("everybodys_mismatch", "never_kept", "creates_nothing", "marks_only", "runs_again", "check_then_act"),
+    *(
+        "works_without_a_key",
+        "check_then_fail",
+        "busy_at_once",
+        "forgets",
+        "by_body",
+        "gone",
+        "picky",
+        "constant",
+        "works_anyway",
+    ),
+)
+urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

@@ -1,0 +1,121 @@
+"""Rows made by `create_key`, and the real requests that meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpResponse, JsonResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory, override_settings
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key, scope_of_user
+from tests.factories import UserFactory
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+
+
+def test_an_anonymous_caller_meets_the_row(post: Post) -> None:
+    """And gets its response, byte for byte; the view does not run."""
+    create_key("k1", path="/good", response=JsonResponse({"id": 7}, status=202, headers={"X-Mark": "x"}))
+    answer = post("/good", key="k1")
+    assert (answer.status_code, answer.content, answer.headers["X-Mark"]) == (202, b'{"id": 7}', "x")
+    assert answer.headers["Idempotency-Replayed"] == "true"
+    assert not Order.objects.exists()
+
+
+def test_a_user_meets_her_own_row_only() -> None:
+    """By the user, or by her scope."""
+    ann, bob = UserFactory(), UserFactory()
+    create_key("k1", user=ann, path="/members")
+    create_key("k2", scope=scope_of_user(bob), operation="POST members")
+    answers = {}
+    for user in (ann, bob):
+        client = Client()
+        client.force_login(user)
+        for key in ("k1", "k2"):
+            answer = client.post("/members", headers={"Idempotency-Key": key})
+            answers[user, key] = answer.status_code, answer.content[:3], answer.headers["Idempotency-Replayed"]
+    assert answers[ann, "k1"] == answers[bob, "k2"] == (201, b"{}", "true")
+    assert answers[ann, "k2"][2] == answers[bob, "k1"][2] == "false"
+
+
+@pytest.mark.parametrize(
+    ("status", "answered", "replayed"),
+    [("completed", 201, "true"), ("in_progress", 409, "false"), ("abandoned", 201, "false"), ("failed", 201, "false")],
+)
+def test_each_status_is_met_as_it_says(post: Post, status: Any, answered: int, replayed: str) -> None:
+    """A replay, a conflict, and two that run again."""
+    row = create_key("k1", path="/leased", status=status)
+    assert row.status == {"abandoned": "in_progress"}.get(status, status)
+    answer = post("/leased", key="k1")
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (answered, replayed)
+    assert Order.objects.count() == (1 if (answered, replayed) == (201, "false") else 0)
+    row.refresh_from_db()
+    assert row.attempt == (2 if Order.objects.exists() else 1)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_an_expired_row_is_as_if_never_seen(post: Post, status: Any) -> None:
+    """Its times are all in the past, in their order."""
+    row = create_key("k1", path="/leased", status=status, expired=True)
+    assert row.created_at < row.expires_at < timezone.now()
+    assert post("/leased", key="k1").headers["Idempotency-Replayed"] == "false"
+    assert Order.objects.count() == 1
+
+
+def test_a_tombstone_is_not_run_again(post: Post) -> None:
+    """There is nothing to replay but where it is."""
+    create_key("k1", path="/good", tombstone=True, response=HttpResponse("secret", headers={"Location": "/1"}))
+    answer = post("/good", key="k1")
+    assert (answer.status_code, answer.headers["Location"]) == (409, "/1")
+    assert answer.json()["title"] == "Idempotency-Key is completed, response not stored"
+    assert b"secret" not in answer.content
+
+
+def test_a_fingerprint_is_compared(post: Post) -> None:
+    """Without one any request matches."""
+    create_key("k1", path="/good", fingerprint=b"f" * 32)
+    assert post("/good", key="k1").status_code == 422
+
+
+def test_a_template_response_is_rendered(post: Post) -> None:
+    """As the package would have."""
+    template = engines["django"].from_string("{{ name }}")
+    create_key("k1", path="/good", response=TemplateResponse(RequestFactory().get("/"), template, {"name": "Ann"}))
+    assert post("/good", key="k1").content == b"Ann"
+
+
+def test_without_arguments_it_makes_a_new_key_each_time() -> None:
+    """Living for as long as the project says."""
+    with override_settings(IDEMPOTENCY={"TTL": 60}):
+        rows = [create_key(), create_key()]
+    assert len({row.key for row in rows}) == 2
+    assert {(row.scope, row.operation, row.status, row.attempt) for row in rows} == {
+        ("anonymous", "POST orders/", "completed", 1)
+    }
+    assert abs((rows[0].expires_at - rows[0].created_at).total_seconds() - 60) < 0.1
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_on_another_database() -> None:
+    """using= says which."""
+    create_key(using="other")
+    assert (IdempotencyKey.objects.count(), IdempotencyKey.objects.using("other").count()) == (0, 1)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """Two names for one thing, and a second living row."""
+    with pytest.raises(ValueError, match="Give scope or user to create_key, not both"):
+        create_key(scope="s", user=UserFactory())
+    with pytest.raises(ValueError, match="Give operation or path to create_key, not both"):
+        create_key(operation="POST good", path="/good")
+    create_key("k1")
+    with pytest.raises(ValueError, match="There is a row for the key 'k1' already: a request with it gets Completed"):
+        create_key("k1")
