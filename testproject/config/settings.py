@@ -59,7 +59,7 @@ REST_FRAMEWORK = {
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "shop.schema.ShopSchema",
 }
 SPECTACULAR_SETTINGS = {"TITLE": "The shop", "VERSION": "1"}
 DEMO = env.bool("DEMO", default=False)

@@ -7,7 +7,21 @@ from shop.models import Order
 from shop.pause import pause
 
 
+class ItemField(serializers.RegexField):
+    """A string of printable ASCII without spaces at the ends: exactly what the schema says, and so no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(r"^[!-~]([ -~]*[!-~])?$", max_length=100)
+
+    def to_internal_value(self, data: object) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
 class OrderSerializer(serializers.ModelSerializer):
+    item = ItemField()
+
     class Meta:
         model = Order
         fields = ["id", "item", "quantity", "created_at"]
