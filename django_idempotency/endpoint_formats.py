@@ -129,12 +129,11 @@ def _introduction() -> str:
 
 
 def _section(endpoint: Endpoint, options: Idempotency) -> str:
-    key = specification.key_format() if options.key is None else specification.key_source(options)
     required = _("required") if options.required else _("optional; without it the request is not protected")
     expiry = _("%(time)s from the first request. After that the key is as if it had never been used.")
     facts = {
         **({_("Header"): f"`{settings().header}`, {required}"} if options.key is None else {}),
-        _("Key"): key,
+        _("Key"): specification.key_format(options),
         _("Unique for"): f"{specification.uniqueness(options)}; {_('operation')} `{_operation(endpoint, options)}`",
         _("Compared with the first request"): specification.comparison(options),
         _("Kept for"): expiry % {"time": specification.lifetime(options)},

@@ -94,8 +94,8 @@ def _handlers(callback: Any) -> Iterator[Handler]:
             # Imported by name: only a project that has the REST framework comes here.
             module = import_module("django_idempotency.rest_framework.endpoints")
             return module.handlers(candidate)  # type: ignore[no-any-return]
-        if isinstance(view_class := getattr(candidate, "view_class", None), type):
-            return class_handlers(callback, view_class, candidate.view_initkwargs)
+        if isinstance(getattr(candidate, "view_class", None), type):
+            return class_handlers(candidate)
     return function_handlers(callback)
 
 

@@ -42,7 +42,10 @@ def key_pattern() -> str:
     return f"^{_QUOTED}$" if conf.require_quoted_key else f"^({_QUOTED}|{_BARE})$"
 
 
-def key_format() -> str:
+def key_format(options: Idempotency) -> str:
+    """The same in words, or what reads the key instead of the header."""
+    if options.key is not None:
+        return _("read by %(callable)s") % {"callable": callable_name(options.key)}
     conf = settings()
     if conf.key_validator is is_uuid:
         text = _("A UUID")
@@ -60,13 +63,6 @@ def key_format() -> str:
     if conf.key_validator not in (None, is_uuid):
         text = f"{text} {_('The server demands a form of its own beyond that.')}"
     return text
-
-
-def key_source(options: Idempotency) -> str:
-    """Where the key is read: the header, or what the project reads instead."""
-    if options.key is None:
-        return settings().header
-    return _("read by %(callable)s") % {"callable": callable_name(options.key)}
 
 
 def lifetime(options: Idempotency) -> str:

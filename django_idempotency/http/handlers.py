@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,8 +44,9 @@ def unwrapped(view: Any) -> Iterator[Any]:
 
 def layers_of(view: Any) -> Layers | None:
     """The option layers of a callable that `idempotent` protects, or None."""
+    *_, innermost = (None, *unwrapped(view))
     # An object with a protected __call__ is a view too.
-    for candidate in (*unwrapped(view), getattr(type(view), "__call__", None)):  # noqa: B004 (its mark is wanted)
+    for candidate in (*unwrapped(view), getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
         layers: Layers | None = getattr(candidate, MARK, None)
         if layers is not None:
             # method_decorator decorates when the method is called; what it shows until then is a mark without verb.
@@ -62,12 +63,13 @@ def function_handlers(callback: Any) -> Iterator[Handler]:
         yield Handler(method=method, view=view, layers=layers)
 
 
-def class_handlers(callback: Any, view_class: Any, initkwargs: Mapping[str, Any]) -> Iterator[Handler]:
-    """A class-based view of plain Django: protected as a whole, by its `dispatch`, or by method."""
+def class_handlers(callback: Any) -> Iterator[Handler]:
+    """What `as_view()` of plain Django has returned: protected as a whole, by its `dispatch`, or by method."""
+    view_class = callback.view_class
     whole = layers_of(callback)
     if whole is None:
         whole = _dispatch_layers(view_class)
-    for name in initkwargs.get("http_method_names", view_class.http_method_names):
+    for name in callback.view_initkwargs.get("http_method_names", view_class.http_method_names):
         handler = getattr(view_class, name, None)
         if name.upper() not in SAFE_METHODS and handler is not None:
             layers = layers_of(handler) if whole is None else whole
@@ -76,8 +78,8 @@ def class_handlers(callback: Any, view_class: Any, initkwargs: Mapping[str, Any]
 
 def dotted(view: Any) -> str:
     """The name to find the view by: of the innermost function, or of the class of an object."""
-    named = [candidate for candidate in unwrapped(view) if hasattr(candidate, "__qualname__")]
-    found = named[-1] if named else type([*unwrapped(view)][-1])
+    *_, innermost = unwrapped(view)
+    found = innermost if hasattr(innermost, "__qualname__") else type(innermost)
     return f"{found.__module__}.{found.__qualname__}"
 
 

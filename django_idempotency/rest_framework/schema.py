@@ -104,7 +104,7 @@ def _parameter_text(options: Idempotency) -> str:
         _("Compared with the first request"): specification.comparison(options),
         **({_("See also"): url} if (url := settings().docs_url) else {}),
     }
-    return " ".join([specification.key_format(), *(f"{name}: {text}." for name, text in texts.items())])
+    return " ".join([specification.key_format(options), *(f"{name}: {text}." for name, text in texts.items())])
 
 
 def _add_answers(schema: AutoSchema, responses: Schema, status: str, answers: Iterable[specification.Answer]) -> None:

@@ -102,10 +102,12 @@ functions = [
     path("read", require_GET(bare)),
     path("three", require_http_methods(["GET", "POST", "DELETE"])(idempotent(bare))),
     path("both", require_http_methods(["POST", "PUT"])(require_POST(bare))),
+    path("less", require_POST(require_http_methods(["POST", "PUT"])(bare))),
     path("condition", condition(lambda request: "x")(require_POST(bare))),
     path("partial", partial(require_POST(idempotent(bare)), extra=1)),
     path("async", require_POST(idempotent(asynchronous))),
     path("object", Callable()),
+    path("above", csrf_exempt(Callable())),
 ]
 classes = [
     path("plain", Plain.as_view()),
@@ -125,6 +127,8 @@ options = [
 urlpatterns = [
     path("f/", include(functions)),
     path("c/", include((classes, "app"), namespace="n")),
-    re_path(r"^o/(?P<pk>\d+)/", include([re_path("^x/$", bare, name="x"), path("y/", include((functions[:1], "f")))])),
+    re_path(
+        r"^o/(?P<pk>[0-9]+)/", include([re_path("^x/$", bare, name="x"), path("y/", include((functions[:1], "f")))])
+    ),
     path("s/", include(options)),
 ]
