@@ -61,6 +61,10 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_SCHEMA_CLASS": "shop.schema.ShopSchema",
 }
-SPECTACULAR_SETTINGS = {"TITLE": "The shop", "VERSION": "1"}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "The shop",
+    "VERSION": "1",
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "shop.schema.add_plain_view"],
+}
 DEMO = env.bool("DEMO", default=False)
 """Lets a request header stop a view in the middle of its work. Set by `manage.py demo` only."""

@@ -30,8 +30,9 @@ def main(arguments: list[str]) -> int:
         with serving() as url:
             command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
             location = [f"{url}/api/schema/", "--header", f"Authorization: Token {token}"]
-            # Its caches go to the current directory.
-            return subprocess.call([*command, *location, *arguments], cwd=scratch)
+            # Its caches go to the current directory; its hooks are a module of ours.
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            return subprocess.call([*command, *location, *arguments], cwd=scratch, env=environment)
 
 
 if __name__ == "__main__":
