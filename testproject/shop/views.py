@@ -8,11 +8,13 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
-from shop.models import Order
+from shop.models import PRINTABLE, Order
 from shop.pause import pause
 
 
 class OrderForm(forms.ModelForm):
+    item = forms.RegexField(PRINTABLE, max_length=100)
+
     class Meta:
         model = Order
         fields = ["item", "quantity"]
