@@ -2,15 +2,18 @@
 
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
-E005 autocommit switched off, E006 a decorator above authentication, W001 SQLite without IMMEDIATE transactions,
-W002 PostgreSQL with another isolation level than READ COMMITTED.
+E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
+E008 202 without the status page, W001 SQLite without IMMEDIATE transactions,
+W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning
@@ -21,6 +24,7 @@ from django.urls import URLResolver, get_resolver
 from .conf import resolve, settings
 from .exceptions import IdempotencyConfigurationError
 from .http.placement import misplaced_dispatch
+from .http.status import status_url
 from .http.transactions import TakenOver, alias_of
 from .models import IdempotencyKey
 from .stores import store_for
@@ -28,6 +32,7 @@ from .stores import store_for
 
 def register() -> None:
     register_check(check_settings, "django_idempotency")
+    register_check(check_cors, Tags.security)
     register_check(check_urls, Tags.urls)
     register_check(check_databases, Tags.database)
 
@@ -54,21 +59,85 @@ def check_databases(
     return messages
 
 
+def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Scripts of other origins may send the key and read what they need to retry, if they are let in at all."""
+    if not apps.is_installed("corsheaders"):
+        return []
+    try:
+        conf = settings()
+    except IdempotencyConfigurationError:
+        return []  # E001 tells
+    messages: list[CheckMessage] = []
+    if hidden := _not_listed("CORS_ALLOW_HEADERS", [conf.header]):
+        messages.append(
+            Warning(
+                f"scripts of other origins cannot send {hidden}, which CORS_ALLOW_HEADERS leaves out.",
+                hint=f"Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, {conf.header.lower()!r}].",
+                id="django_idempotency.W003",
+            )
+        )
+    if hidden := _not_listed("CORS_EXPOSE_HEADERS", [conf.replayed_header, "Retry-After"]):
+        messages.append(
+            Warning(
+                f"scripts of other origins cannot read {hidden}, which CORS_EXPOSE_HEADERS leaves out.",
+                hint=f"Set CORS_EXPOSE_HEADERS = [{conf.replayed_header!r}, 'Retry-After'].",
+                id="django_idempotency.W003",
+            )
+        )
+    return messages
+
+
+def _not_listed(setting: str, names: list[str]) -> str:
+    """The names that the setting of django-cors-headers leaves out; by default it lists none of them."""
+    listed = {str(name).lower() for name in getattr(django_settings, setting, None) or ()}
+    # To browsers the asterisk means every header, but only in answers that are not about credentials.
+    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
+        return ""
+    return " and ".join(name for name in names if name.lower() not in listed)
+
+
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """No protected `dispatch` stands above the authentication of its class."""
+    """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
     problems = {
         problem
         for callback in _callbacks()
         for view_class in (getattr(callback, "view_class", None) or getattr(callback, "cls", None),)
         if view_class is not None and (problem := misplaced_dispatch(view_class)) is not None
     }
-    return [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
+    messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
+    contradictions: set[str] = set()
+    polls = False
+    for callback, mark in _marks():
+        try:
+            polls = polls or mark.options().in_progress_status == 202
+        except IdempotencyConfigurationError as error:
+            contradictions.add(f"{callback.__module__}.{getattr(callback, '__qualname__', callback)}: {error}")
+    messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
+    return [*messages, *(_check_status_page() if polls else [])]
+
+
+def _check_status_page() -> list[CheckMessage]:
+    try:
+        status_url("default", 0, 0)
+    except IdempotencyConfigurationError as error:
+        return [Error(str(error), id="django_idempotency.E008")]
+    return []
 
 
 def _aliases() -> set[str]:
-    """The aliases that protected routes and the project's default use."""
-    marks = (getattr(callback, "_non_atomic_requests", None) for callback in _callbacks())
-    return {alias_of(resolve()), *(mark.alias() for mark in marks if isinstance(mark, TakenOver))}
+    """The aliases that protected routes and the project's default use. Routes with impossible options: see E007."""
+    aliases = {alias_of(resolve())}
+    for _callback, mark in _marks():
+        with suppress(IdempotencyConfigurationError):
+            aliases.add(mark.alias())
+    return aliases
+
+
+def _marks() -> Iterator[tuple[Any, TakenOver]]:
+    for callback in _callbacks():
+        mark = getattr(callback, "_non_atomic_requests", None)
+        if isinstance(mark, TakenOver):
+            yield callback, mark
 
 
 def _aliases_or_none() -> set[str]:

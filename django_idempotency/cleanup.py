@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
-from django.db import router, transaction
+from django.db import transaction
 
-from .models import IdempotencyKey
-from .stores import store_for
+from .stores import alias_for, store_for
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -18,11 +17,19 @@ BATCH_SIZE = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a run did. `complete`: no expired key was left that another transaction did not hold."""
+    """What a run did, and what it may not touch.
+
+    complete: no expired key was left that another transaction did not hold.
+    stuck: keys in progress whose lease is over; they wait for a retry.
+    in_doubt: keys that nobody works on whose external call may or may not have happened; under `on_abandoned="hold"`
+        they wait for a person. A key can be both.
+    """
 
     deleted: int
     batches: int
     complete: bool
+    stuck: int
+    in_doubt: int
 
 
 def cleanup_idempotency_keys(
@@ -38,7 +45,7 @@ def cleanup_idempotency_keys(
     """Delete expired keys of one database, batch by batch, each in a short transaction of its own.
 
     For cron, Celery beat or django.tasks. Several may run at once; rows that another transaction holds are passed
-    over where the database can do that. Keys in progress are never deleted.
+    over where the database can do that. Keys in progress, and keys with a call in doubt, are never deleted but counted.
 
     using: database alias; default: the write alias of the key table.
     batch_size: rows in one transaction, at least 1.
@@ -51,27 +58,36 @@ def cleanup_idempotency_keys(
     earlier batches deleted stays deleted.
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
-    store = store_for(using or router.db_for_write(IdempotencyKey))
+    store = store_for(alias_for(using))
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     deleted = batches = 0
     not_before = None
     stop = stop or Event()
+    complete = False
     while True:
         with transaction.atomic(using=store.alias, durable=True):
             count, not_before = store.purge(batch_size, not_before)
         if count:
             deleted, batches = deleted + count, batches + 1
             progress(deleted)
-        if count < batch_size:
-            return Cleanup(deleted=deleted, batches=batches, complete=True)
+        complete = count < batch_size
         at_limit = batches == max_batches or (deadline is not None and time.monotonic() >= deadline)
-        if at_limit or stop.wait(pause):
-            return Cleanup(deleted=deleted, batches=batches, complete=False)
+        if complete or at_limit or stop.wait(pause):
+            break
+    stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
+    return Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
 
 
-def count_expired(using: str | None = None) -> int:
-    """How many keys a cleanup would delete now. Reads the index of `expires_at`."""
-    return store_for(using or router.db_for_write(IdempotencyKey)).count_expired()
+def preview(using: str | None = None) -> Cleanup:
+    """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
+    store = store_for(alias_for(using))
+    return Cleanup(
+        deleted=store.count_expired(),
+        batches=0,
+        complete=False,
+        stuck=store.count_stuck(),
+        in_doubt=store.count_in_doubt(),
+    )
 
 
 def _refuse_impossible(batch_size: int, max_batches: int | None, max_seconds: float | None, pause: float) -> None:

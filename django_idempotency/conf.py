@@ -40,8 +40,13 @@ class Idempotency:
     required: without a key the answer is 400; with False the view then runs unprotected.
     methods: the HTTP methods that are protected; others pass through.
     wait: how long a duplicate of a running request waits for its result before the conflict answer.
-    in_progress_status: 409 or 429.
+    in_progress_status: 409 or 429; with a lease also 202, with the `Location` of a status page.
     mismatch_status: 422 or 409.
+    lease: None: one transaction around the view. A duration: leased mode, for views that call something outside; how
+        long a claim stands when its worker has died.
+    on_abandoned: "retry" or "hold": may an external call be made again while nobody knows what became of the first?
+    reconcile: `callable(request, operation) -> HttpResponse | None`, asked when an abandoned key is taken over:
+        returns the final response, or None to run again.
     scope: `callable(request) -> str`, who is calling.
     anonymous: "shared" or "refuse", for callers without any credential.
     operation: the name of the operation; default: method and route.
@@ -58,8 +63,11 @@ class Idempotency:
     required: bool = UNSET
     methods: Collection[str] = UNSET
     wait: timedelta | float = UNSET
-    in_progress_status: Literal[409, 429] = UNSET
+    in_progress_status: Literal[202, 409, 429] = UNSET
     mismatch_status: Literal[409, 422] = UNSET
+    lease: timedelta | float | None = UNSET
+    on_abandoned: Literal["retry", "hold"] = UNSET
+    reconcile: Callable[..., Any] | None = UNSET
     scope: Callable[[Any], str] | None = UNSET
     anonymous: Literal["shared", "refuse"] = UNSET
     operation: str | None = UNSET
@@ -88,6 +96,15 @@ class Idempotency:
     def wait_seconds(self) -> float:
         return _seconds(self.wait)
 
+    @property
+    def lease_seconds(self) -> float | None:
+        return None if self.lease is None else _seconds(self.lease)
+
+    @property
+    def repeats_calls(self) -> bool:
+        """May a call in doubt be made again? Only in leased mode, where it goes out with the same derived key."""
+        return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
+
 
 def _seconds(duration: timedelta | float) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
@@ -101,6 +118,10 @@ def _duration(minimum: float, text: str) -> Callable[[Any], str | None]:
         return None if minimum <= seconds <= MAX_SECONDS else text
 
     return problem
+
+
+def _lease(value: Any) -> str | None:
+    return None if value is None else _duration(0.1, "give at least 0.1 seconds and at most 100 years, or None.")(value)
 
 
 MAX_SECONDS = 100 * 365 * 86400
@@ -152,8 +173,11 @@ _PROBLEMS: dict[str, Callable[[Any], str | None]] = {
     "required": _one_of(True, False),
     "methods": _methods,
     "wait": _duration(0, "give 0 or more seconds."),
-    "in_progress_status": _one_of(409, 429),
+    "in_progress_status": _one_of(409, 429, 202),
     "mismatch_status": _one_of(422, 409),
+    "lease": _lease,
+    "on_abandoned": _one_of("retry", "hold"),
+    "reconcile": _callable(),
     "scope": _callable(),
     "anonymous": _one_of("shared", "refuse"),
     "operation": _name,
@@ -173,6 +197,9 @@ DEFAULTS = Idempotency(
     wait=0,
     in_progress_status=409,
     mismatch_status=422,
+    lease=None,
+    on_abandoned="retry",
+    reconcile=None,
     scope=None,
     anonymous="shared",
     operation=None,
@@ -211,11 +238,36 @@ def resolve(*layers: Idempotency) -> Idempotency:
     """Merge the layers, nearest first, over the project's settings and the defaults: every option has a value.
 
     Cached per layer objects; changing the setting (`override_settings`) empties the cache.
+    Raises `IdempotencyConfigurationError` for options that contradict each other.
     """
     merged = DEFAULTS.given()
     for layer in reversed((*layers, settings().options)):
         merged.update(layer.given())
-    return Idempotency(**merged)
+    if merged["lease"] is None:
+        for name in LEASED_ONLY:
+            # A project's default waits for the views that are leased; a view's own option is a mistake.
+            if merged[name] != getattr(DEFAULTS, name) and any(name in layer.given() for layer in layers):
+                _refuse_without_lease(name, merged[name])
+        if merged["in_progress_status"] == 202:
+            merged["in_progress_status"] = 409
+    options = Idempotency(**merged)
+    if options.lease_seconds is not None and options.ttl_seconds <= options.lease_seconds:
+        raise IdempotencyConfigurationError(
+            f"idempotency options ttl={options.ttl!r} and lease={options.lease!r}: ttl must exceed lease, or the key "
+            "could be forgotten while the view still runs."
+        )
+    return options
+
+
+LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
+
+
+def _refuse_without_lease(name: str, value: Any) -> None:
+    if value != 429:
+        raise IdempotencyConfigurationError(
+            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), say, or leave "
+            f"{name} out."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,10 +72,11 @@ def _object(endpoint: Endpoint, allowed: bool) -> dict[str, Any]:
     return {
         **found,
         "mode": endpoint.mode,
+        "lease_seconds": options.lease_seconds,
         "ttl_seconds": options.ttl_seconds,
         "required": options.required,
         "header": settings().header if options.key is None else None,
-        "key": _callable(options.key),
+        "key": None if options.key is None else specification.key_source(options.key),
         "scope": _callable(options.scope),
         "anonymous": options.anonymous,
         "operation": _operation(endpoint, options),

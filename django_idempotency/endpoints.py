@@ -6,6 +6,7 @@ What cannot be seen counts as not protected: a decorator that hides its view (wi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,9 +15,11 @@ from typing import Any
 from django.urls import URLResolver, get_resolver
 from django.utils.translation import gettext as _
 
-from .conf import Idempotency, resolve, settings
-from .http.handlers import Handler, class_handlers, function_handlers, unwrapped
-from .http.placement import _is_drf_view
+from .conf import SAFE_METHODS, Idempotency, resolve, settings
+from .http.handlers import Handler, declared_methods, dispatch_layers, dotted, layers_of, unwrapped
+from .http.layers import class_layers
+from .http.placement import is_drf_view
+from .views import IdempotencyMixin
 
 ANY = "ANY"
 """The method of a function that does not say which ones it answers, such as by `require_POST`."""
@@ -53,9 +56,9 @@ class Endpoint:
 
 def mode(options: Idempotency) -> str:
     """How the options let the view run, in a word or two."""
-    if getattr(options, "lease", None) is None:
+    if options.lease is None:
         return "atomic"
-    return "leased, hold" if getattr(options, "on_abandoned", None) == "hold" else "leased"
+    return "leased, hold" if options.on_abandoned == "hold" else "leased"
 
 
 def endpoints(urlconf: str | None = None) -> list[Endpoint]:
@@ -90,13 +93,47 @@ def _routes(
 
 def _handlers(callback: Any) -> Iterator[Handler]:
     for candidate in unwrapped(callback):
-        if _is_drf_view(getattr(candidate, "cls", None)):
+        if is_drf_view(getattr(candidate, "cls", None)):
             # Imported by name: only a project that has the REST framework comes here.
             module = import_module("django_idempotency.rest_framework.endpoints")
             return module.handlers(candidate)  # type: ignore[no-any-return]
         if isinstance(getattr(candidate, "view_class", None), type):
-            return class_handlers(candidate)
-    return function_handlers(callback)
+            return _class_handlers(candidate)
+        if (path_view := _ninja_path_view(candidate)) is not None:
+            module = import_module("django_idempotency.ninja.endpoints")
+            return module.handlers(path_view)  # type: ignore[no-any-return]
+    return _function_handlers(callback)
+
+
+def _ninja_path_view(callback: Any) -> Any:
+    """What Django Ninja's URL callback has in its closure, found by name: nothing is imported."""
+    enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
+    names = {"__module__": "ninja.operation", "__qualname__": "PathView"}
+    return next((o for o in enclosed if all(getattr(type(o), n, "") == v for n, v in names.items())), None)
+
+
+def _function_handlers(callback: Any) -> Iterator[Handler]:
+    """A view function: the methods of its `require_http_methods`, else one handler that does not say."""
+    view, layers = dotted(callback), layers_of(callback)
+    declared = declared_methods(callback)
+    for method in [None] if declared is None else sorted(declared - SAFE_METHODS):
+        yield Handler(method=method, view=view, layers=layers)
+
+
+def _class_handlers(callback: Any) -> Iterator[Handler]:
+    """What `as_view()` of plain Django has returned: protected as a whole, by `dispatch`, by the mixin or by method."""
+    view_class, initkwargs = callback.view_class, callback.view_initkwargs
+    whole, by_request = layers_of(callback), False
+    if whole is None:
+        whole = dispatch_layers(view_class)
+    if whole is None and issubclass(view_class, IdempotencyMixin):
+        whole = class_layers(view_class, initkwargs) or None
+        by_request = view_class.get_idempotency_options is not IdempotencyMixin.get_idempotency_options
+    for name in initkwargs.get("http_method_names", view_class.http_method_names):
+        handler = getattr(view_class, name, None)
+        if name.upper() not in SAFE_METHODS and handler is not None:
+            layers = layers_of(handler) if whole is None else whole
+            yield Handler(method=name.upper(), view=dotted(view_class), layers=layers, decides_by_request=by_request)
 
 
 def _judged(handler: Handler) -> Iterator[tuple[str, Idempotency | None, str]]:

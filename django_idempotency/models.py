@@ -46,7 +46,45 @@ class IdempotencyKey(models.Model):
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
         ]
-        permissions = [("view_response", _("Can view stored response bodies"))]
+        permissions = [
+            ("view_response", _("Can view stored response bodies")),
+            ("resolve_idempotencykey", _("Can resolve stuck idempotency keys")),
+        ]
 
     def __str__(self) -> str:
         return f"{self.operation} {self.key}"
+
+
+class IdempotencyStep(models.Model):
+    """One named step of a leased operation: an external call or a local write.
+
+    A call is started, committed, made, and finished with its result: one that is not finished is running or in doubt.
+    A write is there with its result, or not at all.
+    """
+
+    class Kind(models.TextChoices):
+        CALL = "call", _("external call")
+        WRITE = "write", _("local write")
+
+    id = models.BigAutoField(primary_key=True)
+    # No constraint in the database: its trigger would look for steps at every key that is cleaned up, and only leased
+    # keys have some. No index either: the unique constraint's is one.
+    key = models.ForeignKey(
+        IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
+    )
+    name = models.CharField(_("name"), max_length=100)
+    kind = models.CharField(_("kind"), max_length=5, choices=Kind)
+    attempt = models.PositiveIntegerField(_("attempt"))
+    started_at = models.DateTimeField(_("started at"))
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    result = models.TextField(_("result"), null=True, blank=True)
+    error = models.TextField(_("error"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("step")
+        verbose_name_plural = _("steps")
+        default_permissions = ()  # shown with their key
+        constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
+
+    def __str__(self) -> str:
+        return self.name

@@ -15,6 +15,7 @@ from django.utils.translation import ngettext
 
 from .conf import Idempotency, settings
 from .http import problems
+from .keys import KeyReader
 from .protocol.keys import is_uuid
 from .protocol.snapshots import Snapshot
 
@@ -26,7 +27,7 @@ _NOT_STORED = Snapshot(status_code=200, headers=(), body=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An error answer that a client of the endpoint may get instead of the view's."""
+    """An answer that a client of the endpoint may get instead of the view's: a problem, unless it is 202."""
 
     status: int
     title: str
@@ -45,7 +46,7 @@ def key_pattern() -> str:
 def key_format(options: Idempotency) -> str:
     """The same in words, or what reads the key instead of the header."""
     if options.key is not None:
-        return _("read by %(callable)s") % {"callable": callable_name(options.key)}
+        return key_source(options.key)
     conf = settings()
     if conf.key_validator is is_uuid:
         text = _("A UUID")
@@ -63,6 +64,11 @@ def key_format(options: Idempotency) -> str:
     if conf.key_validator not in (None, is_uuid):
         text = f"{text} {_('The server demands a form of its own beyond that.')}"
     return text
+
+
+def key_source(key: Any) -> str:
+    """What a callable of the `key` option reads."""
+    return key.source if isinstance(key, KeyReader) else _("read by %(callable)s") % {"callable": callable_name(key)}
 
 
 def lifetime(options: Idempotency) -> str:
@@ -105,19 +111,23 @@ def comparison(options: Idempotency) -> str:
 
 
 def answers(options: Idempotency) -> list[Answer]:
-    """The package's own error answers on this endpoint, by status."""
+    """The package's own answers on this endpoint, by status."""
     given = [
-        *([problems.missing_key()] if options.required else []),
-        problems.invalid_key(""),
+        *([problems.missing_key(options)] if options.required else []),
+        problems.invalid_key(options, ""),
         *([problems.anonymous_refused()] if options.scope is None and options.anonymous == "refuse" else []),
         *([problems.replay_refused()] if options.may_replay is not None else []),
-        problems.outstanding(options),
+        *([problems.outstanding(options)] if options.in_progress_status != 202 else []),
+        *([problems.outcome_unknown()] if options.lease is not None and options.on_abandoned == "hold" else []),
         problems.already_used(options),
     ]
     found = [_answer(problem, problem.detail.strip()) for problem in given]
     # The detail would name a status, which is another for each response.
     not_stored = _("The request was processed, and its response is not kept. It is not run again.")
     found.append(_answer(problems.response_not_stored(_NOT_STORED), not_stored))
+    if options.in_progress_status == 202:
+        still = _("The first request with this key is still being processed. Location is the page of its state.")
+        found.append(Answer(status=202, title="Accepted", meaning=still, retry_after=True))
     return sorted(found, key=lambda answer: answer.status)
 
 

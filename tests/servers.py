@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 from django.db import connection
 
+FAKE_GATEWAY = Path(__file__).parent.parent / "testproject" / "fake_gateway.py"
 PAUSE = 20261120
 DEADLINE = 30
 """Seconds until something that should have happened counts as a failure."""
@@ -38,6 +40,23 @@ def gunicorn(*options: str, **environment: str) -> AbstractContextManager[str]:
 def uvicorn() -> AbstractContextManager[str]:
     """The test server on uvicorn; gives its URL."""
     return _serving("uvicorn", "tests.server.asgi:application", "--fd", "{fd}")
+
+
+@contextmanager
+def fake_gateway(*options: str) -> Iterator[httpx.Client]:
+    """The shop's payment gateway as a process of its own; gives a client for its books."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        process = subprocess.Popen(
+            [sys.executable, str(FAKE_GATEWAY), "--fd", str(listener.fileno()), *options],
+            pass_fds=[listener.fileno()],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=DEADLINE) as client:
+                yield client
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextmanager

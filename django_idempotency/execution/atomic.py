@@ -8,21 +8,10 @@ from typing import TypeVar
 from django.db import DatabaseError, transaction
 
 from ..exceptions import TransactionBroken
-from ..protocol.outcomes import (
-    Claimed,
-    Completed,
-    Conflicted,
-    Discarded,
-    Finished,
-    Mismatched,
-    Raised,
-    Unavailable,
-    Verdict,
-)
+from ..protocol.outcomes import Answer, Claimed, Conflicted, Discarded, Finished, Raised, Unavailable, Verdict
 from ..stores import Claim, Store
 
 T = TypeVar("T")
-Answer = Finished[T] | Completed | Mismatched | Conflicted | Unavailable
 Work = Callable[[], Finished[T] | Raised]
 
 

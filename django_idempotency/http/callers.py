@@ -29,13 +29,14 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
         return scope
     user = getattr(request, "user", None)
     if user is not None and user.is_authenticated:
-        return _user_scope(user)
+        return account_scope(user)
     if (credential := _credential(request)) is not None:
         return credential
     return ANONYMOUS if options.anonymous == "shared" else None
 
 
-def _user_scope(user: Any) -> str:
+def account_scope(user: Any) -> str:
+    """The scope of an authenticated user. Raises `IdempotencyConfigurationError` for one that has no primary key."""
     primary_key = getattr(user, "pk", None)
     if primary_key is None:
         raise IdempotencyConfigurationError(
@@ -57,14 +58,15 @@ def _credential(request: Any) -> str | None:
                 continue
             value = f"{scheme.lower()} {rest.strip()}"
         if value:
-            return _hashed(header.lower(), value)
+            return credential_scope(header.lower(), value)
     # The cookie as it was sent, not request.session's key: a retry carries the old one even if the lost answer
     # had set a new one.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if session and django_settings.SESSION_ENGINE != SIGNED_COOKIES:
-        return _hashed("session", session)
+        return credential_scope("session", session)
     return None
 
 
-def _hashed(kind: str, value: str) -> str:
+def credential_scope(kind: str, value: str) -> str:
+    """The scope of whoever knows this secret."""
     return f"{kind}:{sha256(value.encode(errors='surrogateescape')).hexdigest()}"

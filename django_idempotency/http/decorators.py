@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import lru_cache, update_wrapper, wraps
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from importlib import import_module
-from inspect import iscoroutinefunction
 from typing import Any, TypeVar, overload
 
-from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, as_options, resolve
 from ..exceptions import IdempotencyConfigurationError
 from .exchange import Exchange
-from .pipeline import handle
-from .placement import method_name, refuse_class, refuse_view
-from .transactions import TakenOver, alias_of
+from .guard import guard
+from .placement import method_name, refuse_class, refuse_routing, refuse_view
+from .transactions import TakenOver
 
 F = TypeVar("F", bound=Callable[..., Any])
 VERBS = frozenset({"post", "put", "patch", "delete"})
@@ -64,38 +61,16 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
         # Whoever decorates a method called put wants PUT protected.
         layers = (*layers, _only(verb.upper()))
 
-    attributes: Any = wraps(view)(_async(view, layers) if iscoroutinefunction(view) else _sync(view, layers))
+    def exchange_of(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exchange:
+        refuse_class(view, args)
+        return _exchange(resolve(*layers), unprotected, args, kwargs)
+
+    attributes: Any = wraps(view)(guard(view, exchange_of))
     setattr(attributes, MARK, layers)
+    refuse_routing(attributes)
     opted_out = getattr(view, "_non_atomic_requests", ())
-    attributes._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*layers)))
+    attributes._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers))
     return attributes  # type: ignore[no-any-return]
-
-
-def _sync(view: Callable[..., Any], layers: tuple[Idempotency, ...]) -> Callable[..., HttpResponseBase]:
-    def protected(*args: Any, **kwargs: Any) -> HttpResponseBase:
-        refuse_class(view, args)
-        return handle(_exchange(resolve(*layers), view, args, kwargs))
-
-    return protected
-
-
-def _async(view: Callable[..., Any], layers: tuple[Idempotency, ...]) -> Callable[..., Awaitable[HttpResponseBase]]:
-    """One hop to the thread of the request's database connection; the view runs inside, on the event loop.
-
-    Its own `sync_to_async` calls come back to that thread, and so into our transaction. A cancelled request
-    cancels the view, and the exception rolls the transaction back.
-    """
-    in_thread = update_wrapper(async_to_sync(view), view)
-
-    async def protected(*args: Any, **kwargs: Any) -> HttpResponseBase:
-        refuse_class(view, args)
-        exchange = _exchange(resolve(*layers), in_thread, args, kwargs)
-        if exchange.request.method not in exchange.options.methods:
-            response: HttpResponseBase = await view(*args, **kwargs)
-            return response
-        return await sync_to_async(handle)(exchange)
-
-    return protected
 
 
 @lru_cache(maxsize=len(VERBS))

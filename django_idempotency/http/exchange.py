@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, settings
 from ..exceptions import IdempotencyConfigurationError
+from .callers import scope_of
 from .fingerprints import fingerprint_of
 
 
@@ -48,6 +49,10 @@ class Exchange:
         route = match_.route if match_ else f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.request.method} {route}"
 
+    def scope(self) -> str | None:
+        """Who is calling; None for a caller who must be refused."""
+        return scope_of(self.asked_with, self.options)
+
     def fingerprint(self) -> bytes | None:
         return fingerprint_of(self.request, self.options, self.asked_with)
 
@@ -57,8 +62,12 @@ class Exchange:
         return response
 
     def run(self) -> HttpResponseBase:
-        """Call the view inside our transaction; returns a response that is ready to be sent."""
-        return self.render(self.view(*self.args, **self.kwargs))
+        """Call the view; returns a response that is ready to be sent."""
+        return self.ready(self.view(*self.args, **self.kwargs))
+
+    def ready(self, response: Any) -> HttpResponseBase:
+        """What the view returned, as it can be kept and sent."""
+        return self.render(response)
 
     def answer(self, error: Exception) -> HttpResponseBase:
         """What the framework answers to an exception of the view, outside its transaction, or raise it.

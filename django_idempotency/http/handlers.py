@@ -10,7 +10,7 @@ from typing import Any
 
 from django.views.decorators import http as method_decorators
 
-from ..conf import SAFE_METHODS, Idempotency
+from ..conf import Idempotency
 from .decorators import MARK, VERBS, _only
 from .placement import method_name
 
@@ -55,27 +55,6 @@ def layers_of(view: Any) -> Layers | None:
     return None
 
 
-def function_handlers(callback: Any) -> Iterator[Handler]:
-    """A view function: the methods of its `require_http_methods`, else one handler that does not say."""
-    view, layers = dotted(callback), layers_of(callback)
-    declared = _declared_methods(callback)
-    for method in [None] if declared is None else sorted(declared - SAFE_METHODS):
-        yield Handler(method=method, view=view, layers=layers)
-
-
-def class_handlers(callback: Any) -> Iterator[Handler]:
-    """What `as_view()` of plain Django has returned: protected as a whole, by its `dispatch`, or by method."""
-    view_class = callback.view_class
-    whole = layers_of(callback)
-    if whole is None:
-        whole = _dispatch_layers(view_class)
-    for name in callback.view_initkwargs.get("http_method_names", view_class.http_method_names):
-        handler = getattr(view_class, name, None)
-        if name.upper() not in SAFE_METHODS and handler is not None:
-            layers = layers_of(handler) if whole is None else whole
-            yield Handler(method=name.upper(), view=dotted(view_class), layers=layers)
-
-
 def dotted(view: Any) -> str:
     """The name to find the view by: of the innermost function, or of the class of an object."""
     *_, innermost = unwrapped(view)
@@ -83,13 +62,13 @@ def dotted(view: Any) -> str:
     return f"{found.__module__}.{found.__qualname__}"
 
 
-def _dispatch_layers(view_class: Any) -> Layers | None:
+def dispatch_layers(view_class: Any) -> Layers | None:
     """Of the protected `dispatch` of a base class too: one above it, such as LoginRequiredMixin's, calls it."""
     dispatches = (vars(cls).get("dispatch") for cls in view_class.__mro__)
     return next((layers for dispatch in dispatches if (layers := layers_of(dispatch)) is not None), None)
 
 
-def _declared_methods(callback: Any) -> set[str] | None:
+def declared_methods(callback: Any) -> set[str] | None:
     """From `require_http_methods`, `require_POST` and the like, which keep them in a closure; None: not declared."""
     found = None
     for candidate in unwrapped(callback):

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, assert_never
 
+from asgiref.sync import async_to_sync
 from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, settings
 from ..exceptions import IdempotencyConfigurationError
 from ..execution.atomic import run_atomically
+from ..execution.leased import run_leased
+from ..execution.steps import Operation
+from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.digests import identify
 from ..protocol.keys import InvalidKey
 from ..protocol.outcomes import (
+    Answer,
     Completed,
     Conflicted,
     Finished,
+    InDoubt,
     Mismatched,
     Raised,
     Unavailable,
@@ -24,10 +31,10 @@ from ..protocol.outcomes import (
 from ..protocol.snapshots import Snapshot
 from ..stores import Claim, store_for
 from . import problems
-from .callers import scope_of
 from .capture import capture, restore
 from .exchange import Exchange
 from .headers import read_key
+from .status import accepted
 from .transactions import alias_of, as_django_would
 
 RUNNING = "_idempotency_running"
@@ -43,10 +50,10 @@ def handle(exchange: Exchange) -> HttpResponseBase:
     try:
         key = read_key(exchange.asked_with, options)
     except InvalidKey as error:
-        return _refuse(exchange, problems.invalid_key(str(error)))
+        return _refuse(exchange, problems.invalid_key(options, str(error)))
     if key is None:
-        return _refuse(exchange, problems.missing_key()) if options.required else _pass_through(exchange)
-    scope = scope_of(exchange.asked_with, options)
+        return _refuse(exchange, problems.missing_key(options)) if options.required else _pass_through(exchange)
+    scope = exchange.scope()
     if scope is None:
         return _refuse(exchange, problems.anonymous_refused())
     claim = Claim(
@@ -54,9 +61,15 @@ def handle(exchange: Exchange) -> HttpResponseBase:
         fingerprint=exchange.fingerprint(),
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
+        lease=options.lease_seconds,
+        repeats_calls=options.repeats_calls,
     )
-    store = store_for(alias_of(options))
-    outcome = run_atomically(store, claim, partial(_run, exchange), partial(_answer, exchange))
+    return _deliver(exchange, claim, _run_once(exchange, claim))
+
+
+def _deliver(exchange: Exchange, claim: Claim, outcome: Answer[HttpResponseBase]) -> HttpResponseBase:
+    """What the claim has come to, as the client is told."""
+    options = exchange.options
     match outcome:
         case Finished(value=response):
             return exchange.deliver(response, replayed=False)
@@ -64,12 +77,27 @@ def handle(exchange: Exchange) -> HttpResponseBase:
             return _replay(exchange, snapshot)
         case Mismatched():
             return _refuse(exchange, problems.already_used(options))
+        case Conflicted() if options.in_progress_status == 202:
+            return exchange.deliver(accepted(alias_of(options), claim.identity), replayed=False)
         case Conflicted():
             return _refuse(exchange, problems.outstanding(options))
+        case InDoubt():
+            return _refuse(exchange, problems.outcome_unknown())
         case Unavailable():
             return _refuse(exchange, problems.store_busy())
         case _:
             assert_never(outcome)
+
+
+def _run_once(exchange: Exchange, claim: Claim) -> Answer[HttpResponseBase]:
+    """Under the promise that the options name: atomic or leased."""
+    options = exchange.options
+    store = store_for(alias_of(options))
+    answer = partial(_answer, exchange)
+    if options.lease is None:
+        return run_atomically(store, claim, partial(_run, exchange), answer)
+    reconcile = None if options.reconcile is None else partial(_reconcile, exchange)
+    return run_leased(store, claim, partial(_run_leased, exchange), answer, reconcile)
 
 
 def _refuse_a_second_protection(exchange: Exchange) -> None:
@@ -82,6 +110,9 @@ def _refuse_a_second_protection(exchange: Exchange) -> None:
 
 
 def _pass_through(exchange: Exchange) -> HttpResponseBase:
+    if exchange.options.lease is not None:
+        # The view is written for leased mode, and must work without a key as well.
+        _give(exchange, UnkeyedOperation(alias_of(exchange.options)))
     with as_django_would(exchange.request):
         return exchange.pass_through()
 
@@ -102,7 +133,7 @@ def _replay(exchange: Exchange, snapshot: Snapshot) -> HttpResponseBase:
 
 
 def _run(exchange: Exchange) -> Finished[HttpResponseBase] | Raised:
-    """Run the view inside the claim's transaction."""
+    """Run the view; in atomic mode, inside the claim's transaction."""
     request: Any = exchange.request
     setattr(request, RUNNING, True)
     try:
@@ -114,15 +145,42 @@ def _run(exchange: Exchange) -> Finished[HttpResponseBase] | Raised:
     return _judged(response, exchange.options)
 
 
+def _run_leased(exchange: Exchange, operation: Operation) -> Finished[HttpResponseBase] | Raised:
+    _give(exchange, operation)
+    return _run(exchange)
+
+
+def _reconcile(exchange: Exchange, operation: Operation) -> Finished[HttpResponseBase] | None:
+    """Ask the project what became of an abandoned operation: its final response, or None to run the view again."""
+    _give(exchange, operation)
+    reconcile: Any = exchange.options.reconcile
+    if iscoroutinefunction(reconcile):
+        reconcile = async_to_sync(reconcile)
+    response = reconcile(exchange.asked_with, operation)
+    if response is None:
+        return None
+    response = exchange.ready(response)
+    return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, exchange.options))
+
+
+def _give(exchange: Exchange, operation: Operation) -> None:
+    request: Any = exchange.request
+    request.idempotency = operation
+
+
 def _answer(exchange: Exchange, error: Exception) -> Finished[HttpResponseBase]:
     """What the framework makes of the view's exception, judged as a returned response would be."""
-    return _judged(exchange.answer(error), exchange.options)
+    try:
+        raise error
+    except Exception:  # noqa: BLE001 (exception handlers may log what is being handled, with its traceback)
+        return _judged(exchange.answer(error), exchange.options)
 
 
 def _judged(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
     """The outcome table: what becomes of the business write and of the key."""
+    reason = f"The view answered {response.status_code}."
     if response.status_code >= 500:
-        return Finished(value=response, verdict=Verdict.ROLL_BACK)
+        return Finished(value=response, verdict=Verdict.ROLL_BACK, reason=reason)
     if not options.record(response):
-        return Finished(value=response, verdict=Verdict.RELEASE)
+        return Finished(value=response, verdict=Verdict.RELEASE, reason=reason)
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))

@@ -31,6 +31,15 @@ MIXIN_ORDER = """
         @method_decorator(idempotent)
         def post(self, request): ..."""
 
+NINJA_ORDER = """
+    from django_idempotency.ninja import idempotent_operation
+
+    @api.post("/orders")
+    @idempotent_operation
+    def create_order(request, payload: OrderIn): ...
+
+    api.add_decorator(idempotent_operation, mode="operation")"""
+
 
 def refuse_view(view: Any) -> None:
     """Refuse what can be known to be unprotectable or misplaced when the decorator is applied."""
@@ -42,7 +51,7 @@ def refuse_view(view: Any) -> None:
         _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
     if method_name(view).upper() in SAFE_METHODS:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
-    if _is_drf_view(getattr(view, "cls", None)):
+    if is_drf_view(getattr(view, "cls", None)):
         _refuse(
             f"idempotent stands above the REST framework view {_name(view)}, where nobody is authenticated yet. "
             f"Put it below:\n{DRF_ORDER}"
@@ -55,12 +64,23 @@ def refuse_view(view: Any) -> None:
         _refuse(f"idempotent stands above the access mixin of {view_class.__name__}. Put it below:\n{MIXIN_ORDER}")
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         _refuse(
-            "idempotent stands above Django Ninja's authentication. decorate_view and bound operations cannot be used."
+            'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
+            f"idempotent_operation:\n{NINJA_ORDER}"
         )
 
 
+def refuse_routing(protected: Any) -> None:
+    """Have Django Ninja refuse a view of plain Django when it makes an operation of it."""
+    # By its name, so that nothing is imported. A new list: wraps() has shared the old one with the view.
+    protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
+
+
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse what only the first request shows: the class whose `dispatch` is decorated."""
+    """Refuse what only the first request shows: Django Ninja, and the class whose `dispatch` is decorated."""
+    for request in args[:1]:
+        callback = getattr(getattr(request, "resolver_match", None), "func", None)
+        if getattr(callback, "__module__", None) == "ninja.operation":
+            _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") != "dispatch":
         return
     # A method gets its instance first; method_decorator hands over a partial of the bound method.
@@ -86,7 +106,7 @@ def misplaced_dispatch(view_class: type) -> str | None:
     )
     if decorated is None:
         return None
-    if _is_drf_view(view_class):
+    if is_drf_view(view_class):
         return (
             f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where nobody is "
             f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
@@ -105,7 +125,7 @@ def method_name(view: Any) -> str:
     return name if owner and not owner.endswith("<locals>") else ""
 
 
-def _is_drf_view(cls: Any) -> bool:
+def is_drf_view(cls: Any) -> bool:
     """By name, so that nothing is imported: is it an APIView?"""
     return isinstance(cls, type) and any(
         base.__module__ == "rest_framework.views" and base.__name__ == "APIView" for base in cls.__mro__
@@ -116,6 +136,13 @@ def _access_mixins(classes: tuple[type, ...]) -> bool:
     # If nobody has imported the module, no class can come from it.
     module = sys.modules.get("django.contrib.auth.mixins")
     return module is not None and any(issubclass(cls, module.AccessMixin) for cls in classes)
+
+
+def _refuse_ninja(name: str) -> NoReturn:
+    _refuse(
+        f"idempotent cannot protect {name}, an operation of Django Ninja: it knows neither request.auth nor how to "
+        f"convert the result. Use idempotent_operation:\n{NINJA_ORDER}"
+    )
 
 
 def _name(view: Any) -> str:

@@ -15,10 +15,13 @@ from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, settings
+from ..keys import KeyReader
 from ..protocol.snapshots import Snapshot
 
 RETRY_AFTER = "1"
 """Seconds. An atomic request is over when its transaction is, and nobody knows more."""
+UNKNOWN_RETRY_AFTER = "60"
+"""Seconds. Somebody has to look first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses that link to the project's documentation of its keys."""
 
@@ -33,14 +36,22 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def missing_key() -> Problem:
-    header = settings().header
-    detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
-    return Problem(status=400, title="Idempotency-Key is missing", detail=detail % {"header": header})
+def missing_key(options: Idempotency) -> Problem:
+    if options.key is None:
+        detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
+        detail %= {"header": settings().header}
+    elif isinstance(options.key, KeyReader):
+        detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
+    else:
+        detail = _("This operation needs an idempotency key.")
+    return Problem(status=400, title="Idempotency-Key is missing", detail=detail)
 
 
-def invalid_key(reason: str) -> Problem:
-    detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
+def invalid_key(options: Idempotency, reason: str) -> Problem:
+    if options.key is None:
+        detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
+    else:
+        detail = _("The request does not carry a usable key.")
     return Problem(status=400, title="Idempotency-Key is not valid", detail=f"{detail} {reason}")
 
 
@@ -55,6 +66,18 @@ def outstanding(options: Idempotency) -> Problem:
         title="A request is outstanding for this Idempotency-Key",
         detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
         headers={"Retry-After": RETRY_AFTER},
+    )
+
+
+def outcome_unknown() -> Problem:
+    return Problem(
+        status=409,
+        title="The outcome for this Idempotency-Key is unknown",
+        detail=_(
+            "The first request with this key was interrupted, and nobody knows yet whether it took effect. "
+            "It needs attention and is not run again. Retry it later, unchanged."
+        ),
+        headers={"Retry-After": UNKNOWN_RETRY_AFTER},
     )
 
 

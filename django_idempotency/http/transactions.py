@@ -13,23 +13,26 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
 from ..conf import Idempotency
-from ..models import IdempotencyKey
+from ..stores import alias_for
 
 
 def alias_of(options: Idempotency) -> str:
     """The database alias of the key table for these options."""
-    return options.using or router.db_for_write(IdempotencyKey)
+    return alias_for(options.using)
 
 
 class TakenOver(set[str]):
     """A view's `_non_atomic_requests`: what the project opted out of, and the alias that we open ourselves."""
 
-    def __init__(self, opted_out: Iterable[str], alias: Callable[[], str]) -> None:
+    def __init__(self, opted_out: Iterable[str], options: Callable[[], Idempotency]) -> None:
         super().__init__(opted_out)
-        self.alias = alias  # asked late: routers and settings may not be ready at import
+        self.options = options  # asked late: settings may not be ready at import
+
+    def alias(self) -> str:
+        return alias_of(self.options())
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()

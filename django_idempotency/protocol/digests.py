@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
+from uuid import UUID, uuid5
+
+DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
+"""The namespace of derived keys. It never changes: a gateway must know tomorrow's retry by today's key."""
 
 
 def digest(*parts: bytes) -> bytes:
@@ -48,3 +52,12 @@ def identify(*, scope: str, operation: str, key: str) -> Identity:
         key_hash=key_hash(key),
         scope_hash=scope_hash(scope, operation, key),
     )
+
+
+def derived_key(identity: Identity, step: str) -> str:
+    """A UUID (version 5, RFC 9562) for one external call: the same in every attempt, process and release.
+
+    uuid5(DERIVED, hex of SHA-256 over scope, operation, key and step name, each prefixed by its length in 8 bytes).
+    """
+    parts = (identity.scope, identity.operation, identity.key, step)
+    return str(uuid5(DERIVED, digest(*(part.encode() for part in parts)).hex()))

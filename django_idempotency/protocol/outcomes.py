@@ -14,10 +14,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The key is ours: run the work, then complete or release row `id`."""
+    """The key is ours: run the work, then complete, release or fail row `id`. `attempt` is the fencing token.
+
+    abandoned: an earlier attempt's worker died, or let its lease lapse.
+    in_doubt: names of external calls of earlier attempts whose outcome nobody knows.
+    """
 
     id: int
     attempt: int
+    abandoned: bool = False
+    in_doubt: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +44,24 @@ class Conflicted:
 
 
 @dataclass(frozen=True, slots=True)
+class InDoubt:
+    """An external call of an earlier attempt may or may not have happened, and must not happen twice."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unavailable:
     """The store could not be asked in time (SQLite's write lock): nothing has run."""
 
 
-ClaimOutcome = Claimed | Completed | Mismatched | Conflicted | Unavailable
+Refusal = Mismatched | Conflicted | InDoubt | Unavailable
+ClaimOutcome = Claimed | Completed | Refusal
 
 
 class Verdict(Enum):
-    """What becomes of the business write and of the key once the work has returned."""
+    """What becomes of the business write and of the key once the work has returned.
+
+    Leased work has committed its writes step by step: there, a key that is not kept is `failed`, with its steps.
+    """
 
     KEEP = "commit the write, complete the key"
     RELEASE = "commit the write, free the key"
@@ -55,11 +70,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work returned. `snapshot` is what is kept under `Verdict.KEEP`."""
+    """The work returned. `snapshot` is what is kept under `Verdict.KEEP`; `reason` says why it is not kept."""
 
     value: T
     verdict: Verdict
     snapshot: Snapshot | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +90,7 @@ class Discarded(Generic[T]):
     """The work returned a refusal that should be kept, but its transaction had already been lost."""
 
     finished: Finished[T]
+
+
+Answer = Finished[T] | Completed | Refusal
+"""What running something once comes to."""

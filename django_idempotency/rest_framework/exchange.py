@@ -54,9 +54,6 @@ class RestFrameworkExchange(Exchange):
         parsed = None if self.no_parser else lambda: self.asked_with.data
         return fingerprint_of(self.request, self.options, self.asked_with, parsed)
 
-    def run(self) -> HttpResponseBase:
-        return self._finalize(self.view(*self.args, **self.kwargs))
-
     def answer(self, error: Exception) -> HttpResponseBase:
         """The framework's exception handling, then its rendering, each in a transaction of its own.
 
@@ -73,7 +70,7 @@ class RestFrameworkExchange(Exchange):
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
-            return self._finalize(response)
+            return self.ready(response)
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, view)`."""
@@ -82,11 +79,11 @@ class RestFrameworkExchange(Exchange):
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         # The answer is final; the framework's dispatch would finalize it once more.
         if isinstance(response, Response) and not response.is_rendered:
-            response = self._finalize(response)  # the project's ERROR_RESPONSE
+            response = self.ready(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = _as_it_is
         return super().deliver(response, replayed=replayed)
 
-    def _finalize(self, response: Any) -> HttpResponseBase:
+    def ready(self, response: Any) -> HttpResponseBase:
         view: Any = self.drf_view
         return self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from django.http.response import HttpResponseBase
@@ -11,14 +10,12 @@ from django.views import View
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..conf import SAFE_METHODS, resolve
 from ..exceptions import IdempotencyConfigurationError
+from ..http.layers import INHERIT, Options, checked, class_layers, take_over
 from ..http.pipeline import handle
-from ..http.transactions import TakenOver, alias_of, as_django_would
+from ..http.transactions import as_django_would
 from .exchange import RestFrameworkExchange
-
-Options = Idempotency | Mapping[str, Any] | None
-_INHERIT = Idempotency()
 
 
 class IdempotencyMixin:
@@ -35,7 +32,7 @@ class IdempotencyMixin:
     class is made in the wrong order or with impossible options.
     """
 
-    idempotency: ClassVar[Options] = _INHERIT
+    idempotency: ClassVar[Options] = INHERIT
     idempotency_actions: ClassVar[Mapping[str, Options]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -43,7 +40,8 @@ class IdempotencyMixin:
         mro = cls.__mro__
         if View in mro and APIView not in mro:
             raise IdempotencyConfigurationError(
-                f"{cls.__name__} is not a view of the REST framework. Use @method_decorator(idempotent) on its handler."
+                f"{cls.__name__} is not a view of the REST framework. "
+                "Its mixin is django_idempotency.views.IdempotencyMixin."
             )
         if APIView in mro and mro.index(APIView) < mro.index(IdempotencyMixin):
             raise IdempotencyConfigurationError(
@@ -51,17 +49,16 @@ class IdempotencyMixin:
                 f"    class {cls.__name__}(IdempotencyMixin, …, APIView): ..."
             )
         if "idempotency" in vars(cls):
-            cls.idempotency = _checked(cls.idempotency)
+            cls.idempotency = checked(cls.idempotency)
         if "idempotency_actions" in vars(cls):
-            cls.idempotency_actions = {name: _checked(value) for name, value in cls.idempotency_actions.items()}
+            cls.idempotency_actions = {name: checked(value) for name, value in cls.idempotency_actions.items()}
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
         if "idempotency" in initkwargs:
-            initkwargs["idempotency"] = _checked(initkwargs["idempotency"])
+            initkwargs["idempotency"] = checked(initkwargs["idempotency"])
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        opted_out = getattr(view, "_non_atomic_requests", ())
-        view._non_atomic_requests = TakenOver(opted_out, lambda: alias_of(resolve(*_layers(cls, initkwargs, None))))
+        take_over(view, lambda: _layers(cls, initkwargs, None))
         return view  # type: ignore[no-any-return]
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -85,7 +82,7 @@ class IdempotencyMixin:
 
     def _protected(self, handler: Callable[..., Any]) -> Callable[..., HttpResponseBase]:
         def protected(request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            options = _checked(self.get_idempotency_options())
+            options = checked(self.get_idempotency_options())
             if options is None:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
@@ -95,15 +92,7 @@ class IdempotencyMixin:
         return protected
 
 
-def _checked(value: Options) -> Idempotency | None:
-    return None if value is None else as_options(value)
-
-
-def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Idempotency, ...]:
-    """Action, class, base classes: nearest first, up to the first None. Empty: not protected."""
-    candidates = [
-        *([instance["idempotency"]] if "idempotency" in instance else []),
-        *([cls.idempotency_actions[action]] if action in cls.idempotency_actions else []),
-        *(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base)),
-    ]
-    return tuple(takewhile(lambda layer: layer is not None, candidates))
+def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Any, ...]:
+    """Action, class, base classes."""
+    actions = cls.idempotency_actions
+    return class_layers(cls, instance, (actions[action],) if action in actions else ())

@@ -118,7 +118,11 @@ def _add_answers(schema: AutoSchema, responses: Schema, status: str, answers: It
         if status == "400":
             # What the framework answers to bad input has this status too, in a form that nobody has declared.
             response["content"] = {media_type: {"schema": {}} for media_type in schema.map_renderers("media_type")}
-    if settings().error_response is None:
+    if status == "202":
+        # The state of the first request, as its status page tells it.
+        response.setdefault("content", {}).setdefault("application/json", {"schema": {"type": "object"}})
+        _headers(response).setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
+    elif settings().error_response is None:
         response.setdefault("content", {}).setdefault(PROBLEM_TYPE, {"schema": _problem(schema)})
     headers = _headers(response)
     headers.setdefault(settings().replayed_header, _replayed())

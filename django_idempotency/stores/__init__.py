@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from django.db import connections
+from django.db import connections, router
 
 from ..exceptions import IdempotencyConfigurationError
+from ..models import IdempotencyKey
 from .base import Claim, Store
 from .mariadb import MariaDBStore
 from .postgresql import PostgreSQLStore
 from .sqlite import SQLiteStore
 
-__all__ = ["Claim", "Store", "store_for"]
+__all__ = ["Claim", "Store", "alias_for", "store_for"]
 
 _STORES: dict[str, type[Store]] = {store.vendor: store for store in (PostgreSQLStore, SQLiteStore, MariaDBStore)}
+
+
+def alias_for(using: str | None) -> str:
+    """The database alias of the key table: `using`, or the alias that the project's routers write it to."""
+    return using or router.db_for_write(IdempotencyKey)
 
 
 @lru_cache

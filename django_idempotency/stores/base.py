@@ -15,16 +15,15 @@ from django.db import DatabaseError, connections
 from django.db.backends.utils import CursorWrapper
 
 from ..exceptions import ClaimLost
-from ..models import IdempotencyKey
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, Mismatched
-from ..protocol.snapshots import Snapshot, decode_headers, encode_headers
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.snapshots import Snapshot, encode_headers
+from .leases import Leases
+from .statements import Row, Statements, Status
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from ..protocol.digests import Identity
-
-Status = IdempotencyKey.Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +32,23 @@ class Claim:
 
     fingerprint: 32 bytes that stand for the payload, or None to compare nothing.
     ttl, wait: seconds.
+    lease: seconds that a committed claim stands without being renewed; None: the claim lives in its transaction.
+    repeats_calls: may it run again while nobody knows what became of an earlier attempt's external call?
     """
 
     identity: Identity
     fingerprint: bytes | None
     ttl: float
     wait: float = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What the table holds under a claim's two hashes."""
-
-    id: int
-    scope: str
-    operation: str
-    key: str
-    fingerprint: bytes | None
-    status: str
-    expired: bool
-    status_code: int | None
-    headers: str | None
-    body: bytes | None
+    lease: float | None = None
+    repeats_calls: bool = False
 
 
 class Held(Exception):
     """Somebody else is running this key right now. Stays inside the stores."""
 
 
-class Store(ABC):
+class Store(Leases, ABC):
     """The key table of one database alias. Threads may share it: it keeps no state but its SQL."""
 
     vendor: ClassVar[str]
@@ -73,6 +60,12 @@ class Store(ABC):
     """SQL for the clock plus a parameter in seconds."""
     skip_locked: ClassVar[str] = ""
     """SQL that makes a purge pass over rows that another transaction holds, where there is such a thing."""
+    lock: ClassVar[str] = ""
+    """SQL that makes a SELECT lock its row against other writers; empty where a transaction locks everything."""
+    lock_or_skip: ClassVar[str] = ""
+    """The same for a takeover: no row where another transaction holds it, if the database can do that safely."""
+    share: ClassVar[str] = ""
+    """SQL that makes a SELECT read what is committed now, where it would otherwise show the past."""
     by_id: ClassVar[str] = ""
     """SQL that makes an UPDATE find its row by id, where the optimizer may choose, and lock, more than that row."""
 
@@ -95,29 +88,45 @@ class Store(ABC):
                 if row is None:
                     continue
                 if not row.expired:
-                    return _judge(row, claim)
+                    return row.judge(claim) or self._resume(row, claim)
                 if (attempt := self._take_over(row.id, claim)) is not None:
+                    self._delete_steps(row.id)
                     return Claimed(id=row.id, attempt=attempt)
         except Held:
             pass
         return Conflicted()
 
-    def complete(self, claimed: Claimed, snapshot: Snapshot) -> None:
-        """Keep the result with the claim. Raises `ClaimLost` if the claimed row is gone."""
+    def look(self, claim: Claim) -> Completed | Mismatched | Conflicted:
+        """What a duplicate of this claim would be told now. Claims nothing and locks nothing."""
+        row = self._fetch(self._sql.look, [claim.identity.key_hash, claim.identity.scope_hash])
+        return Conflicted() if row is None or row.expired else row.judge(claim) or Conflicted()
+
+    def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None) -> None:
+        """Keep the result with the claim. Raises `ClaimLost` if the row is not ours any more.
+
+        ttl: seconds that the result is kept from now on; None: as the claim has said.
+        """
         self._write(
             self._sql.complete,
             [
-                Status.COMPLETED.value,
                 snapshot.status_code,
                 encode_headers(snapshot.headers),
                 snapshot.body,
+                ttl,
                 claimed.id,
+                claimed.attempt,
             ],
         )
 
     def release(self, claimed: Claimed) -> None:
-        """Free the key, as if it had never been seen. Raises `ClaimLost` if the claimed row is gone."""
-        self._write(self._sql.release, [claimed.id])
+        """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not ours any more."""
+        self._write(self._sql.release, [claimed.id, claimed.attempt])
+        if claimed.attempt > 1:
+            self._delete_steps(claimed.id)
+
+    def owns(self, sql: str) -> bool:
+        """Is this a statement about the package's own tables?"""
+        return self._sql.table in sql or self._sql.steps in sql
 
     def is_broken(self) -> bool:
         """Has the current transaction lost its writes, so that it can only be rolled back?"""
@@ -142,10 +151,7 @@ class Store(ABC):
 
     def count_expired(self) -> int:
         """How many keys `purge` would delete now."""
-        with self._cursor() as cursor:
-            # The empty list: parameter substitution turns the doubled percent signs of SQLite's clock into single ones.
-            cursor.execute(f"SELECT count(*) FROM {self._sql.table} WHERE {self._sql.are_expired}", [])
-            return int(cursor.fetchone()[0])
+        return self._count(self._sql.are_expired)
 
     # --- what a database brings ----------------------------------------------------------------------------
 
@@ -159,7 +165,7 @@ class Store(ABC):
 
     @abstractmethod
     def _take_over(self, row_id: int, claim: Claim) -> int | None:
-        """Make an expired row ours: the new attempt, or None if it is not expired any more."""
+        """Make an expired row ours: the new attempt, or None if it is not expired any more. Its steps stay."""
 
     # --- shared ----------------------------------------------------------------------------------------------
 
@@ -173,6 +179,29 @@ class Store(ABC):
 
     def _cursor(self) -> CursorWrapper:
         return self.connection.cursor()
+
+    def _resume(self, row: Row, claim: Claim) -> Claimed | Conflicted | InDoubt:
+        """Go on where an attempt has failed or was abandoned, unless one of its calls is in doubt.
+
+        One winner: the row is locked under the condition that it still is as it was read.
+        """
+        sql = self._sql
+        with self._cursor() as cursor:
+            cursor.execute(sql.lock_for_resuming, [row.id, row.attempt, row.status])
+            if cursor.fetchone() is None:
+                return Conflicted()
+            cursor.execute(sql.doubts, [row.id])
+            doubts = tuple(name for (name,) in cursor.fetchall())
+            if doubts and not claim.repeats_calls:
+                # The attempt stays as it is, so that its worker, if it lives, can still record the call's result.
+                return InDoubt()
+            cursor.execute(sql.resume, [claim.ttl, claim.lease, row.id])
+        abandoned = row.status == Status.IN_PROGRESS
+        return Claimed(id=row.id, attempt=row.attempt + 1, abandoned=abandoned, in_doubt=doubts)
+
+    def _delete_steps(self, row_id: int) -> None:
+        with self._cursor() as cursor:
+            cursor.execute(self._sql.delete_steps, [row_id])
 
     def _write(self, sql: str, params: list[Any]) -> None:
         with self._cursor() as cursor:
@@ -195,85 +224,11 @@ class Store(ABC):
             claim.fingerprint,
             Status.IN_PROGRESS.value,
             claim.ttl,
+            claim.lease,
         ]
 
     def _fetch(self, sql: str, params: list[Any]) -> Row | None:
         with self._cursor() as cursor:
             cursor.execute(sql, params)
             values = cursor.fetchone()
-        return None if values is None else _row(values)
-
-
-class Statements:
-    """The SQL of one store, made once from the model's metadata."""
-
-    def __init__(self, store: Store) -> None:
-        quote = store.connection.ops.quote_name
-        column = {f.name: quote(str(f.column)) for f in IdempotencyKey._meta.concrete_fields}
-        clock, later = store.clock, store.later
-        self.table = quote(IdempotencyKey._meta.db_table)
-        self.column = column
-        self.columns = ", ".join(
-            column[name]
-            for name in (
-                *("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "status"),
-                *("attempt", "created_at", "expires_at"),
-            )
-        )
-        finished = f"{column['status']} <> '{Status.IN_PROGRESS.value}'"
-        self.is_expired = f"{column['expires_at']} <= {clock} AND {finished}"
-        self.are_expired = f"{column['expires_at']} <= {store.clock_once or clock} AND {finished}"
-        self.row = ", ".join(
-            (
-                *(column[n] for n in ("id", "scope", "operation", "key", "fingerprint", "status")),
-                self.is_expired,
-                *(column[n] for n in ("status_code", "headers", "body")),
-            )
-        )
-        self.mine = f"{column['key_hash']} = %s AND {column['scope_hash']} = %s"
-        self.complete = (
-            f"UPDATE {self.table} SET {column['status']} = %s, {column['status_code']} = %s, "
-            f"{column['headers']} = %s, {column['body']} = %s, {column['completed_at']} = {clock} "
-            f"WHERE {column['id']} = %s"
-        )
-        self.release = f"DELETE FROM {self.table} WHERE {column['id']} = %s"
-        self.take_over = (
-            f"UPDATE {self.table} {store.by_id} SET "
-            f"{column['fingerprint']} = %s, {column['status']} = '{Status.IN_PROGRESS.value}', "
-            f"{column['attempt']} = {column['attempt']} + 1, {column['status_code']} = NULL, "
-            f"{column['headers']} = NULL, {column['body']} = NULL, {column['last_error']} = NULL, "
-            f"{column['locked_until']} = NULL, {column['completed_at']} = NULL, "
-            f"{column['created_at']} = {clock}, {column['expires_at']} = {later} "
-            f"WHERE {column['id']} = %s AND {self.is_expired}"
-        )
-
-
-def _row(values: Any) -> Row:
-    id_, scope, operation, key, fingerprint, status, expired, status_code, headers, body = values
-    return Row(
-        id=id_,
-        scope=scope,
-        operation=operation,
-        key=key,
-        fingerprint=None if fingerprint is None else bytes(fingerprint),
-        status=status,
-        expired=bool(expired),
-        status_code=status_code,
-        headers=headers,
-        body=None if body is None else bytes(body),
-    )
-
-
-def _judge(row: Row, claim: Claim) -> ClaimOutcome:
-    """What a living row means for a duplicate: its status first."""
-    identity = claim.identity
-    if (row.scope, row.operation, row.key) != (identity.scope, identity.operation, identity.key):
-        # 128 equal bits of SHA-256: fail closed, show nothing of the other row.
-        return Mismatched()
-    if row.status == Status.IN_PROGRESS:
-        return Conflicted()
-    if None not in (row.fingerprint, claim.fingerprint) and row.fingerprint != claim.fingerprint:
-        return Mismatched()
-    if row.status_code is None:
-        raise RuntimeError(f"Bug: idempotency key row {row.id} is {row.status!r} without a result.")
-    return Completed(snapshot=Snapshot(status_code=row.status_code, headers=decode_headers(row.headers), body=row.body))
+        return None if values is None else Row.of(values)

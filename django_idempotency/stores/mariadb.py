@@ -13,7 +13,9 @@ from typing import Any
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from .base import Claim, Held, Row, Store
+from ..protocol.outcomes import Claimed, Conflicted, InDoubt
+from .base import Claim, Held, Store
+from .statements import Row
 
 DUPLICATE_ENTRY = 1062
 LOCK_WAIT_TIMEOUT = 1205
@@ -28,6 +30,10 @@ class MariaDBStore(Store):
     clock = "UTC_TIMESTAMP(6)"
     later = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
     skip_locked = "FOR UPDATE SKIP LOCKED"
+    lock = "FOR UPDATE"
+    # Not SKIP LOCKED: rivals hold the share lock of their reading, and all of them would skip.
+    lock_or_skip = f"FOR UPDATE WAIT {TAKE_OVER_WAIT}"
+    share = "LOCK IN SHARE MODE"
     # In a small table the index on expires_at looks as good, and its whole range would be locked: other expired keys.
     by_id = "FORCE INDEX (PRIMARY)"
 
@@ -41,7 +47,7 @@ class MariaDBStore(Store):
         return (
             "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
             f"INSERT INTO {sql.table} ({sql.columns}) "
-            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later})"
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}, {self.later})"
         )
 
     @cached_property
@@ -92,7 +98,7 @@ class MariaDBStore(Store):
             try:
                 cursor.execute(
                     f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {sql.take_over}",
-                    [TAKE_OVER_WAIT, claim.fingerprint, claim.ttl, row_id],
+                    [TAKE_OVER_WAIT, claim.fingerprint, claim.ttl, claim.lease, row_id],
                 )
             except OperationalError as error:
                 if _code(error) != LOCK_WAIT_TIMEOUT:
@@ -102,6 +108,14 @@ class MariaDBStore(Store):
                 return None
             cursor.execute(f"SELECT {sql.column['attempt']} FROM {sql.table} WHERE {sql.column['id']} = %s", [row_id])
             return int(cursor.fetchone()[0])
+
+    def _resume(self, row: Row, claim: Claim) -> Claimed | Conflicted | InDoubt:
+        try:
+            return super()._resume(row, claim)
+        except OperationalError as error:
+            if _code(error) != LOCK_WAIT_TIMEOUT:
+                raise
+            raise Held from error
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql
@@ -115,13 +129,15 @@ class MariaDBStore(Store):
             )
             rows = cursor.fetchall()
             if rows:
-                # Row by row through the primary key: for an IN list the optimizer may scan the table, and would wait
-                # for every row that somebody else holds.
-                cursor.execute(
-                    f"DELETE {sql.table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-                    f"STRAIGHT_JOIN {sql.table} ON {sql.table}.{id_} = purged.purged_id",
-                    [json.dumps([row[0] for row in rows])],
-                )
+                ids = json.dumps([row[0] for row in rows])
+                # Row by row through the index: for an IN list the optimizer may scan the table, and would wait for
+                # every row that somebody else holds.
+                for table, column in ((sql.steps, sql.step["key"]), (sql.table, id_)):
+                    cursor.execute(
+                        f"DELETE {table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
+                        f"STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
+                        [ids],
+                    )
         return len(rows), rows[-1][1] if rows else not_before
 
 

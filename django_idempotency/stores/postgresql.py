@@ -12,7 +12,8 @@ from typing import Any
 from django.db import DatabaseError, OperationalError, transaction
 
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
-from .base import Claim, Held, Row, Store, _row
+from .base import Claim, Held, Store
+from .statements import Row, Status
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -30,6 +31,8 @@ class PostgreSQLStore(Store):
     clock_once = "(SELECT clock_timestamp())"
     later = "clock_timestamp() + %s * interval '1 second'"
     skip_locked = "FOR UPDATE SKIP LOCKED"
+    lock = "FOR NO KEY UPDATE"
+    lock_or_skip = "FOR NO KEY UPDATE SKIP LOCKED"
 
     def claim(self, claim: Claim) -> ClaimOutcome:
         outcome = super().claim(claim)
@@ -52,7 +55,7 @@ class PostgreSQLStore(Store):
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.columns}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
-            f"%s::bytea, %s::varchar, 1, {self.clock}, {self.later} "
+            f"%s::bytea, %s::varchar, 1, {self.clock}, {self.later}, {self.later} "
             f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.mine}) AND {{lock}} "
             f"ON CONFLICT ({sql.column['key_hash']}, {sql.column['scope_hash']}) DO NOTHING "
             f"RETURNING {sql.column['id']}"
@@ -66,14 +69,14 @@ class PostgreSQLStore(Store):
     def _wait_insert_sql(self) -> str:
         return self._insert_sql.format(lock="pg_advisory_xact_lock(%s) IS NOT NULL")
 
-    # One row always. The lock is tried only where nobody's result stands in the way; its snapshot may be older
+    # One row always. The lock is tried only where nobody's result or lease stands in the way; its snapshot may be older
     # than the lock, which is why a lock without a row only means: try to insert again.
     @cached_property
     def _read_sql(self) -> str:
         sql = self._sql
         return (
-            f"SELECT CASE WHEN {sql.column['id']} IS NULL OR ({sql.is_expired}) "
-            f"THEN pg_try_advisory_xact_lock(%s) END, {sql.row} "
+            f"SELECT CASE WHEN {sql.column['id']} IS NULL OR {sql.column['status']} = '{Status.FAILED.value}' "
+            f"OR {sql.lapsed} OR ({sql.is_expired}) THEN pg_try_advisory_xact_lock(%s) END, {sql.row} "
             f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.mine}"
         )
 
@@ -95,13 +98,13 @@ class PostgreSQLStore(Store):
             locked, *values = cursor.fetchone()
         if locked is False:
             raise Held
-        return None if values[0] is None else _row(values)
+        return None if values[0] is None else Row.of(values)
 
     def _take_over(self, row_id: int, claim: Claim) -> int | None:
         with self._cursor() as cursor:
             cursor.execute(
                 f"{self._sql.take_over} RETURNING {self._sql.column['attempt']}",
-                [claim.fingerprint, claim.ttl, row_id],
+                [claim.fingerprint, claim.ttl, claim.lease, row_id],
             )
             row = cursor.fetchone()
         return None if row is None else row[0]
@@ -136,7 +139,8 @@ class PostgreSQLStore(Store):
             f"WITH purged AS (DELETE FROM {sql.table} WHERE ctid = ANY(ARRAY("
             f"SELECT ctid FROM {sql.table} WHERE {sql.are_expired} "
             f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
-            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {expires_at}) "
+            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {sql.column['id']}, {expires_at}), "
+            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.step['key']} = purged.{sql.column['id']}) "
             f"SELECT count(*), max({expires_at}) FROM purged"
         )
 

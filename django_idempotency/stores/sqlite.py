@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from functools import cached_property
 from typing import Any
 
 from django.db import DatabaseError
 
-from .base import Claim, Row, Store
+from .base import Claim, Store
+from .statements import Row
 
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -31,7 +33,7 @@ class SQLiteStore(Store):
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.columns}) "
-            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}) "
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}, {self.later}) "
             f"ON CONFLICT ({sql.column['key_hash']}, {sql.column['scope_hash']}) DO NOTHING"
         )
 
@@ -41,16 +43,12 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def _read(self, claim: Claim) -> Row | None:
-        sql = self._sql
-        return self._fetch(
-            f"SELECT {sql.row} FROM {sql.table} WHERE {sql.mine}",
-            [claim.identity.key_hash, claim.identity.scope_hash],
-        )
+        return self._fetch(self._sql.look, [claim.identity.key_hash, claim.identity.scope_hash])
 
     def _take_over(self, row_id: int, claim: Claim) -> int | None:
         sql = self._sql
         with self._cursor() as cursor:
-            cursor.execute(sql.take_over, [claim.fingerprint, claim.ttl, row_id])
+            cursor.execute(sql.take_over, [claim.fingerprint, claim.ttl, claim.lease, row_id])
             if cursor.rowcount != 1:
                 return None
             cursor.execute(f"SELECT {sql.column['attempt']} FROM {sql.table} WHERE {sql.column['id']} = %s", [row_id])
@@ -60,9 +58,11 @@ class SQLiteStore(Store):
         sql = self._sql
         id_, expires_at = sql.column["id"], sql.column["expires_at"]
         with self._cursor() as cursor:
+            # The ids once, for both tables: the clock goes on between two statements.
             cursor.execute(
-                f"DELETE FROM {sql.table} WHERE {id_} IN (SELECT {id_} FROM {sql.table} WHERE {sql.is_expired} "
-                f"ORDER BY {expires_at} LIMIT %s)",
-                [batch_size],
+                f"SELECT {id_} FROM {sql.table} WHERE {sql.is_expired} ORDER BY {expires_at} LIMIT %s", [batch_size]
             )
+            ids = json.dumps([row[0] for row in cursor.fetchall()])
+            for table, column in ((sql.steps, sql.step["key"]), (sql.table, id_)):
+                cursor.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%s))", [ids])
             return cursor.rowcount, None

@@ -68,3 +68,10 @@ SPECTACULAR_SETTINGS = {
 }
 DEMO = env.bool("DEMO", default=False)
 """Lets a request header stop a view in the middle of its work. Set by `manage.py demo` only."""
+GATEWAY_URL = env("GATEWAY_URL", default="http://127.0.0.1:8001")
+OLD_GATEWAY_URL = env("OLD_GATEWAY_URL", default="http://127.0.0.1:8002")
+"""Another one, which takes no notice of idempotency keys."""
+GATEWAY_TIMEOUT = env.float("GATEWAY_TIMEOUT", default=10)
+"""Seconds."""
+PAYMENT_LEASE = env.float("PAYMENT_LEASE", default=120)
+"""Seconds: well above the gateway's timeout, so that only a worker that has died lets it lapse."""

@@ -7,7 +7,7 @@ from django.contrib.staticfiles.views import serve
 from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import DefaultRouter
-from shop import api, views
+from shop import api, payments, views
 
 router = DefaultRouter()
 router.register("orders", api.OrderViewSet)
@@ -15,6 +15,9 @@ router.register("orders", api.OrderViewSet)
 urlpatterns = [
     path("orders/", views.create_order),
     path("unprotected/orders/", views.create_order_unprotected),
+    path("payments/", payments.pay),
+    path("careful-payments/", payments.pay_carefully),
+    path("idempotency/", include("django_idempotency.urls")),
     path("api/", include(router.urls)),
     path("api/schema/", SpectacularAPIView.as_view()),
     path("admin/", admin.site.urls),

@@ -1,5 +1,6 @@
 from django.contrib import admin
 
-from shop.models import Order
+from shop.models import Order, Payment
 
 admin.site.register(Order)
+admin.site.register(Payment)

@@ -15,3 +15,13 @@ class Order(models.Model):
 
     def __str__(self) -> str:
         return f"{self.quantity} x {self.item}"
+
+
+class Payment(models.Model):
+    order = models.ForeignKey(Order, on_delete=models.PROTECT)
+    amount = models.PositiveIntegerField()
+    charge_id = models.CharField(max_length=100)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.amount} for {self.order}"

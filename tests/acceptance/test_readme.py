@@ -8,11 +8,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from django.test import Client, override_settings
+from django.test import Client, modify_settings, override_settings
 from django.urls import clear_url_caches, include, path
 from django.views.decorators.http import require_POST
 
+from django_idempotency import idempotent
+from django_idempotency.checks import check_cors
 from django_idempotency.conf import OPTION_NAMES, SETTING_NAMES, Idempotency, settings
+from django_idempotency.models import IdempotencyKey
 from tests.shopapp import models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +60,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield routes
 
 
-def twice(client: Client, url: str, data: dict[str, Any]) -> None:
-    first, again = (client.post(url, data, headers={"Idempotency-Key": '"one"'}) for _ in range(2))
+def twice(client: Client, url: str, data: dict[str, Any], **kwargs: Any) -> None:
+    first, again = (client.post(url, data, headers={"Idempotency-Key": '"one"'}, **kwargs) for _ in range(2))
     assert (first.status_code, first["Idempotency-Replayed"]) == (201, "false")
     assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
     assert first.content == again.content
@@ -115,6 +118,132 @@ def test_the_viewset_has_the_options_it_shows(run, serve, client):
     assert client.post("/api/orders/", {"reference": "a book", "amount": 1}).status_code == 400
 
 
+@pytest.mark.django_db
+def test_the_ninja_operation_creates_one_order(run, serve, client):
+    """With its token; a refusal is replayed too, without the order."""
+    pytest.importorskip("ninja")
+    send = serve(path("", run("docs/ninja.md", "shop/ninja_api.py").api.urls))
+    client = Client(headers={"Authorization": "Bearer shop-1"})
+
+    send(client, "/orders", {"reference": "a book", "amount": 1}, content_type="application/json")
+    for mark in ("false", "true"):
+        data, headers = {"reference": "a car", "amount": 9000}, {"Idempotency-Key": "two"}
+        response = client.post("/orders", data, content_type="application/json", headers=headers)
+        assert (response.status_code, response["Idempotency-Replayed"]) == (402, mark)
+    assert models.Order.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_the_form_is_clicked_twice(run, serve):
+    """The page's template, its view, and a browser that sends what it was shown."""
+    client = Client(enforce_csrf_checks=True)
+    (template,) = re.findall(r"```html\n<!-- (.*?) -->\n(.*?)```", (ROOT / "docs/forms.md").read_text(), re.DOTALL)
+    templates = {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "OPTIONS": {"loaders": [("django.template.loaders.locmem.Loader", dict([template]))]},
+    }
+    with override_settings(TEMPLATES=[templates]):
+        serve(path("order/", run("docs/forms.md", "shop/forms.py").OrderView.as_view()))
+        page = client.get("/order/").content.decode()
+        fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page))
+        answers = [client.post("/order/", {**fields, "reference": "a book", "amount": 1}) for _ in range(2)]
+
+    assert [(a.status_code, a["Location"], a["Idempotency-Replayed"]) for a in answers] == [
+        (302, "/thanks/", "false"),
+        (302, "/thanks/", "true"),
+    ]
+    assert models.Order.objects.count() == 1
+
+
+def test_the_cors_settings_satisfy_the_check(run):
+    """W003 is silent."""
+    pytest.importorskip("corsheaders")
+    shown = run("docs/forms.md", "cors.py")
+    names = ["CORS_ALLOW_HEADERS", "CORS_EXPOSE_HEADERS"]
+    with (
+        modify_settings(INSTALLED_APPS={"append": "corsheaders"}),
+        override_settings(**{name: getattr(shown, name) for name in names}),
+    ):
+        assert check_cors(None) == []
+
+
+@pytest.mark.django_db
+def test_the_webhook_is_delivered_twice(run, serve, client):
+    """Signed, it makes one order; unsigned, it is refused and uses up no id."""
+    hooks = run("docs/webhooks.md", "shop/webhooks.py")
+    serve(path("paid/", hooks.paid))
+
+    def deliver(body: bytes, signature: str) -> Any:
+        return client.post("/paid/", body, content_type="application/json", headers={"X-Signature": signature})
+
+    assert deliver(b'{"id": "evt_1"}', "forged").status_code == 401
+    for number, mark in enumerate(("false", "true")):
+        body = b'{"id": "evt_1", "amount": 5, "attempt": %d}' % number
+        response = deliver(body, hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest())
+        assert (response.status_code, response["Idempotency-Replayed"]) == (204, mark)
+    assert models.Order.objects.get().amount == 5
+
+
+class TestGraphQL:
+    @pytest.fixture
+    def page(self, run, serve, client, monkeypatch):
+        graphql = pytest.importorskip("graphql")
+        schema = graphql.build_schema(
+            "type Query { orders: Int } type Mutation { createOrder(fail: Boolean): Int rename: Int }"
+        )
+
+        def create(root: Any, info: Any, fail: bool = False) -> int:
+            pk = models.Order.objects.create().pk
+            return 1 // 0 if fail else pk
+
+        schema.query_type.fields["orders"].resolve = lambda *args: models.Order.objects.count()
+        schema.mutation_type.fields["createOrder"].resolve = create
+        schema.mutation_type.fields["rename"].resolve = lambda *args: 1
+        module = ModuleType("shop.schema")
+        module.schema = schema  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "shop.schema", module)
+        serve(path("graphql", run("docs/howto-graphql.md", "shop/graphql.py").graphql))
+
+        def send(query: str, key: str | None = "one") -> Any:
+            headers = {} if key is None else {"Idempotency-Key": key}
+            return client.post("/graphql", {"query": query}, content_type="application/json", headers=headers)
+
+        return send
+
+    @pytest.mark.django_db
+    def test_a_mutation_runs_once(self, page):
+        """Its own options count; another field is another operation, another document a mismatch."""
+        first, second = (page("mutation { createOrder }") for _ in range(2))
+        assert (first.status_code, second["Idempotency-Replayed"]) == (200, "true")
+        assert first.content == second.content
+        assert page("mutation { createOrder(fail: false) }").status_code == 422
+        assert page("mutation { rename }")["Idempotency-Replayed"] == "false"
+        assert [row.operation for row in IdempotencyKey.objects.order_by("pk")] == ["mutation createOrder", "mutation"]
+        assert page("{ orders }", key=None).json() == {"data": {"orders": 1}}
+
+    @pytest.mark.django_db
+    def test_what_is_not_a_mutation_passes(self, page):
+        """Queries, nonsense, and a document that does not say which operation."""
+        for query in ("{ orders }", "{", "mutation A { rename } mutation B { rename }"):
+            response = page(query)
+            assert (response.status_code, "Idempotency-Replayed" in response) == (200, False)
+
+    @pytest.mark.django_db
+    def test_a_mutation_wants_a_key(self, page):
+        """Hidden in a fragment too."""
+        for query in ("mutation { createOrder }", "mutation { ... { createOrder } }"):
+            assert page(query, key=None).status_code == 400
+        assert not models.Order.objects.exists()
+
+    @pytest.mark.django_db
+    def test_a_resolver_that_raises_is_rolled_back(self, page):
+        """And the key is free."""
+        for _ in range(2):
+            response = page("mutation { createOrder(fail: true) }")
+            assert (response.status_code, response["Idempotency-Replayed"]) == (500, "false")
+        assert not models.Order.objects.exists()
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/options.md"])
 def test_the_settings_are_accepted(page, run):
     """The `IDEMPOTENCY` dict of the page is one that the package reads."""
@@ -143,13 +272,104 @@ def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
         check()
 
 
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway that honours keys; `down` makes it charge and not answer."""
+    books: dict[str, Any] = {}
+    gateway: Any = ModuleType("shop.gateway")
+    gateway.books, gateway.down = books, False
+
+    def charge(amount: int, *, idempotency_key: str) -> Any:
+        books.setdefault(idempotency_key, {"id": f"ch_{len(books) + 1}"})
+        if gateway.down:
+            raise TimeoutError
+        return books[idempotency_key]
+
+    gateway.charge, gateway.find = charge, books.get
+    monkeypatch.setitem(sys.modules, "shop.gateway", gateway)
+    return gateway
+
+
+@pytest.mark.django_db
+def test_the_leased_example_charges_once(run, serve, client, gateway):
+    """Posted twice under one key: one charge, one order with it."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/payments.py").pay))(client, "/pay/", {})
+
+    assert list(gateway.books.values()) == [{"id": models.Order.objects.get().reference}]
+
+
+@pytest.mark.django_db
+def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
+    """The gateway hangs up after charging: the retry finds the charge in its books."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    client.raise_request_exception = False
+    gateway.down = True
+    headers = {"Idempotency-Key": "one"}
+    assert client.post("/pay/", headers=headers).status_code == 500
+
+    answer = client.post("/pay/", headers=headers)
+
+    assert (answer.status_code, answer.json(), len(gateway.books)) == (201, {"id": "ch_1"}, 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("decision", "args", "status", "content"),
+    [
+        ("it_was_charged", ("ch_1",), 201, b'{"id": "ch_1"}'),
+        ("it_was_not_charged", (), 500, None),
+        ("it_was_refunded", (), 200, b"refunded"),
+    ],
+)
+def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status, content):
+    """After each decision the retry gets on."""
+    sys.modules["shop"].gateway = gateway
+    careful = run("docs/leased.md", "shop/careful.py")
+    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__)))
+    support = run("docs/leased.md", "shop/support.py")
+    client.raise_request_exception = False
+    gateway.down = True
+    headers = {"Idempotency-Key": "one"}
+    assert [client.post("/pay/", headers=headers).status_code for _ in range(2)] == [500, 409]
+
+    getattr(support, decision)(support.find("one"), *args)
+
+    answer = client.post("/pay/", headers=headers)
+    assert answer.status_code == status
+    assert content in (None, answer.content)
+
+
+@pytest.mark.django_db
+def test_the_events_are_handled_once(run):
+    """The same event twice, and a loop that was killed before it acknowledged."""
+    events = run("docs/once.md", "shop/events.py")
+    event = {"id": "evt_1", "order": "a book", "amount": 1}
+
+    first, again = events.place_order(event), events.place_order(event)
+    assert (first[0], first[1], again[0], again[1]) == (again[0], False, first[0], True)
+    assert events.ship(event) == events.ship(event)
+
+    acknowledged: list[Any] = []
+    events.consume([event, {**event, "amount": 2}], acknowledged.append)
+    assert acknowledged == [event]
+    assert models.Order.objects.count() == 2
+
+
 def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
     assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/members.py", "shop/api.py"],
         "docs/endpoints.md": ["shop/tests.py"],
+        "docs/forms.md": ["shop/forms.py", "cors.py"],
+        "docs/howto-graphql.md": ["shop/graphql.py"],
+        "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],
+        "docs/ninja.md": ["shop/ninja_api.py"],
+        "docs/once.md": ["shop/events.py"],
         "docs/operations.md": ["shop/tasks.py"],
         "docs/options.md": ["settings.py"],
+        "docs/webhooks.md": ["shop/webhooks.py"],
     }
 
 

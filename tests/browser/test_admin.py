@@ -10,7 +10,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connections
 
+from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_admin import make_key
+from tests.integration.test_leased import breaks
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -57,3 +59,39 @@ def test_a_person_finds_a_key_and_reads_its_response(page: Any, live_server: Any
     assert page.locator("pre img").count() == 0
     assert page.locator("input[name=_save]").count() == 0
     assert errors == []
+
+
+@pytest.mark.urls("tests.integration.admin_urls")
+@pytest.mark.django_db(transaction=True)
+def test_a_person_records_the_outcome_of_a_call_in_doubt(page: Any, live_server: Any, client: Any) -> None:
+    """From the filter to the key, paste the gateway's answer, confirm; the client's retry goes on from there."""
+    User.objects.create_superuser("ada", password="lovelace")
+    GATEWAY.reset()
+    HOOKS.clear()
+    GATEWAY.after = breaks
+    client.raise_request_exception = False
+    headers = {"Idempotency-Key": "8e03978e"}
+    assert [client.post("/pay/hold", headers=headers).status_code for _ in range(2)] == [500, 409]
+    make_key("other")
+
+    page.goto(f"{live_server.url}/admin/django_idempotency/idempotencykey/")
+    page.fill("#id_username", "ada")
+    page.fill("#id_password", "lovelace")
+    page.click("input[type=submit]")
+    page.wait_for_selector("#result_list")
+    page.click("text=In doubt: a call without a result")
+    page.wait_for_url("**attention=in_doubt**")
+    assert page.locator("#result_list tbody tr").count() == 1
+    page.click("#result_list a")
+    page.click("text=Record an outcome")
+    page.fill("textarea[name=result]", "not json")
+    page.click("input[type=submit]")
+    page.wait_for_selector(".errorlist")
+    page.fill("textarea[name=result]", '{"charge": "ch_1"}')
+    page.click("input[value='Record an outcome']")
+    page.wait_for_selector(".messagelist .success")
+    assert "ch_1" in page.inner_text("#content-main")
+
+    answer = client.post("/pay/hold", headers=headers)
+    assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
+    assert GATEWAY.calls == 1

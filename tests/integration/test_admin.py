@@ -203,7 +203,7 @@ def test_the_list_never_counts_the_table(admin_client: Client, django_assert_max
 
 def test_pages_end_at_the_limit(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list pages through the newest keys and says no larger number."""
-    monkeypatch.setattr("django_idempotency.admin.LISTED", 3)
+    monkeypatch.setattr("django_idempotency.admin.listing.LISTED", 3)
     monkeypatch.setattr("django_idempotency.admin.IdempotencyKeyAdmin.list_per_page", 2)
     for number in range(5):
         make_key(f"k-{number}")

@@ -17,7 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.protocol.digests import key_hash
 
 
 def make_keys(count: int, *, age: timedelta = timedelta(days=2), status: str = "completed") -> None:
@@ -43,6 +44,72 @@ def run(*args: str, **options: Any) -> str:
     out = io.StringIO()
     call_command("cleanup_idempotency_keys", *args, stdout=out, **options)
     return out.getvalue()
+
+
+def make_leased(
+    key: str, status: str, *, lapsed: bool | None = None, doubt: bool = False, expired: bool = True
+) -> None:
+    """A key with a finished write and a call that is finished or not."""
+    now = timezone.now()
+    row = IdempotencyKey.objects.create(
+        key_hash=key_hash(key),
+        scope_hash=-1,
+        scope="s",
+        operation="POST pay/",
+        key=key,
+        status=status,
+        status_code=201 if status == "completed" else None,
+        created_at=now - timedelta(days=2),
+        expires_at=now + timedelta(days=-1 if expired else 1),
+        locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),
+    )
+    steps: Any = {"key": row, "attempt": 1, "started_at": now}
+    IdempotencyStep.objects.create(name="write", kind="write", finished_at=now, result="{}", **steps)
+    IdempotencyStep.objects.create(name="call", kind="call", finished_at=None if doubt else now, **steps)
+
+
+@pytest.mark.django_db
+class TestLeasedKeys:
+    def test_keys_that_are_not_over_stay_however_old(self) -> None:
+        """Running, stuck, or with a call in doubt; the others go, with their steps."""
+        make_leased("completed", "completed")
+        make_leased("completed, its view has dealt with the doubt", "completed", doubt=True)
+        make_leased("failed", "failed")
+        make_leased("failed in doubt", "failed", doubt=True)
+        make_leased("running", "in_progress", lapsed=False, doubt=True)
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
+        assert run() == (
+            "Deleted 3 expired idempotency keys. Stuck, because their lease is over: 2. "
+            "With an external call in doubt: 2.\n"
+        )
+        left = ["failed in doubt", "running", "stuck", "stuck in doubt"]
+        assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left
+        assert IdempotencyStep.objects.count() == 2 * len(left)
+        assert not IdempotencyStep.objects.exclude(key__in=IdempotencyKey.objects.all()).exists()
+
+    def test_living_keys_keep_their_steps(self) -> None:
+        """A batch deletes no more than its own."""
+        make_leased("young", "completed", expired=False)
+        make_leased("old", "completed")
+        run()
+        assert set(IdempotencyStep.objects.values_list("key__key", flat=True)) == {"young"}
+
+    @pytest.mark.parametrize("command", [(), ("--dry-run",)])
+    @pytest.mark.parametrize(("lapsed", "doubt"), [(True, False), (None, True)])
+    def test_it_can_alert(self, command: tuple[str, ...], lapsed: bool | None, doubt: bool) -> None:
+        """--fail-on-stuck: exit status 3, after the work is done."""
+        make_leased("k", "in_progress" if lapsed else "failed", lapsed=lapsed, doubt=doubt)
+        run(*command)
+        with pytest.raises(CommandError, match="Idempotency keys need attention") as caught:
+            run("--fail-on-stuck", *command)
+        assert caught.value.returncode == 3
+
+    def test_it_is_calm_while_nothing_needs_attention(self) -> None:
+        """A call that is being made right now is not in doubt."""
+        make_leased("running", "in_progress", lapsed=False, doubt=True)
+        make_leased("failed", "failed", expired=False)
+        assert run("--fail-on-stuck") == "Deleted 0 expired idempotency keys.\n"
 
 
 @pytest.mark.django_db
@@ -113,7 +180,7 @@ def test_it_cleans_the_database_it_is_told() -> None:
 def test_the_function_reports_what_it_did() -> None:
     """For Celery beat and django.tasks."""
     make_keys(5)
-    assert cleanup_idempotency_keys(batch_size=2) == Cleanup(deleted=5, batches=3, complete=True)
+    assert cleanup_idempotency_keys(batch_size=2) == Cleanup(deleted=5, batches=3, complete=True, stuck=0, in_doubt=0)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -17,14 +17,17 @@ from django.http import HttpResponse
 from django.urls import clear_url_caches
 from django.urls import path as django_path
 from django.urls import resolve as resolve_path
+from django.views import View
 from django.views.decorators.http import require_POST
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.conf import resolve
 from django_idempotency.endpoint_formats import path
 from django_idempotency.endpoints import endpoints, mode
+from django_idempotency.keys import from_form_field
 from django_idempotency.protocol.keys import InvalidKey, parse_header
 from django_idempotency.specification import key_format, key_pattern, lifetime
+from django_idempotency.views import IdempotencyMixin
 
 URLS = "tests.integration.endpoint_urls"
 
@@ -85,6 +88,64 @@ class TestWalker:
             "later": ["POST*", "DELETE"],
         }
 
+    def test_the_mixin_of_plain_django(self, urlconf: Any) -> None:
+        """The class's options, its initkwargs, None, and a view that decides for each request."""
+
+        class Mixed(IdempotencyMixin, View):
+            idempotency = {"ttl": 60}
+
+            def post(self, request: Any) -> Any: ...
+
+            def put(self, request: Any) -> Any: ...
+
+        class Dynamic(Mixed):
+            def get_idempotency_options(self) -> Any: ...
+
+        class Single(Mixed):
+            idempotency = None
+
+            @idempotent
+            def post(self, request: Any) -> Any: ...
+
+        urls = urlconf(
+            mixed=Mixed.as_view(),
+            given=Mixed.as_view(idempotency={"ttl": 5}),
+            none=Mixed.as_view(idempotency=None),
+            dynamic=Dynamic.as_view(),
+            single=Single.as_view(),
+        )
+        assert [
+            (e.route, e.options and e.options.ttl_seconds, e.note) for e in endpoints(urls) if e.method == "POST"
+        ] == [
+            ("mixed", 60, ""),
+            ("given", 5, ""),
+            ("none", None, ""),
+            ("dynamic", 60, "decided for each request"),
+            ("single", 86400, ""),
+        ]
+        assert not any(e.protected for e in endpoints(urls) if e.method == "PUT")
+
+    def test_django_ninja(self) -> None:
+        """By operation, with the options of function, router and API."""
+        pytest.importorskip("ninja")
+        listed = endpoints("tests.ninja.api_urls")
+        shown = {(e.method, e.route): e for e in listed if e.view.startswith("tests.")}
+        assert shown["POST", "orders"].view == "tests.ninja.api_urls.create"
+        assert shown["POST", "leased"].mode == "leased"
+        unprotected = [key for key, endpoint in shown.items() if not endpoint.protected]
+        assert unprotected == [("PUT", "async/unprotected"), ("PUT", "decorated/router/put")]
+        assert shown["PUT", "put"].protected
+
+    def test_django_ninja_without_a_decorator(self, urlconf: Any) -> None:
+        """Safe methods are not listed; an operation that is not protected is."""
+        ninja = pytest.importorskip("ninja")
+        api = ninja.NinjaAPI(urls_namespace="undecorated", docs_url=None)
+        api.api_operation(["GET", "DELETE"], "thing")(lambda request: None)
+        listed = endpoints(urlconf(**{"x/": api.urls}))
+        assert [(e.method, e.route, e.protected) for e in listed if "thing" in e.route] == [
+            ("DELETE", "x/thing", False)
+        ]
+
     def test_routes_and_names_are_those_of_a_resolver_match(self, settings: Any) -> None:
         """Nested regular expressions, and namespaces in front of the name."""
         settings.ROOT_URLCONF = URLS
@@ -125,7 +186,6 @@ class TestWalker:
     @pytest.mark.parametrize(
         ("options", "name"),
         [
-            ({}, "atomic"),
             ({"lease": None, "on_abandoned": "retry"}, "atomic"),
             ({"lease": 60, "on_abandoned": "retry"}, "leased"),
             ({"lease": 60, "on_abandoned": "hold"}, "leased, hold"),
@@ -176,9 +236,9 @@ class TestWalker:
     def test_a_rest_view_that_may_decide_to_protect_counts_as_unprotected(self, urlconf: Any) -> None:
         """What is not certain is not certified."""
         views = pytest.importorskip("rest_framework.views")
-        from django_idempotency.rest_framework import IdempotencyMixin
+        from django_idempotency.rest_framework import IdempotencyMixin as RestMixin
 
-        class Maybe(IdempotencyMixin, views.APIView):
+        class Maybe(RestMixin, views.APIView):
             idempotency = None
 
             def get_idempotency_options(self) -> Any:
@@ -187,7 +247,7 @@ class TestWalker:
             def post(self, request: Any) -> Any: ...
 
         class ByHandler(Maybe):
-            get_idempotency_options = IdempotencyMixin.get_idempotency_options
+            get_idempotency_options = RestMixin.get_idempotency_options
 
             @idempotent
             def post(self, request: Any) -> Any: ...
@@ -243,6 +303,7 @@ class TestCommand:
             "route": "orders",
             "protected": True,
             "mode": "atomic",
+            "lease_seconds": None,
             "ttl_seconds": 86400,
             "required": True,
             "header": "Idempotency-Key",
@@ -266,8 +327,10 @@ class TestCommand:
         urls = urlconf(
             refuse=idempotent(anonymous="refuse", methods=["POST"], may_replay=view, fingerprint=None)(view),
             event=idempotent(key=tenant, methods=["POST"], fingerprint=tenant)(view),
+            form=idempotent(key=from_form_field(), methods=["POST"])(view),
         )
-        refuse, event = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
+        refuse, event, form = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
+        assert "- Key: the form field 'idempotency_key'\n" in form
         assert "the credential or session that was sent; others are refused; operation `POST refuse`" in refuse
         assert "- 403 “Idempotency-Key needs an identified caller”" in refuse
         assert "- 403 “Replay is not permitted”" in refuse
@@ -275,6 +338,21 @@ class TestCommand:
         assert "- Key: read by tests.integration.test_endpoints.tenant\n" in event
         assert "Compared with the first request: by tests.integration.test_endpoints.tenant" in event
         assert "- Header" not in event
+
+    def test_leased_endpoints(self, urlconf: Any) -> None:
+        """Their own answers: 202 with the page of the state, and an outcome that nobody knows."""
+        urls = urlconf(
+            accepted=require_POST(idempotent(lease=60, in_progress_status=202)(view)),
+            held=require_POST(idempotent(lease=60, on_abandoned="hold")(view)),
+        )
+        accepted, held = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
+        assert "- 202 “Accepted”: The first request with this key is still being processed. Location is" in accepted
+        assert ("is outstanding" in accepted, "is unknown" in accepted) == (False, False)
+        assert "- 409 “The outcome for this Idempotency-Key is unknown”" in held
+        assert [(e["mode"], e["lease_seconds"]) for e in json.loads(run("--format", "json", urlconf=urls)[0])] == [
+            ("leased", 60),
+            ("leased, hold", 60),
+        ]
 
     def test_fail_on_unprotected(self, shop: str) -> None:
         """Status 1 and the list; the table is printed all the same."""

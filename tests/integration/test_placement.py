@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -229,6 +232,29 @@ class TestChecks:
         (message,) = check_urls(None)
         assert message.id == "django_idempotency.E006"
         assert "dispatch of Above" in message.msg
+
+    @pytest.mark.parametrize(
+        ("options", "ids"),
+        [
+            ({"on_abandoned": "hold"}, ["E007"]),
+            ({"lease": 60, "ttl": 30}, ["E007"]),
+            ({"lease": 60, "in_progress_status": 202}, ["E008"]),
+            ({"lease": 60, "on_abandoned": "hold"}, []),
+        ],
+    )
+    def test_e007_and_e008_options_of_a_route(
+        self, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], ids: list[str]
+    ) -> None:
+        """Options that contradict each other, and 202 without a status page."""
+        views = types.ModuleType("views")
+        views.urlpatterns = [path("pay", idempotent(**options)(lambda request: HttpResponse()))]  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "views_of_this_test", views)
+        with override_settings(ROOT_URLCONF="views_of_this_test"):
+            messages = check_urls(None)
+            assert self.ids(messages) == [f"django_idempotency.{name}" for name in ids]
+            assert self.ids(check_settings(None)) == []
+        if ids == ["E007"]:
+            assert messages[0].msg.startswith(f"{__name__}.TestChecks.test_e007_and_e008")
 
     def test_without_urls_there_is_nothing_to_check(self, settings: Any) -> None:
         """A project without ROOT_URLCONF, such as a worker's."""

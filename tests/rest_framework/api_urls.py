@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.db import connection
@@ -86,6 +87,7 @@ class Fails(IdempotencyMixin, APIView):
     def get_exception_handler(self) -> Any:
         def handler(error: Exception, context: Any) -> Any:
             CALLS.append("handled")
+            assert sys.exc_info()[1] is error  # what logger.exception() would show
             Ledger.objects.create(entry=f"audit {len(CALLS)}")
             for hook in AFTER_ROLLBACK:
                 hook()

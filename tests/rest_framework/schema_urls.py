@@ -37,6 +37,9 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
     @action(detail=False, methods=["post", "put"], idempotency={"methods": ["PUT"], "mismatch_status": 409})
     def two(self, request: Any) -> Response: ...
 
+    @action(detail=False, methods=["post"], idempotency=Idempotency(lease=60, in_progress_status=202))
+    def leased(self, request: Any) -> Response: ...
+
     @action(detail=False, methods=["post"], idempotency=Idempotency(key=event))
     def event(self, request: Any) -> Response: ...
 

@@ -129,6 +129,16 @@ def test_a_key_that_is_not_in_the_header() -> None:
     assert list(found["responses"]) == ["200", "400", "409", "422"]
 
 
+def test_a_leased_action() -> None:
+    """202 with the page of the state, instead of a conflict."""
+    found = operation("/orders/leased/")
+    assert list(found["responses"]) == ["200", "202", "400", "409", "422"]
+    accepted = found["responses"]["202"]
+    assert list(accepted["content"]) == ["application/json"]
+    assert sorted(accepted["headers"]) == [REPLAYED, "Location", "Retry-After"]
+    assert "is outstanding" not in found["responses"]["409"]["description"]
+
+
 def test_a_decorated_handler() -> None:
     """With its own options; here also 403."""
     found = operation("/decorated/")

@@ -4,6 +4,7 @@ import asyncio
 import os
 from typing import Any
 
+import httpx
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -12,8 +13,9 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency import idempotent
+from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
+from tests.server.boundaries import boundary
 from tests.shopapp.models import Line, Order
 
 
@@ -58,4 +60,36 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order.pk}, status=201)
 
 
-urlpatterns = [path("async", asynchronous), path("plain", plain), path("rest", Rest.as_view()), path("read", read)]
+def call_gateway(step: str, reference: str, key: str) -> Any:
+    boundary()
+    answer = httpx.post(
+        f"{os.environ['GATEWAY']}/charges",
+        json={"amount": 1, "reference": f"{step} {reference}"},
+        headers={"Idempotency-Key": key},
+        timeout=30,
+    )
+    boundary()
+    return answer.raise_for_status().json()["id"]
+
+
+def three_steps(request: HttpRequest) -> HttpResponse:
+    """A charge, an order, a mail."""
+    operation = get_operation(request)
+    reference = request.headers["X-Reference"]
+    charge = operation.call("charge", call_gateway, "charge", reference, operation.derive_key("charge"))
+    order = operation.write("order", Order.objects.create, reference=reference)
+    mail = operation.call("mail", call_gateway, "mail", reference, operation.derive_key("mail"))
+    return JsonResponse({"id": order.pk, "charge": charge, "mail": mail}, status=201)
+
+
+LEASE = 0.5
+"""Seconds: what the tests have to wait for after a crash."""
+
+urlpatterns = [
+    path("retry", csrf_exempt(idempotent(lease=LEASE)(three_steps))),
+    path("hold", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold")(three_steps))),
+    path("async", asynchronous),
+    path("plain", plain),
+    path("rest", Rest.as_view()),
+    path("read", read),
+]

@@ -5,6 +5,8 @@ from typing import Any
 from django.core.wsgi import get_wsgi_application
 from django.db import connection
 
+from tests.server.boundaries import counted
+
 
 def pause_after(application: Any) -> Any:
     """A WSGI middleware that stops between COMMIT and the answer."""
@@ -19,4 +21,4 @@ def pause_after(application: Any) -> Any:
     return wrapped
 
 
-application = pause_after(get_wsgi_application())
+application = counted(pause_after(get_wsgi_application()))

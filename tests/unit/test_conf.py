@@ -21,8 +21,11 @@ from django_idempotency.exceptions import IdempotencyConfigurationError
         *(("wait", v) for v in (-1, "x", None)),
         *(("required", v) for v in (None, 1, "yes")),
         *(("methods", v) for v in ("POST", (), ("post",), ("GET", "POST"), 5, (1,))),
-        *(("in_progress_status", v) for v in (200, 202, "409")),
+        *(("in_progress_status", v) for v in (200, 102, "409")),
         ("mismatch_status", 400),
+        *(("lease", v) for v in (0, -1, "2m", True, timedelta(0))),
+        *(("on_abandoned", v) for v in ("held", None)),
+        ("reconcile", "look_up"),
         *(("anonymous", v) for v in ("share", None)),
         *(("scope", v) for v in ("user", 1)),
         *(("operation", v) for v in ("", 1)),
@@ -77,6 +80,38 @@ def test_layers_fall_through(settings: Any) -> None:
     assert (options.ttl, options.wait, options.required, options.mismatch_status) == (1, 2, False, 422)
     settings.IDEMPOTENCY = {}
     assert resolve(near, far).required is True
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"on_abandoned": "hold"}, "on_abandoned='hold' is about leased mode. Pass lease="),
+        ({"reconcile": len}, "is about leased mode"),
+        ({"in_progress_status": 202}, "in_progress_status=202 is about leased mode"),
+        ({"lease": 60, "ttl": 60}, "ttl=60 and lease=60: ttl must exceed lease"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(given: Any, message: str) -> None:
+    """When they are brought together."""
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        resolve(Idempotency(**given))
+    assert message in str(caught.value)
+
+
+def test_a_projects_defaults_for_leased_views_leave_the_others_alone(settings: Any) -> None:
+    """They wait for a lease."""
+    settings.IDEMPOTENCY = {"ON_ABANDONED": "hold", "IN_PROGRESS_STATUS": 202, "RECONCILE": len}
+    assert resolve().in_progress_status == 409
+    assert resolve().repeats_calls is False
+    leased = resolve(Idempotency(lease=60))
+    assert (leased.in_progress_status, leased.on_abandoned, leased.lease_seconds) == (202, "hold", 60.0)
+
+
+def test_when_a_call_in_doubt_may_be_made_again() -> None:
+    """Under "retry", or if somebody can be asked."""
+    assert resolve(Idempotency(lease=60)).repeats_calls is True
+    assert resolve(Idempotency(lease=60, on_abandoned="hold")).repeats_calls is False
+    assert resolve(Idempotency(lease=60, on_abandoned="hold", reconcile=len)).repeats_calls is True
 
 
 @pytest.mark.parametrize(

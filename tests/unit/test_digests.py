@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from django_idempotency.protocol.digests import digest, identify, key_hash, scope_hash
+from uuid import UUID
+
+from django_idempotency.protocol.digests import derived_key, digest, identify, key_hash, scope_hash
 from django_idempotency.protocol.snapshots import Snapshot, decode_headers, encode_headers
 
 
@@ -36,3 +38,14 @@ def test_a_snapshot_knows_its_headers() -> None:
     """Names are case-insensitive, the first one counts."""
     snapshot = Snapshot(status_code=201, headers=(("Location", "/1"), ("location", "/2")), body=None)
     assert (snapshot.header("LOCATION"), snapshot.header("ETag"), snapshot.is_tombstone) == ("/1", None, True)
+
+
+def test_derived_keys_never_change() -> None:
+    """A gateway must know the retry by the key that another release has sent: this UUID is a contract."""
+    identity = identify(scope="user:auth.User:1", operation="POST payments/", key="abc")
+    assert derived_key(identity, "charge") == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"
+    assert UUID(derived_key(identity, "charge")).version == 5
+    assert derived_key(identity, "charge") != derived_key(identity, "refund")
+    assert derived_key(identity, "charge") != derived_key(
+        identify(scope="user:auth.User:2", operation="POST payments/", key="abc"), "charge"
+    )

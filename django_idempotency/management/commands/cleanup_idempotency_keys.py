@@ -11,16 +11,19 @@ from django.db import DatabaseError, connections
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, count_expired
+from ...cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 from ...exceptions import IdempotencyConfigurationError
 
+NEED_ATTENTION = 3
+"""Exit status: 1 is Django's for errors, 2 argparse's."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Command(BaseCommand):
     help = (
         "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
-        "Exit status: 0 done (or stopped by a limit), 1 error, 128 plus the signal's number if stopped by a signal."
+        "Exit status: 0 done (or stopped by a limit), 1 error, 3 with --fail-on-stuck if keys need attention, 128 plus "
+        "the signal's number if stopped by a signal."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,6 +37,11 @@ class Command(BaseCommand):
             "--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches (%(default)s)."
         )
         parser.add_argument("--dry-run", action="store_true", help="Only say how many keys have expired.")
+        parser.add_argument(
+            "--fail-on-stuck",
+            action="store_true",
+            help="Exit with status 3 if there are keys whose lease is over or whose external call is in doubt.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"]
@@ -45,15 +53,18 @@ class Command(BaseCommand):
         stop = Event()
         try:
             if options["dry_run"]:
-                self._summary(options, _("%(count)d expired idempotency keys.") % {"count": count_expired(alias)})
-                return
-            with _stoppable(stop) as received:
-                result = self._cleanup(options, stop)
+                result, received = preview(alias), []
+            else:
+                with _stoppable(stop) as received:
+                    result = self._cleanup(options, stop)
         except (ValueError, IdempotencyConfigurationError, DatabaseError) as error:
             raise CommandError(str(error)) from error
-        self._summary(options, _described(result))
+        if options["verbosity"]:
+            self.stdout.write(_described(result, dry_run=options["dry_run"]))
         if received:
             raise SystemExit(128 + received[0])
+        if options["fail_on_stuck"] and (result.stuck or result.in_doubt):
+            raise CommandError(_("Idempotency keys need attention; see the admin."), returncode=NEED_ATTENTION)
 
     def _cleanup(self, options: dict[str, Any], stop: Event) -> Cleanup:
         shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
@@ -73,16 +84,23 @@ class Command(BaseCommand):
             progress=progress,
         )
 
-    def _summary(self, options: dict[str, Any], text: str) -> None:
-        if options["verbosity"]:
-            self.stdout.write(text)
 
-
-def _described(result: Cleanup) -> str:
-    text = ngettext(
-        "Deleted %(count)d expired idempotency key.", "Deleted %(count)d expired idempotency keys.", result.deleted
-    ) % {"count": result.deleted}
-    return text if result.complete else f"{text} {_('Stopped early: more are left.')}"
+def _described(result: Cleanup, *, dry_run: bool) -> str:
+    """One line for cron's mail."""
+    if dry_run:
+        sentences = [_("%(count)d expired idempotency keys.") % {"count": result.deleted}]
+    else:
+        deleted = ngettext(
+            "Deleted %(count)d expired idempotency key.", "Deleted %(count)d expired idempotency keys.", result.deleted
+        )
+        sentences = [deleted % {"count": result.deleted}]
+        if not result.complete:
+            sentences.append(_("Stopped early: more are left."))
+    if result.stuck:
+        sentences.append(_("Stuck, because their lease is over: %(count)d.") % {"count": result.stuck})
+    if result.in_doubt:
+        sentences.append(_("With an external call in doubt: %(count)d.") % {"count": result.in_doubt})
+    return " ".join(sentences)
 
 
 @contextmanager

@@ -1,0 +1,36 @@
+"""From a callable to its protected form: one engine for `def` and `async def`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import update_wrapper
+from inspect import iscoroutinefunction
+from typing import Any
+
+from asgiref.sync import async_to_sync, sync_to_async
+
+from .exchange import Exchange
+from .pipeline import handle
+
+ExchangeOf = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Exchange]
+
+
+def guard(view: Callable[..., Any], exchange_of: ExchangeOf) -> Callable[..., Any]:
+    """The protected form of `view`: `exchange_of(view, args, kwargs)` says what each call is about.
+
+    The view runs in a transaction of its own. An `async def` costs one hop to the thread of the request's database
+    connection; the view runs inside, on the event loop, and its own `sync_to_async` calls come back to that thread,
+    and so into our transaction. A cancelled request cancels the view, and the exception rolls the transaction back.
+    """
+    if not iscoroutinefunction(view):
+        return lambda *args, **kwargs: handle(exchange_of(view, args, kwargs))
+
+    in_thread = update_wrapper(async_to_sync(view), view)
+
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        exchange = exchange_of(in_thread, args, kwargs)
+        if exchange.request.method not in exchange.options.methods:
+            return await view(*args, **kwargs)
+        return await sync_to_async(handle)(exchange)
+
+    return guarded

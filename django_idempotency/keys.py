@@ -1,0 +1,120 @@
+"""Ready readers for the `key` option, for clients that cannot set the `Idempotency-Key` header.
+
+A reader returns the key, or None if the client sent none (400, or unprotected with `required=False`). What it found is
+checked as every key is: 1 to 255 visible ASCII characters, else 400.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from django.http.request import RawPostDataException
+
+from .exceptions import IdempotencyConfigurationError
+from .protocol.keys import InvalidKey, check_key
+
+FORM_FIELD = "idempotency_key"
+"""What `{% idempotency_key %}` calls its field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyReader:
+    """A value for the `key` option that can say where it looks.
+
+    read: `callable(request) -> str | None`; may raise `InvalidKey`.
+    source: ends the sentence "This operation needs …" of the error answer.
+    """
+
+    read: Callable[[Any], str | None]
+    source: str
+
+    def __call__(self, request: Any) -> str | None:
+        return self.read(request)
+
+
+def from_form_field(name: str = FORM_FIELD) -> KeyReader:
+    """Read a form's field, such as the one that `{% idempotency_key %}` renders.
+
+    Django parses the form for it: a view that sets `request.upload_handlers` is too late then, as it is behind CSRF.
+    """
+
+    def read(request: Any) -> str | None:
+        value: str | None = request.POST.get(name)
+        return value
+
+    return KeyReader(read=read, source=f"the form field {name!r}")
+
+
+def from_header(name: str) -> KeyReader:
+    """Read another request header as it is: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`."""
+
+    def read(request: Any) -> str | None:
+        value: str | None = request.headers.get(name)
+        return value
+
+    return KeyReader(read=read, source=f"the request header {name}")
+
+
+def from_json(*path: str) -> KeyReader:
+    """Read a string or a whole number in a JSON body: `from_json("id")` (Stripe), `from_json("data", "id")`.
+
+    The body is read into memory (DATA_UPLOAD_MAX_MEMORY_SIZE applies), and the view can read it again.
+    """
+    if not path or not all(isinstance(name, str) and name for name in path):
+        raise IdempotencyConfigurationError(f'from_json{path!r}: name the field, as in from_json("data", "id").')
+    source = f"a string in the field {'.'.join(path)} of its JSON body"
+
+    def read(request: Any) -> str | None:
+        value = _json_body(request)
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if value is not None and not isinstance(value, str):
+            raise InvalidKey(f"The field {'.'.join(path)} is not a string.")
+        return value
+
+    return KeyReader(read=read, source=source)
+
+
+def from_cloudevent() -> KeyReader:
+    """Read a CloudEvent, whose `id` is unique for its `source` only: from its headers, or from its JSON envelope.
+
+    https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md#id
+    """
+
+    def read(request: Any) -> str | None:
+        if (request.content_type or "").lower() == "application/cloudevents+json":
+            envelope = _json_body(request)
+            attributes = envelope if isinstance(envelope, dict) else {}
+        else:
+            attributes = {name: request.headers.get(f"ce-{name}") for name in ("source", "id")}
+        source, id_ = attributes.get("source"), attributes.get("id")
+        if not (isinstance(source, str) and source and isinstance(id_, str) and id_):
+            return None
+        # With its length, no source can continue into an id and be taken for another one.
+        key = f"{len(source)}:{source}:{id_}"
+        try:
+            return check_key(key)
+        except InvalidKey:
+            # Long, or with spaces, which a CloudEvent may be and a key may not.
+            return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+    return KeyReader(read=read, source="the CloudEvents attributes source and id")
+
+
+def _json_body(request: Any) -> Any:
+    try:
+        body = request.body
+    except RawPostDataException:
+        raise IdempotencyConfigurationError(
+            "the request's body was consumed before the key could be read from it. Read request.body there."
+        ) from None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidKey("The body is not JSON.") from error

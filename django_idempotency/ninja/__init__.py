@@ -1,0 +1,5 @@
+"""Django Ninja: `idempotent_operation`. Import it only where the framework is installed."""
+
+from .decorators import idempotent_operation
+
+__all__ = ["idempotent_operation"]

@@ -1,0 +1,169 @@
+"""The `idempotent_operation` decorator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, overload
+
+from django.http import HttpRequest
+from ninja.operation import Operation
+from ninja.signature.utils import get_typed_signature
+
+from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..exceptions import IdempotencyConfigurationError
+from ..http.guard import guard
+from ..http.placement import NINJA_ORDER, refuse_view
+from .exchange import NinjaExchange, operation_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+HANDLER = "_idempotency_handler"
+"""On a protected function: its `_Handler`."""
+
+
+@overload
+def idempotent_operation(view: F, /) -> F: ...
+
+
+@overload
+def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
+
+
+def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
+    """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
+
+    Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. It stands below the
+    route decorator, and protects the methods of that route; or in `add_decorator(…, mode="operation")` of an API or a
+    router, where it protects POST and PATCH, and the options nearest to the operation win. The operation's own
+    authentication, throttling and parsing come first, and a replay never skips them.
+
+    Opens the transaction that the operation runs in (inside an outer `atomic()`, such as that of ATOMIC_REQUESTS: a
+    savepoint). The result is converted inside of it. If an exception is raised it is rolled back; what the exception
+    handlers of the API answer is kept if it is final.
+    Raises `IdempotencyConfigurationError` where it could not protect the operation, when it is decorated or routed if
+    that can be known then, else on the first request, before the operation runs.
+    """
+    if isinstance(view, Idempotency) or view is None:
+        layer = as_options(options) if view is None else view
+        if view is not None and options:
+            raise IdempotencyConfigurationError(
+                "pass an Idempotency or keyword options to idempotent_operation, not both."
+            )
+
+        def idempotent_operation_with_options(view: F) -> F:
+            return _protect(view, layer)
+
+        return idempotent_operation_with_options
+    if options:
+        raise IdempotencyConfigurationError("pass options to idempotent_operation by keyword only, before the view.")
+    return _protect(view, Idempotency())
+
+
+def _protect(view: F, layer: Idempotency) -> F:
+    refuse_view(view)
+    by_ninja = _called_by_ninja()
+    if not by_ninja and hasattr(view, "_ninja_operation"):
+        raise IdempotencyConfigurationError(
+            f"idempotent_operation stands above the route decorator of {view.__qualname__}, which has taken the "
+            f"function already. Put it below:\n{NINJA_ORDER}"
+        )
+    inner: _Handler | None = getattr(view, HANDLER, None)
+    if by_ninja and inner is not None and inner.protected is view:
+        handler = _Handler(view=inner.view, own=inner.own, inherited=(layer, *inner.inherited), routed=inner.routed)
+    elif by_ninja:
+        handler = _Handler(view=view, inherited=(layer,))
+    else:
+        handler = _Handler(view=view, own=(layer,))
+
+    protected: Any = wraps(handler.view)(guard(handler.view, handler.exchange))
+    # Annotations that are strings are resolved in the module of the function, not in ours.
+    protected.__signature__ = get_typed_signature(handler.view)
+    # A new list: wraps() has shared the old one with the unprotected function.
+    protected._ninja_contribute_to_operation = [*getattr(view, "_ninja_contribute_to_operation", ()), handler.route]
+    setattr(protected, HANDLER, handler)
+    handler.protected = protected
+    return protected  # type: ignore[no-any-return]
+
+
+def _called_by_ninja() -> bool:
+    """Is it `add_decorator` that decorates, and not somebody above a route decorator?
+
+    Both hand over a function that has been made an operation; only the first one uses what it gets back.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        if frame.f_globals.get("__name__") == "ninja.router":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Handler:
+    """What is known of a protected function.
+
+    own: the options that stand on the function itself.
+    inherited: those of its router and API, nearest first.
+    routed: the methods of its routes; empty if only `add_decorator` protects it.
+    """
+
+    view: Callable[..., Any]
+    own: tuple[Idempotency, ...] = ()
+    inherited: tuple[Idempotency, ...] = ()
+    routed: set[str] = field(default_factory=set)
+    protected: Any = None
+
+    def route(self, operation: Operation) -> None:
+        """Django Ninja makes the function an operation."""
+        _refuse_stream(operation)
+        methods = set(operation.methods) - SAFE_METHODS
+        if not methods:
+            raise IdempotencyConfigurationError(
+                f"{self.view.__qualname__} answers {', '.join(operation.methods)}, which must not change anything: "
+                "nothing to protect. Remove idempotent_operation."
+            )
+        self.routed |= methods
+
+    def exchange(self, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaExchange:
+        request = args[0] if args else None
+        if not isinstance(request, HttpRequest):
+            raise IdempotencyConfigurationError(
+                f"{self.view!r} was called without a request. idempotent_operation protects functions that Django "
+                f"Ninja calls:\n{NINJA_ORDER}"
+            )
+        operation = operation_of(request)
+        if self.protected not in _wrapped(operation.view_func):
+            raise IdempotencyConfigurationError(
+                f"idempotent_operation does not stand below the operation of {request.path!r}, or a decorator between "
+                f'them lacks functools.wraps. Do not use it in decorate_view or mode="view":\n{NINJA_ORDER}'
+            )
+        _refuse_stream(operation)
+        exchange = NinjaExchange(request=request, view=view, args=args, kwargs=kwargs, options=self.options())
+        exchange.ninja_operation = operation
+        return exchange
+
+    def options(self) -> Idempotency:
+        verbs = (_only(frozenset(self.routed)),) if self.routed else ()
+        return resolve(*self.own, *verbs, *self.inherited)
+
+
+@lru_cache
+def _only(methods: frozenset[str]) -> Idempotency:
+    """Whoever decorates the function of a PUT route wants PUT protected."""
+    return Idempotency(methods=methods)
+
+
+def _wrapped(view: Any) -> Iterator[Any]:
+    while view is not None:
+        yield view
+        view = getattr(view, "__wrapped__", None)
+
+
+def _refuse_stream(operation: Operation) -> None:
+    if getattr(operation, "stream_format", None) is not None:
+        raise IdempotencyConfigurationError(
+            f"{operation.view_func.__qualname__} streams its items after the answer has begun, when there is no "
+            "transaction any more. idempotent_operation cannot protect it."
+        )

@@ -1,0 +1,22 @@
+"""`{% load idempotency %}`: a hidden field with a key, for HTML forms."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ..keys import FORM_FIELD
+
+register = template.Library()
+
+
+@register.simple_tag
+def idempotency_key(name: str = FORM_FIELD) -> SafeString:
+    """A hidden field with a new key each time the form is rendered. `from_form_field(name)` reads it.
+
+    A cached page would give one key to everybody who sees it.
+    """
+    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())

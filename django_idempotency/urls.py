@@ -1,0 +1,8 @@
+"""The status page: `path("idempotency/", include("django_idempotency.urls"))`."""
+
+from django.urls import path
+
+from .http.status import status
+
+app_name = "django_idempotency"
+urlpatterns = [path("status/<str:token>", status, name="status")]

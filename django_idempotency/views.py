@@ -1,0 +1,104 @@
+"""The mixin for class-based views of plain Django."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from django.http.response import HttpResponseBase
+from django.views import View
+
+from .conf import SAFE_METHODS, Idempotency, resolve
+from .exceptions import IdempotencyConfigurationError
+from .http.exchange import Exchange
+from .http.guard import guard
+from .http.layers import INHERIT, Options, checked, class_layers, take_over
+from .http.placement import is_drf_view
+from .http.transactions import as_django_would
+
+__all__ = ["IdempotencyMixin"]
+
+HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
+"""Every `View` has the handlers that are left out, or is given them."""
+
+
+class IdempotencyMixin:
+    """Run the POST and PATCH handlers of a `View` once for each idempotency key: `FormView`, `CreateView`, your own.
+
+    Stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Every other
+    `dispatch` of the class, such as that of an access mixin, comes first on whatever side it stands, because only the
+    handler is wrapped; a replay never skips them. `def` and `async def` handlers.
+
+    idempotency: an `Idempotency` or a dict of its options; None: not protected. Options that are left out fall
+        through to the base classes, the settings and the defaults.
+
+    Handlers run in a transaction of the mixin's own. Raises `IdempotencyConfigurationError` (a TypeError) when the
+    class is made in the wrong order or with impossible options.
+    """
+
+    idempotency: ClassVar[Options] = INHERIT
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        mro = cls.__mro__
+        if is_drf_view(cls):
+            raise IdempotencyConfigurationError(
+                f"{cls.__name__} is a view of the REST framework. Its mixin is "
+                "django_idempotency.rest_framework.IdempotencyMixin."
+            )
+        if View in mro and mro.index(View) < mro.index(IdempotencyMixin):
+            raise IdempotencyConfigurationError(
+                "IdempotencyMixin must stand before the view class, and after access mixins:\n\n"
+                f"    class {cls.__name__}(LoginRequiredMixin, IdempotencyMixin, …, View): ..."
+            )
+        if "idempotency" in vars(cls):
+            cls.idempotency = checked(cls.idempotency)
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
+        if "idempotency" in initkwargs:
+            initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        if not any(hasattr(cls, verb) for verb in HANDLERS):
+            raise IdempotencyConfigurationError(
+                f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
+                '@method_decorator(idempotent, name="dispatch").'
+            )
+        view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)  # type: ignore[misc]
+        take_over(view, lambda: class_layers(cls, initkwargs))
+        return view
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        parent: Any = super()
+        options = self._options_for(request)
+        if options is None:
+            with self._as_django_would(request):
+                return parent.dispatch(request, *args, **kwargs)
+        verb = request.method.lower()
+        # On the instance, which lives for one request: View.dispatch() calls it last.
+        setattr(self, verb, guard(getattr(self, verb), _exchange(options)))
+        return parent.dispatch(request, *args, **kwargs)
+
+    def get_idempotency_options(self) -> Options:
+        """The options for this request; None: not protected. Override it to decide by `self.request`."""
+        layers = class_layers(type(self), vars(self))
+        return resolve(*layers) if layers else None
+
+    def _options_for(self, request: Any) -> Idempotency | None:
+        verb = request.method.lower()
+        answered = verb in self.http_method_names and hasattr(self, verb)  # type: ignore[attr-defined]
+        if request.method in SAFE_METHODS or not answered:
+            return None
+        options = checked(self.get_idempotency_options())
+        return None if options is None else resolve(options)
+
+    def _as_django_would(self, request: Any) -> AbstractContextManager[Any]:
+        # The handler of an asynchronous view has not run when dispatch() returns, and Django opens no transaction.
+        return nullcontext() if self.view_is_async else as_django_would(request)  # type: ignore[attr-defined]
+
+
+def _exchange(options: Idempotency) -> Callable[..., Exchange]:
+    def exchange_of(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exchange:
+        return Exchange(request=args[0], view=view, args=args, kwargs=kwargs, options=options)
+
+    return exchange_of

@@ -1,0 +1,183 @@
+"""What the demo's scenes need: server processes, a database of their own, and ways to break things."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from django.conf import settings
+from django.core.management.base import CommandError
+from django.db import connection
+
+PAUSE = 20261120
+"""The advisory lock that holds a view in the middle of its work."""
+DEADLINE = 30
+"""Seconds until something that should have happened counts as broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `counted` comes out of the books; `as_told`: the answers were as promised."""
+
+    what: str
+    answers: str
+    counted: str
+    expected: str
+    as_told: bool
+
+    @property
+    def kept(self) -> bool:
+        return self.as_told and self.counted == self.expected
+
+    def cells(self) -> tuple[str, ...]:
+        return self.what, self.answers, self.counted, self.expected, "ok" if self.kept else "BROKEN"
+
+
+def tally(answers: list[httpx.Response]) -> str:
+    counts = Counter(answer.status_code for answer in answers)
+    return ", ".join(f"{n} x {status}" for status, n in sorted(counts.items()))
+
+
+def is_replay_of(first: httpx.Response, answer: httpx.Response) -> bool:
+    replayed = answer.headers.get("Idempotency-Replayed") == "true"
+    return replayed and (answer.status_code, answer.content) == (first.status_code, first.content)
+
+
+def bytes_said(same: bool) -> str:
+    return "same bytes" if same else "OTHER BYTES"
+
+
+def at_once(n: int, send: Callable[[], httpx.Response]) -> list[httpx.Response]:
+    with ThreadPoolExecutor(n) as pool:
+        return [future.result(DEADLINE) for future in [pool.submit(send) for _ in range(n)]]
+
+
+def until_final(send: Callable[[], httpx.Response]) -> httpx.Response:
+    """Retry as a client should: the same request, until the answer is no conflict."""
+
+    def probe() -> httpx.Response | None:
+        try:
+            answer = send()
+        except httpx.TransportError:
+            return None
+        return None if answer.status_code == 409 else answer
+
+    answer: httpx.Response = eventually("a final answer", probe)
+    return answer
+
+
+def eventually(what: str, probe: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while not (value := probe()):
+        if time.monotonic() > deadline:
+            raise CommandError(f"Waited {DEADLINE} seconds in vain: {what}.")
+        time.sleep(0.02)
+    return value
+
+
+@contextmanager
+def fresh_database() -> Iterator[None]:
+    """A database of the demo's own, migrated, and dropped afterwards: whatever DATABASE_URL holds stays as it is."""
+    original = connection.settings_dict["NAME"]
+    connection.settings_dict["TEST"]["NAME"] = f"shop_demo_{os.getpid()}"
+    os.environ["SHOP_DATABASE"] = connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        yield
+    finally:
+        connection.creation.destroy_test_db(original, verbosity=0)
+
+
+@contextmanager
+def held_in_the_middle() -> Iterator[Callable[[], int]]:
+    """Hold views that ask for it after their write; gives the process id of the worker that is held."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [PAUSE])
+        try:
+            yield lambda: eventually("a worker in the middle of its work", _held_worker)
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [PAUSE])
+
+
+def _held_worker() -> int | None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) "
+            "WHERE locktype = 'advisory' AND objid = %s AND NOT granted",
+            [PAUSE],
+        )
+        row = cursor.fetchone()
+    return int(row[0].removeprefix("shop-")) if row else None
+
+
+@contextmanager
+def gateway(*options: str) -> Iterator[httpx.Client]:
+    """The payment gateway, a process of its own on a free port; gives a client for its books."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        program = str(settings.BASE_DIR / "fake_gateway.py")
+        process = subprocess.Popen(
+            [sys.executable, program, "--fd", str(listening.fileno()), *options], pass_fds=[listening.fileno()]
+        )
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=DEADLINE) as client:
+                yield client
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def serving(**environment: str) -> Iterator[str]:
+    """The shop on gunicorn: four worker processes on a free port."""
+    with tempfile.TemporaryFile() as log, socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        port = listening.getsockname()[1]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gunicorn", "config.wsgi", "--bind", f"fd://{listening.fileno()}"),
+                *("--workers", "4", "--threads", "16", "--timeout", "120", "--graceful-timeout", "5"),
+                *("--chdir", str(settings.BASE_DIR)),
+            ],
+            pass_fds=[listening.fileno()],
+            env={**os.environ, "DEMO": "1", "DJANGO_SETTINGS_MODULE": "config.settings", **environment},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            eventually("the server's first answer", lambda: _answers(url, process))
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(DEADLINE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        raise CommandError(f"The server ended with status {process.returncode}.")
+    try:
+        return httpx.get(f"{url}/orders/", timeout=1).status_code == 405
+    except httpx.TransportError:
+        return False
+
+
+def wait_for_interrupt() -> None:
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,174 @@
+"""Leased `async def` views, in this process and on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient
+from django.urls import path
+
+from django_idempotency import Operation, get_operation, idempotent
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.shopapp.models import Order
+
+CALLS: list[str] = []
+OPERATIONS: list[Operation] = []
+HOOKS: dict[str, Callable[..., Any]] = {}
+
+
+async def charge(key: str) -> dict[str, Any]:
+    CALLS.append(key)
+    await asyncio.sleep(0)
+    return {"charge": key, "loop": asyncio.get_running_loop().is_running()}
+
+
+def charge_in_a_thread(key: str) -> dict[str, Any]:
+    CALLS.append(key)
+    return {"charge": key, "loop": False, "atomic": connection.in_atomic_block}
+
+
+async def order(reference: str) -> Order:
+    return await Order.objects.acreate(reference=reference)
+
+
+@idempotent(lease=60)
+async def pay(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    OPERATIONS.append(operation)
+    charged = await operation.acall("charge", HOOKS.get("charge", charge), operation.derive_key("charge"))
+    await operation.arenew()
+    await HOOKS.get("between", asyncio.sleep)(0)
+    placed = await operation.awrite("order", HOOKS.get("order", order), charged["charge"])
+    return JsonResponse({"order": placed.pk, **charged, "attempt": operation.attempt}, status=201)
+
+
+async def ask(request: HttpRequest, operation: Any) -> HttpResponse:
+    await asyncio.sleep(0)
+    return HttpResponse("charged: " + str(operation.in_doubt))
+
+
+@idempotent(lease=60, reconcile=ask)
+async def reconciled(request: HttpRequest) -> HttpResponse:
+    await get_operation(request).acall("charge", fail)
+    raise AssertionError("unreachable")
+
+
+@idempotent(lease=60, required=False)
+async def optional(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    await operation.acall("charge", charge, operation.derive_key("charge"))
+    await operation.acall("again", charge_in_a_thread, operation.derive_key("again"))
+    await operation.arenew()
+    placed = await operation.awrite("order", order, "optional")
+    return JsonResponse({"order": placed.pk, "key": operation.key, "in_doubt": operation.in_doubt}, status=201)
+
+
+async def fail(*args: Any) -> None:
+    raise ValueError("the gateway hung up")
+
+
+urlpatterns = [path("pay", pay), path("reconciled", reconciled), path("optional", optional)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.concurrency.test_leased_async")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    CALLS.clear()
+    HOOKS.clear()
+
+
+def send(key: str | None, path: str = "/pay") -> Any:
+    headers = {"Idempotency-Key": key} if key else {}
+    return async_to_sync(AsyncClient().post)(path, headers=headers)
+
+
+@pytest.mark.parametrize("function", [charge, charge_in_a_thread])
+def test_steps_of_either_kind(key: str, function: Any) -> None:
+    """A coroutine function is called on the event loop; both run once and with no transaction of ours around."""
+    HOOKS["charge"] = function
+    first, second = send(key), send(key)
+    assert (first.status_code, second.content) == (201, first.content)
+    assert [r.headers["Idempotency-Replayed"] for r in (first, second)] == ["false", "true"]
+    assert (len(CALLS), Order.objects.count()) == (1, 1)
+    assert first.json()["loop"] is (function is charge)
+    assert set(IdempotencyStep.objects.exclude(finished_at=None).values_list("name", flat=True)) == {"charge", "order"}
+
+
+def test_a_plain_function_may_write(key: str) -> None:
+    """In the thread of the request's connection."""
+    HOOKS["order"] = lambda reference: Order.objects.create(reference=reference)
+    assert send(key).json()["order"] == Order.objects.get().pk
+
+
+def test_a_write_and_its_step_are_one_transaction(key: str) -> None:
+    """What the coroutine has written is rolled back with its exception."""
+
+    async def half(reference: str) -> None:
+        await Order.objects.acreate()
+        raise ValueError("half")
+
+    HOOKS["order"] = half
+    with pytest.raises(ValueError, match="half"):
+        send(key)
+    assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 1)
+    HOOKS.clear()
+    assert send(key).json()["attempt"] == 2
+    assert (len(CALLS), Order.objects.count()) == (1, 1)
+
+
+def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
+    """By a coroutine function, too."""
+    with pytest.raises(ValueError, match="the gateway hung up"):
+        send(key, "/reconciled")
+    assert IdempotencyStep.objects.get().error == "ValueError: the gateway hung up"
+    assert send(key, "/reconciled").content == b"charged: ('charge',)"
+
+
+def test_a_cancelled_task_releases_the_key(key: str) -> None:
+    """In the middle of a call: failed at once, the call in doubt, the cancellation goes on."""
+
+    async def cancelled_in_a_call() -> None:
+        arrived = asyncio.Event()
+
+        async def hang(key: str) -> None:
+            arrived.set()
+            await asyncio.Event().wait()
+
+        HOOKS["charge"] = hang
+        task = asyncio.create_task(AsyncClient().post("/pay", headers={"Idempotency-Key": key}))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async_to_sync(cancelled_in_a_call)()
+    row = IdempotencyKey.objects.get()
+    assert (row.status, row.locked_until, row.last_error) == ("failed", None, "asyncio.exceptions.CancelledError")
+    assert IdempotencyStep.objects.get().finished_at is None
+    HOOKS.clear()
+    assert send(key).json()["attempt"] == 2
+
+
+def test_the_plain_methods_are_refused_on_the_event_loop(key: str) -> None:
+    """By Django itself, before anything is called."""
+
+    async def plain(_: Any) -> None:
+        OPERATIONS[-1].call("plain", CALLS.append, "plain")
+
+    HOOKS["between"] = plain
+    with pytest.raises(SynchronousOnlyOperation):
+        send(key)
+    assert "plain" not in CALLS
+
+
+def test_without_a_key_the_steps_just_run() -> None:
+    """Nothing is remembered."""
+    assert send(None, "/optional").json() == {"order": Order.objects.get().pk, "key": None, "in_doubt": []}
+    assert (len(CALLS), IdempotencyKey.objects.count()) == (2, 0)

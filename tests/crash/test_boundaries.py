@@ -1,0 +1,147 @@
+"""kill -9 at every boundary of a request, in every mode; then the client retries, and the books are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from django.db import connection
+
+from django_idempotency.execution.resolution import record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey
+from tests.servers import DEADLINE, eventually, fake_gateway, gunicorn
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+AT_ONCE = 4
+
+
+@contextmanager
+def serving(**environment: str) -> Iterator[httpx.Client]:
+    workers = ("--workers", str(AT_ONCE), "--preload")
+    with gunicorn(*workers, **environment) as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        yield client
+
+
+class Retrying:
+    """A client that sends one request until it has a final answer, as clients should."""
+
+    def __init__(self, client: httpx.Client, path: str) -> None:
+        self.client, self.path, self.key = client, path, str(uuid4())
+
+    def send(self, **headers: str) -> httpx.Response:
+        always = {"Idempotency-Key": self.key, "X-Reference": self.key}
+        return self.client.post(self.path, json={"a": 1}, headers={**always, **headers})
+
+    def boundaries(self) -> int:
+        answer = self.send()
+        assert answer.status_code == 201
+        return int(answer.headers["X-Boundaries"])
+
+    def killed_at(self, number: int) -> None:
+        with pytest.raises(httpx.TransportError):
+            self.send(**{"X-Kill-At": str(number)})
+
+    def until_final(self, unknown: Callable[[], None] | None = None) -> httpx.Response:
+        def attempt() -> httpx.Response | None:
+            answer = self.send()
+            if unknown and "unknown" in answer.text:
+                unknown()
+            return None if answer.status_code == 409 else answer
+
+        answer: httpx.Response = eventually("a final answer", attempt)
+        return answer
+
+
+def at_every_boundary(client: httpx.Client, path: str, check: Callable[[Retrying], None]) -> int:
+    """Kill and check once at each; returns how many there were."""
+    boundaries = Retrying(client, path).boundaries()
+
+    def one(number: int) -> None:
+        retrying = Retrying(client, path)
+        retrying.killed_at(number)
+        check(retrying)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for future in [pool.submit(one, number) for number in range(1, boundaries + 1)]:
+            future.result(2 * DEADLINE)
+    return boundaries
+
+
+@pytest.mark.parametrize("path", ["/plain", "/rest"])
+def test_atomic(path: str) -> None:
+    """One order for each request, whenever its worker died; nothing stuck, and the retry's answer is the truth."""
+    answers: list[Any] = []
+
+    def check(retrying: Retrying) -> None:
+        answer = retrying.until_final()
+        assert answer.status_code == 201
+        assert retrying.send().content == answer.content
+        answers.append(answer.json()["id"])
+
+    with serving() as client:
+        boundaries = at_every_boundary(client, path, check)
+    assert boundaries >= 8  # two boundaries around claim, write, result and COMMIT
+    assert len(set(answers)) == boundaries
+    assert set(answers) < set(Order.objects.values_list("pk", flat=True))
+    assert Order.objects.count() == boundaries + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "gateway_options"),
+    [
+        pytest.param("/retry", (), id="retry, with a gateway that honours keys"),
+        pytest.param("/hold", ("--without-keys",), id="hold, with a gateway that knows no keys"),
+    ],
+)
+def test_leased(path: str, gateway_options: tuple[str, ...]) -> None:
+    """Three steps: one charge, one order and one mail for each request, in the gateway's books and in ours."""
+    keys: list[str] = []
+    decided: list[str] = []
+
+    with fake_gateway(*gateway_options) as gateway, serving(GATEWAY=str(gateway.base_url)) as client:
+
+        def check(retrying: Retrying) -> None:
+            def decide() -> None:
+                decided.append(look_into_the_books(gateway, retrying.key))
+
+            answer = retrying.until_final(decide)
+            assert answer.status_code == 201
+            assert retrying.send().content == answer.content
+            keys.append(retrying.key)
+
+        boundaries = at_every_boundary(client, path, check)
+        charges = Counter(charge["reference"] for charge in gateway.get("/charges").json()["charges"])
+    assert boundaries >= 2 * (2 + 3 + 3 + 3 + 3 + 3 + 1)  # claim, two calls of two commits each, write, completion
+    orders = Counter(Order.objects.values_list("reference", flat=True))
+    assert {key: (charges[f"charge {key}"], orders[key], charges[f"mail {key}"]) for key in keys} == dict.fromkeys(
+        keys, (1, 1, 1)
+    )
+    assert set(charges.values()) == {1}
+    assert (len(keys), IdempotencyKey.objects.exclude(status="completed").count()) == (boundaries, 0)
+    # Under "hold" each call has been in doubt, made and not made; under "retry" no person is ever asked.
+    assert Counter(decided).keys() == ({"recorded", "released"} if path == "/hold" else set())
+
+
+def look_into_the_books(gateway: httpx.Client, key: str) -> str:
+    """What a person does about a call in doubt: record it if the gateway has it, else let it be made."""
+    row = IdempotencyKey.objects.get(key=key)
+    (step,) = row.steps.filter(finished_at=None)
+    found = gateway.get("/charges", params={"reference": f"{step.name} {key}"}).json()["charges"]
+    try:
+        if found:
+            record_outcome(row.pk, step.name, found[0]["id"], attempt=row.attempt)
+            return "recorded"
+        release_for_retry(row.pk, attempt=row.attempt)
+        return "released"
+    finally:
+        connection.close()  # of the thread that asks

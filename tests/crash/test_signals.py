@@ -1,0 +1,61 @@
+"""A process that is told to stop in the middle of a leased operation releases its key."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from django.db import connection
+
+from django_idempotency.models import IdempotencyKey
+from tests.servers import DEADLINE
+
+PROGRAM = """
+import django; django.setup()
+import time
+from django.test import Client
+from django.urls import path
+from django.http import HttpResponse
+from django.conf import settings
+from django_idempotency import idempotent
+
+def hang():
+    print("in the call", flush=True)
+    time.sleep(3600)
+
+@idempotent(lease=3600)
+def view(request):
+    request.idempotency.call("charge", hang)
+
+urlpatterns = [path("pay", view)]
+settings.ROOT_URLCONF = __name__
+Client().post("/pay", headers={"Idempotency-Key": "k"})
+"""
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_releases_the_key(number: int, status: int) -> None:
+    """SIGTERM, which would end a plain process on the spot, and Ctrl-C; the call is in doubt, the lease is over."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.server.settings",
+            "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in the call\n"
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == status
+    row = IdempotencyKey.objects.get()
+    assert (row.status, row.locked_until, row.attempt) == ("failed", None, 1)
+    assert list(row.steps.values_list("name", "finished_at")) == [("charge", None)]

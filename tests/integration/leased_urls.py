@@ -1,0 +1,78 @@
+"""Leased views, and a gateway in the same process that keeps its own books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import include, path
+
+from django_idempotency import Idempotency, get_operation, idempotent
+from tests.shopapp.models import Order
+
+LEASE = timedelta(minutes=2)
+
+
+class Gateway:
+    """Charges, by idempotency key. `before` and `after` run around the charge: raise in them, or wait."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.charges: list[str] = []
+        self.calls = 0
+        self.before: Callable[[], Any] = lambda: None
+        self.after: Callable[[], Any] = lambda: None
+        self.result: Callable[[str], Any] = lambda key: {"charge": key}
+
+    def charge(self, key: str) -> Any:
+        self.calls += 1
+        self.before()
+        if key not in self.charges:
+            self.charges.append(key)
+        self.after()
+        return self.result(key)
+
+
+GATEWAY = Gateway()
+HOOKS: dict[str, Callable[..., Any]] = {}
+
+
+def pay(request: HttpRequest) -> HttpResponse:
+    """Charge, write, and whatever the test has hooked in between."""
+    operation = get_operation(request)
+    charge = operation.call("charge", GATEWAY.charge, operation.derive_key("charge"))
+    HOOKS.get("between", lambda operation: None)(operation)
+    order = operation.write("order", Order.objects.create, reference=charge["charge"])
+    HOOKS.get("at the end", lambda operation: None)(operation)
+    body = {"order": order.pk, "charge": charge["charge"], "attempt": operation.attempt}
+    return JsonResponse(body, status=int(request.GET.get("status", 201)))
+
+
+def hooked(request: HttpRequest) -> HttpResponse:
+    """Whatever the test wants the view to do with its operation."""
+    return JsonResponse({"result": HOOKS["view"](request)}, status=201)
+
+
+def reconciled(request: HttpRequest, operation: Any) -> Any:
+    return HOOKS["reconcile"](request, operation)
+
+
+retry = Idempotency(lease=LEASE)
+hold = Idempotency(lease=LEASE, on_abandoned="hold")
+urlpatterns = [
+    path("pay", idempotent(retry)(pay)),
+    path("pay/hold", idempotent(hold)(pay)),
+    path("pay/reconcile", idempotent(on_abandoned="hold", lease=LEASE, reconcile=reconciled)(pay)),
+    path("pay/poll", idempotent(lease=LEASE, in_progress_status=202)(pay)),
+    path("pay/wait", idempotent(lease=LEASE, wait=30)(pay)),
+    path("pay/optional", idempotent(lease=LEASE, required=False)(pay)),
+    path("hooked", idempotent(retry)(hooked)),
+    path("hooked/hold", idempotent(hold)(hooked)),
+    path("changed", idempotent(operation="changed", lease=LEASE)(hooked)),
+    path("changed/atomic", idempotent(operation="changed", fingerprint=None)(hooked)),
+    path("status/", include("django_idempotency.urls")),
+]

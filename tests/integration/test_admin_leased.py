@@ -1,0 +1,294 @@
+"""The admin of leased keys: what needs attention, the timeline, and a person's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.stores import store_for
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.test_admin import LIST, detail, make_key, staff
+from tests.integration.test_leased import Broken, as_if_killed, breaks, lapse, row
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
+VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
+DECISIONS = ("release", "record", "close")
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+@pytest.fixture
+def in_doubt(post: Post) -> IdempotencyKey:
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/hold")
+    GATEWAY.after = lambda: None
+    return row()
+
+
+@pytest.fixture
+def operator() -> Client:
+    return staff(VIEW, RESOLVE, "view_response")
+
+
+def address(key: IdempotencyKey, decision: str) -> str:
+    return reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[key.pk])
+
+
+def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
+    """Press the button; the text of the page afterwards."""
+    given = {
+        "release": {},
+        "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
+        "close": {"status": 200, "content_type": "text/plain", "body": "refunded by hand"},
+    }[decision]
+    answer = client.post(address(key, decision), {"attempt": key.attempt, **given, **data}, follow=True)
+    return answer.content.decode()
+
+
+def listed(client: Client, attention: str) -> set[str]:
+    answer = client.get(reverse(LIST), {"attention": attention})
+    return {result.key for result in answer.context["cl"].result_list}
+
+
+class TestList:
+    def test_filters_show_what_needs_attention(self) -> None:
+        """A lease that is over, and a call without a result that nobody works on."""
+        hour = timedelta(hours=1)
+        now = timezone.now()
+        make_key("done")
+        make_key("running", status="in_progress", locked_until=now + hour)
+        make_key("stuck", status="in_progress", locked_until=now - hour)
+        make_key("doubt", status="failed")
+        make_key("failed", status="failed")
+        for name in ("done", "running", "doubt"):
+            key = IdempotencyKey.objects.get(key=name)
+            IdempotencyStep.objects.create(key=key, name="charge", kind="call", attempt=1, started_at=now)
+        client = staff(VIEW)
+        assert listed(client, "stuck") == {"stuck"}
+        assert listed(client, "in_doubt") == {"doubt"}
+        assert len(listed(client, "")) == 5
+
+    @pytest.mark.only_on("postgresql")
+    @pytest.mark.parametrize(
+        ("find", "index"), [("stuck_ids", "idempotency_locked_idx"), ("in_doubt_ids", "idempotency_doubt_idx")]
+    )
+    def test_filters_read_their_partial_indexes(self, find: str, index: str) -> None:
+        """However large the table is."""
+        with CaptureQueriesContext(connection) as queries:
+            getattr(store_for("default"), find)(2000)
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute("EXPLAIN " + queries[-1]["sql"])
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+        assert index in plan
+        assert "Seq Scan" not in plan
+
+
+class TestDetail:
+    def test_the_timeline_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
+        """Steps in their order, the error of the call, and what the key waits for."""
+        page = staff(VIEW, "view_response").get(detail(in_doubt)).content.decode()
+        assert "In doubt: nobody knows whether these calls took effect: charge." in page
+        assert "external call" in page
+        assert "Broken: it broke, token=****" in page
+        assert post("/pay").status_code == 201
+        page = staff(VIEW, "view_response").get(detail(IdempotencyKey.objects.get(operation="POST pay")))
+        assert "None: it is completed." in page.content.decode()
+        assert "&quot;charge&quot;: &quot;" in page.content.decode()
+
+    def test_results_need_their_permission(self, post: Post) -> None:
+        """As response bodies do."""
+        post("/pay")
+        assert GATEWAY.charges[0] not in staff(VIEW).get(detail(row())).content.decode()
+        assert GATEWAY.charges[0] in staff(VIEW, "view_response").get(detail(row())).content.decode()
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            (
+                {"status": "in_progress", "locked_until": timezone.now() + timedelta(days=999)},
+                "a worker is at work on it",
+            ),
+            ({"status": "in_progress", "locked_until": timezone.now() - timedelta(1)}, "Stuck: its worker has died"),
+            ({"status": "failed"}, "None: the next retry runs again."),
+        ],
+    )
+    def test_it_says_what_the_key_waits_for(self, change: dict[str, Any], text: str) -> None:
+        """In words; a key without steps says so."""
+        page = staff(VIEW).get(detail(make_key(**change))).content.decode()
+        assert text in page
+        assert "It has no steps." in page
+
+    def test_a_call_of_a_live_worker_is_running(self, post: Post) -> None:
+        """Not in doubt."""
+        pages: list[str] = []
+        GATEWAY.before = lambda: pages.append(staff(VIEW, RESOLVE).get(detail(row())).content.decode())
+        post("/pay")
+        assert "<td>running</td>" in pages[0]
+        assert "Release for retry" not in pages[0]
+
+    def test_a_result_that_could_not_be_kept_is_told(self, post: Post) -> None:
+        """The call is done."""
+        post("/pay")
+        IdempotencyStep.objects.update(result=None)
+        page = staff(VIEW, "view_response").get(detail(row())).content.decode()
+        assert "Done, without a value that could be kept." in page
+
+
+class TestDecisions:
+    def test_buttons_are_for_those_who_may_and_while_they_apply(self, in_doubt: IdempotencyKey) -> None:
+        """Their own permission; recording needs a doubt."""
+        page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
+        assert all(f'href="{address(in_doubt, decision)}"' in page for decision in DECISIONS)
+        assert "Release for retry" not in staff(VIEW).get(detail(in_doubt)).content.decode()
+        IdempotencyStep.objects.all().delete()
+        page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
+        assert [address(in_doubt, decision) in page for decision in DECISIONS] == [True, False, True]
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    @pytest.mark.parametrize("permissions", [(VIEW,), (RESOLVE,), ()])
+    def test_they_need_both_permissions(
+        self, in_doubt: IdempotencyKey, decision: str, permissions: tuple[str, ...]
+    ) -> None:
+        """403, and nothing is changed."""
+        client = staff(*permissions)
+        assert client.get(address(in_doubt, decision)).status_code == 403
+        decide(client, in_doubt, decision)
+        assert row().status == "failed"
+        assert IdempotencyStep.objects.get().finished_at is None
+
+    @pytest.mark.parametrize(
+        ("decision", "text"),
+        [
+            ("release", "made again, with the same derived key"),
+            ("record", "is not made again"),
+            ("close", "Nothing runs again"),
+        ],
+    )
+    def test_a_page_says_what_will_happen(
+        self, operator: Client, in_doubt: IdempotencyKey, decision: str, text: str
+    ) -> None:
+        """And does nothing."""
+        before = list(IdempotencyKey.objects.values())
+        page = operator.get(address(in_doubt, decision)).content.decode()
+        for shown in (text, in_doubt.key, "POST pay/hold", "Calls in doubt: charge", "Attempts so far: 1"):
+            assert shown in page
+        assert list(IdempotencyKey.objects.values()) == before
+
+    def test_release(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
+        """The call is made again."""
+        assert "Released for retry." in decide(operator, in_doubt, "release")
+        assert post("/pay/hold").status_code == 201
+        assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
+
+    def test_record(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
+        """The retry goes on with the pasted answer."""
+        assert "Recorded the outcome of the call “charge”." in decide(operator, in_doubt, "record")
+        assert post("/pay/hold").json()["charge"] == "ch_1"
+        assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
+
+    def test_close(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
+        """Retries get the given response."""
+        assert "Closed with status 200." in decide(operator, in_doubt, "close")
+        answer = post("/pay/hold")
+        assert (answer.status_code, answer.content) == (200, b"refunded by hand")
+        assert (answer.headers["Content-Type"], answer.headers["Idempotency-Replayed"]) == ("text/plain", "true")
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    def test_each_is_written_to_the_admins_log(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
+        """Who, what, on which key; shown in its history."""
+        decide(operator, in_doubt, decision)
+        entry = LogEntry.objects.get()
+        assert (entry.action_flag, entry.object_id) == (CHANGE, str(in_doubt.pk))
+        assert entry.user_id == int(operator.session["_auth_user_id"])
+        history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
+        assert entry.get_change_message() in operator.get(history).content.decode()
+
+    @pytest.mark.parametrize(
+        ("decision", "data", "error"),
+        [
+            ("record", {"result": "{"}, "This is not JSON"),
+            ("record", {"result": "NaN"}, "NaN is no JSON value"),
+            ("record", {"result": "[" * 100_000}, "This is not JSON"),
+            ("record", {"step": "mail"}, "Select a valid choice"),
+            ("close", {"status": 500}, "less than or equal to 499"),
+            ("close", {"status": 199}, "greater than or equal to 200"),
+            ("close", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "printable ASCII characters only"),
+            ("release", {"attempt": ""}, "Please correct"),
+        ],
+    )
+    def test_bad_input_is_refused_in_the_form(
+        self, operator: Client, in_doubt: IdempotencyKey, decision: str, data: dict[str, Any], error: str
+    ) -> None:
+        """With what is wrong; nothing is changed."""
+        page = decide(operator, in_doubt, decision, **data)
+        assert error in page
+        assert (row().status, LogEntry.objects.count()) == ("failed", 0)
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    def test_a_later_attempt_is_refused(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
+        """Somebody has worked on it since the page was opened."""
+        IdempotencyKey.objects.update(attempt=2)
+        assert "somebody has worked on this key since you looked" in decide(operator, in_doubt, decision)
+        assert (row().status, LogEntry.objects.count()) == ("failed", 0)
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    def test_a_live_lease_is_refused(self, operator: Client, post: Post, decision: str) -> None:
+        """On the page as well as behind it."""
+        pages: list[str] = []
+
+        def look() -> None:
+            pages.append(operator.get(address(row(), decision), follow=True).content.decode())
+            pages.append(decide(operator, row(), decision))
+
+        GATEWAY.before = look
+        assert post("/pay/hold").status_code == 201
+        assert all("There is nothing to decide about this key now." in page for page in pages)
+        assert LogEntry.objects.count() == 0
+
+    def test_a_lease_that_is_over_is_no_obstacle(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
+        """The worker has died in the call."""
+        as_if_killed()
+        decide(operator, in_doubt, "record")
+        assert post("/pay/hold").json()["attempt"] == 2
+
+    def test_completed_and_unknown_keys(self, operator: Client, post: Post) -> None:
+        """There is nothing to decide."""
+        post("/pay")
+        for decision in DECISIONS:
+            assert "There is nothing to decide" in decide(operator, row(), decision)
+            gone = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[0])
+            assert operator.get(gone).status_code == 302
+
+    def test_pages_do_not_run_what_a_client_sent(self, operator: Client) -> None:
+        """Keys and scopes are a client's text."""
+        key = make_key("<script>x</script>", scope="<b>", operation="<i>", status="failed")
+        for page in (detail(key), address(key, "release")):
+            text = operator.get(page).content.decode()
+            assert "<script>x" not in text
+            assert "&lt;script&gt;x" in text
+
+
+def test_lapse_is_by_the_databases_clock(post: Post) -> None:
+    """Used above."""
+    seen: list[str] = []
+    GATEWAY.before = lambda: (lapse(), seen.append(staff(VIEW).get(detail(row())).content.decode()))
+    post("/pay")
+    assert "In doubt" in seen[0]

@@ -1,0 +1,273 @@
+"""The mixin for class-based views of plain Django."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.mixins import LoginRequiredMixin
+from django.db import IntegrityError, connection, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template import engines
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views import View
+from django.views.generic import CreateView
+
+from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.views import IdempotencyMixin
+from tests.factories import UserFactory
+from tests.shopapp.models import Line, Order
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_class_views")]
+
+
+class Create(LoginRequiredMixin, IdempotencyMixin, CreateView):
+    model = Order
+    fields = ["reference", "amount"]
+    success_url = "/done/{id}"
+
+    def render_to_response(self, context: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(engines["django"].from_string("{{ form.errors }}").render(context))
+
+
+class MixinFirst(IdempotencyMixin, LoginRequiredMixin, View):
+    """The access mixin's dispatch still comes before the protected handler."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create().pk})
+
+
+class Handlers(IdempotencyMixin, View):
+    idempotency = {"ttl": 60}
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"atomic": connection.in_atomic_block})
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        if "broken" in request.GET:
+            Line.objects.create(order_id=-1)  # refused at COMMIT
+        return JsonResponse({"id": Order.objects.create().pk, "atomic": connection.in_atomic_block})
+
+    put = post
+
+
+class Narrower(Handlers):
+    idempotency = Idempotency(store_body=False)
+
+
+class Unprotected(Handlers):
+    idempotency = None
+
+
+class Again(Unprotected):
+    """Its layers end at the None of its base."""
+
+    idempotency = Idempotency()
+
+
+class ByRequest(Handlers):
+    def get_idempotency_options(self) -> Any:
+        assert self.request.method != "GET"
+        return None if "off" in self.request.GET else {"methods": ("PUT",)}
+
+
+class Asynchronous(IdempotencyMixin, View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"loop": asyncio.get_running_loop().is_running()})
+
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
+
+
+class Leased(IdempotencyMixin, View):
+    idempotency = Idempotency(lease=60)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        order = get_operation(request).write("order", Order.objects.create)
+        return JsonResponse({"id": order.pk})
+
+
+urlpatterns = [
+    path("leased", Leased.as_view()),
+    path("create", Create.as_view()),
+    path("first", MixinFirst.as_view()),
+    path("handlers", Handlers.as_view()),
+    path("as_view", Handlers.as_view(idempotency={"required": False})),
+    path("narrower", Narrower.as_view()),
+    path("unprotected", Unprotected.as_view()),
+    path("again", Again.as_view()),
+    path("by_request", ByRequest.as_view()),
+    path("async", Asynchronous.as_view()),
+]
+
+
+@pytest.fixture
+def atomic_requests() -> Iterator[None]:
+    settings_dict = connections["default"].settings_dict
+    settings_dict["ATOMIC_REQUESTS"] = True
+    yield
+    settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def replayed(response: Any) -> str | None:
+    return response.headers.get("Idempotency-Replayed")
+
+
+def test_a_create_view_creates_once(client: Client, key: str) -> None:
+    """The redirect is replayed to its user; another user's key is another one."""
+    data, headers = {"reference": "a book", "amount": 1}, {"Idempotency-Key": key}
+    for user in (UserFactory(), UserFactory()):
+        client.force_login(user)
+        first, second = (client.post("/create", data, headers=headers) for _ in range(2))
+        location = f"/done/{Order.objects.latest('pk').pk}"
+        assert [(r.status_code, r["Location"]) for r in (first, second)] == [(302, location)] * 2
+        assert (replayed(first), replayed(second)) == ("false", "true")
+    assert Order.objects.count() == 2
+
+
+def test_an_invalid_form_is_replayed_too(client: Client, key: str) -> None:
+    """The page with the errors; another form under that key is a mismatch."""
+    client.force_login(UserFactory())
+    first, second = (client.post("/create", {"amount": "x"}, headers={"Idempotency-Key": key}) for _ in range(2))
+    assert (first.status_code, replayed(second), first.content) == (200, "true", second.content)
+    assert client.post("/create", {"amount": 1}, headers={"Idempotency-Key": key}).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/create", "/first"])
+def test_the_login_comes_first(path: str, client: Client, post: Post) -> None:
+    """On either side of the access mixin: no key is burned, and a replay does not skip it."""
+    assert (post(path).status_code, IdempotencyKey.objects.exists()) == (302, False)
+    client.force_login(UserFactory())
+    assert [replayed(post(path)) for _ in range(2)] == ["false", "true"]
+    client.logout()
+    response = post(path)
+    assert (response.status_code, replayed(response), response["Location"][:10]) == (302, None, "/accounts/")
+
+
+@pytest.mark.parametrize(
+    ("path", "marks", "ttl", "body"),
+    [
+        ("/handlers", ["false", "true"], 60, True),
+        ("/as_view", ["false", "true"], 60, True),
+        ("/narrower", ["false", "true"], 60, False),
+        ("/again", ["false", "true"], 86_400, True),
+    ],
+)
+def test_options_fall_through(post: Post, path: str, marks: list[str], ttl: int, body: bool) -> None:
+    """as_view(), class, base class; up to a None."""
+    assert [replayed(post(path)) for _ in range(2)] == marks
+    row = IdempotencyKey.objects.get()
+    assert round((row.expires_at - row.created_at).total_seconds()) == ttl
+    assert (row.body is not None) == body
+
+
+def test_without_a_key_only_an_optional_view_runs(post: Post) -> None:
+    """400, or as it is."""
+    assert post("/handlers", key=None).status_code == 400
+    response = post("/as_view", key=None)
+    assert (response.status_code, replayed(response)) == (200, None)
+
+
+def test_a_leased_view_has_its_operation(post: Post) -> None:
+    """`request.idempotency`, as in a function view."""
+    first, second = (post("/leased") for _ in range(2))
+    assert (first.status_code, replayed(second), first.content) == (200, "true", second.content)
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("path", ["/unprotected", "/by_request?off", "/by_request"])
+def test_what_is_not_protected_passes(post: Post, path: str) -> None:
+    """None on the class, None for the request, another method."""
+    assert [replayed(post(path)) for _ in range(2)] == [None, None]
+    assert Order.objects.count() == 2
+
+
+def test_another_method_can_be_protected(client: Client, key: str) -> None:
+    """PUT passes unless `methods` names it."""
+    headers = {"Idempotency-Key": key}
+    assert [replayed(client.put("/handlers", headers=headers)) for _ in range(2)] == [None, None]
+    assert [replayed(client.put("/by_request", headers=headers)) for _ in range(2)] == ["false", "true"]
+
+
+def test_a_safe_method_is_not_asked_about(client: Client) -> None:
+    """`get_idempotency_options()` may rely on that."""
+    assert client.get("/by_request").status_code == 200
+
+
+def test_safe_and_unknown_methods_pass(client: Client, key: str) -> None:
+    """No header where no key was honoured."""
+    headers = {"Idempotency-Key": key}
+    for method, status in (("get", 200), ("options", 200), ("delete", 405)):
+        response = getattr(client, method)("/handlers", headers=headers)
+        assert (response.status_code, replayed(response)) == (status, None)
+
+
+class TestAsynchronous:
+    def test_it_runs_once_and_replays(self, key: str) -> None:
+        """An `async def` handler, on the event loop inside the transaction."""
+        headers = {"Idempotency-Key": key}
+        first, second = (async_to_sync(AsyncClient().post)("/async", headers=headers) for _ in range(2))
+        assert (first.status_code, replayed(first), replayed(second)) == (201, "false", "true")
+        assert first.content == second.content
+        assert Order.objects.count() == 1
+
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_a_safe_method_passes(self) -> None:
+        """Without a transaction, which only a thread could open."""
+        assert async_to_sync(AsyncClient().get)("/async").json() == {"loop": True}
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTransactions:
+    @pytest.mark.only_on("postgresql", "sqlite")
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_a_failing_commit_is_no_200(self, post: Post, atomic: bool, request: pytest.FixtureRequest) -> None:
+        """With or without ATOMIC_REQUESTS the mixin's transaction is the outermost."""
+        if atomic:
+            request.getfixturevalue("atomic_requests")
+        with pytest.raises(IntegrityError):
+            post("/handlers?broken")
+        assert not IdempotencyKey.objects.exists()
+
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_unprotected_requests_keep_djangos_transaction(self, client: Client, post: Post) -> None:
+        """A safe method, an unprotected class, an unprotected request and another method."""
+        assert client.get("/handlers").json() == {"atomic": True}
+        for url in ("/unprotected", "/by_request?off", "/by_request"):
+            assert post(url).json()["atomic"] is True
+
+    def test_without_atomic_requests_they_have_none(self, client: Client) -> None:
+        """As without the mixin."""
+        assert client.get("/handlers").json() == {"atomic": False}
+
+
+class TestRefusals:
+    def test_after_the_view_class(self) -> None:
+        """A TypeError when the class is made, with the right order."""
+        with pytest.raises(TypeError, match=r"class Wrong\(LoginRequiredMixin, IdempotencyMixin, …, View\)"):
+            type("Wrong", (View, IdempotencyMixin), {})
+
+    def test_on_a_view_of_the_rest_framework(self) -> None:
+        """Which has a mixin of its own."""
+        views = pytest.importorskip("rest_framework.views")
+        with pytest.raises(TypeError, match=r"django_idempotency\.rest_framework\.IdempotencyMixin"):
+            type("Wrong", (IdempotencyMixin, views.APIView), {})
+
+    def test_a_view_that_answers_by_itself(self) -> None:
+        """A GraphQL library's: there is no handler to wrap."""
+        wrong = type("Wrong", (IdempotencyMixin, View), {"dispatch": lambda self, request: HttpResponse()})
+        with pytest.raises(IdempotencyConfigurationError, match="Wrong has no handlers for the mixin to protect"):
+            wrong.as_view()
+
+    def test_impossible_options(self) -> None:
+        """When the class or the view is made."""
+        with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
+            type("Wrong", (IdempotencyMixin, View), {"idempotency": {"tll": 1}})
+        with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
+            Handlers.as_view(idempotency={"ttl": 0})

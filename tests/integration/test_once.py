@@ -1,0 +1,371 @@
+"""`run_once`, `arun_once` and `once`: the same promises without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from threading import Event
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import IntegrityError, connection, transaction
+from django.test import override_settings
+
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    NotRun,
+    Operation,
+    OperationInProgress,
+    OutcomeUnknown,
+    PayloadMismatch,
+    Result,
+    ResultNotStorable,
+    StoreBusy,
+    TransactionBroken,
+    arun_once,
+    once,
+    run_once,
+)
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.keys import InvalidKey
+from tests.shopapp.models import Ledger, Order
+
+pytestmark = pytest.mark.django_db
+RUNS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    RUNS.clear()
+
+
+def place(*args: Any) -> Order:
+    RUNS.append(args)
+    return Order.objects.create(reference="placed")
+
+
+def breaks(*args: Any) -> None:
+    RUNS.append(args)
+    Order.objects.create(reference="broken")
+    raise ValueError("it broke")
+
+
+def nested() -> Any:
+    return run_once(place, scope="inner", key="1").replayed
+
+
+class TestAtomic:
+    def test_the_work_runs_once(self) -> None:
+        """Later calls get the result: here a model instance, fetched again."""
+        first = run_once(place, scope="s", key="k")
+        second = run_once(place, scope="s", key="k")
+        assert (first, second) == (Result(first.value, replayed=False), Result(first.value, replayed=True))
+        assert isinstance(second.value, Order)
+        assert (len(RUNS), Order.objects.count()) == (1, 1)
+        row = IdempotencyKey.objects.get()
+        assert (row.scope, row.operation, row.key, row.status) == ("s", f"{__name__}.place", "k", "completed")
+
+    @pytest.mark.parametrize(
+        ("value", "kept"), [(None, None), ([1, "a"], [1, "a"]), ({"a": (Decimal("1.10"),)}, {"a": ["1.10"]})]
+    )
+    def test_values_are_json(self, value: Any, kept: Any) -> None:
+        """The first caller sees what the later ones will."""
+        answers = [run_once(lambda: value, scope="s", key="k", operation="o") for _ in range(2)]
+        assert [answer.value for answer in answers] == [kept, kept]
+
+    def test_scope_operation_and_key_tell_works_apart(self) -> None:
+        """Each pair of scope and key, and each function, is its own."""
+        run_once(place, scope="s", key="k")
+        assert run_once(place, scope="t", key="k").replayed is False
+        assert run_once(place, scope="s", key="l").replayed is False
+        assert run_once(place, scope="s", key="k", operation="other").replayed is False
+        assert Order.objects.count() == 4
+
+    def test_an_exception_rolls_back_and_frees_the_key(self) -> None:
+        """It propagates, and the next delivery runs."""
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(breaks, scope="s", key="k")
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        assert run_once(place, scope="s", key="k", operation=f"{__name__}.breaks").replayed is False
+
+    def test_a_result_that_cannot_be_kept_rolls_back(self) -> None:
+        """Else a redelivery would have nothing to return."""
+
+        def work() -> object:
+            Order.objects.create()
+            return object()
+
+        with pytest.raises(ResultNotStorable):
+            run_once(work, scope="s", key="k", operation="o")
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    @pytest.mark.parametrize("payloads", [({"a": 1}, {"a": 2}), (b"1", b"2"), ([1], ["1"]), ("1", b"1")])
+    def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
+        """The key was mixed up; nothing runs."""
+        run_once(place, scope="s", key="k", payload=payloads[0])
+        with pytest.raises(PayloadMismatch, match=r"test_once\.place with key 'k' was used before"):
+            run_once(place, scope="s", key="k", payload=payloads[1])
+        assert run_once(place, scope="s", key="k", payload=payloads[0]).replayed is True
+        assert len(RUNS) == 1
+
+    def test_payloads_are_compared_by_value(self) -> None:
+        """The order of names does not matter, and no payload is compared with none."""
+        run_once(place, scope="s", key="k", payload={"a": 1, "b": 2})
+        assert run_once(place, scope="s", key="k", payload={"b": 2, "a": 1}).replayed is True
+        assert run_once(place, scope="s", key="k").replayed is True
+
+    def test_the_same_key_inside_itself_is_in_progress(self) -> None:
+        """It would never end."""
+
+        def work() -> Any:
+            return run_once(work, scope="s", key="k", operation="o").value
+
+        with pytest.raises(OperationInProgress, match="o with key 'k' is being run right now"):
+            run_once(work, scope="s", key="k", operation="o")
+
+    def test_nested_work_is_its_own(self) -> None:
+        """Another key inside the work."""
+        assert run_once(nested, scope="outer", key="1").value is False
+        assert run_once(place, scope="inner", key="1").replayed is True
+
+    def test_it_joins_the_callers_transaction(self) -> None:
+        """Rolled back with it, the key is free again."""
+
+        def outer() -> None:
+            with transaction.atomic():
+                run_once(place, scope="s", key="k")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            outer()
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_a_failure_inside_the_callers_transaction_spares_it(self) -> None:
+        """A savepoint: what the caller wrote stays."""
+        with transaction.atomic():
+            Order.objects.create(reference="the caller's")
+            with pytest.raises(ValueError, match="it broke"):
+                run_once(breaks, scope="s", key="k")
+        assert Order.objects.get().reference == "the caller's"
+
+    @pytest.mark.only_on("postgresql")
+    def test_a_hidden_database_error_is_told(self) -> None:
+        """Its writes are lost, so there is no success to report."""
+        Ledger.objects.create(entry="x")
+
+        def work() -> str:
+            try:
+                Ledger.objects.create(entry="x")
+            except IntegrityError:
+                return "fine"
+            raise AssertionError
+
+        with pytest.raises(TransactionBroken):
+            run_once(work, scope="s", key="k", operation="o")
+
+    def test_what_a_person_closed_it_with_is_its_value(self) -> None:
+        """Any text that is not a result of ours."""
+        run_once(place, scope="s", key="k")
+        IdempotencyKey.objects.update(body=b"refunded by hand")
+        assert run_once(place, scope="s", key="k") == Result("refunded by hand", replayed=True)
+
+
+class TestLeased:
+    def pay(self, operation: Operation) -> Any:
+        RUNS.append(operation.attempt)
+        charge = operation.call("charge", lambda: {"id": operation.derive_key("charge")})
+        return {"order": operation.write("order", place).pk, **charge}
+
+    def test_the_work_gets_an_operation(self) -> None:
+        """Its steps are kept."""
+        answers = [run_once(self.pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
+        assert [answer.replayed for answer in answers] == [False, True]
+        assert answers[0].value == answers[1].value
+        assert (RUNS, Order.objects.count()) == ([1, ()], 1)
+
+    def test_a_call_in_doubt_is_held(self) -> None:
+        """A named exception until somebody knows."""
+        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
+        options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "operation": "pay"}
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, scope="s", key="k", **options)
+        with pytest.raises(OutcomeUnknown, match="nobody knows its outcome yet"):
+            run_once(work, scope="s", key="k", **options)
+        assert len(RUNS) == 1
+
+    def test_reconcile_returns_a_result(self) -> None:
+        """Or None to run again; anything else is refused."""
+        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
+        options: dict[str, Any] = {"scope": "s", "key": "k", "lease": 60, "operation": "pay"}
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, **options)
+        with pytest.raises(IdempotencyConfigurationError, match="return Result"):
+            run_once(work, reconcile=lambda operation: "charged", **options)
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, reconcile=lambda operation: None, **options)
+        found = run_once(work, reconcile=lambda operation: Result(operation.in_doubt, replayed=False), **options)
+        assert found == Result(["charge"], replayed=False)
+        assert run_once(work, **options) == Result(["charge"], replayed=True)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_it_is_refused_inside_a_transaction(self) -> None:
+        """Its claim could not commit first."""
+        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="inside a transaction"):
+            run_once(self.pay, scope="s", key="k", lease=60, operation="pay")
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("work", [lambda: 1, partial(place), type("Callable", (), {"__call__": place})()])
+    def test_work_without_a_name_needs_one(self, work: Any) -> None:
+        """Two lambdas could be taken for each other, and the second would never run."""
+        with pytest.raises(IdempotencyConfigurationError, match='Pass operation="…"'):
+            run_once(work, scope="s", key="k")
+
+    @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ünï", None, 5])
+    def test_bad_keys(self, key: Any) -> None:
+        """Named, before anything is asked of the database."""
+        with pytest.raises(InvalidKey, match="key="):
+            run_once(place, scope="s", key=key)
+        assert RUNS == []
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"scope": ""}, "scope='': give a non-empty str"),
+            ({"required": False}, "'required' is no option without a request. Possible are: ttl, wait"),
+            ({"payload": object()}, "is neither bytes nor JSON"),
+            ({"ttl": 0}, "ttl=0"),
+            ({"on_abandoned": "hold"}, "is about leased mode"),
+            ({"using": "nowhere"}, "nowhere"),
+        ],
+    )
+    def test_bad_options(self, options: dict[str, Any], message: str) -> None:
+        """With what to give instead."""
+        with pytest.raises(Exception, match=message):
+            run_once(place, **{"scope": "s", "key": "k", **options})
+        assert RUNS == []
+
+    def test_switched_off_the_work_just_runs(self) -> None:
+        """As requests do."""
+        with override_settings(IDEMPOTENCY={"ENABLED": False}):
+            assert [run_once(place, scope="s", key="k").replayed for _ in range(2)] == [False, False]
+            leased = run_once(TestLeased().pay, scope="s", key="k", lease=60, operation="o")
+        assert leased.value["order"] == Order.objects.order_by("pk").last().pk
+        assert not IdempotencyKey.objects.exists()
+
+    def test_the_exceptions_have_one_base(self) -> None:
+        """For a consumer that only wants to know whether to acknowledge."""
+        assert all(issubclass(e, NotRun) for e in (OperationInProgress, OutcomeUnknown, PayloadMismatch, StoreBusy))
+
+
+class TestAsynchronous:
+    async def work(self) -> int:
+        RUNS.append(connection.in_atomic_block)
+        return (await Order.objects.acreate()).pk
+
+    def test_coroutine_functions_and_plain_ones(self) -> None:
+        """In the transaction, once."""
+
+        async def twice() -> list[Any]:
+            kinds = [(self.work, "async"), (place, "plain")]
+            return [await arun_once(work, scope="s", key=key) for work, key in kinds for _ in range(2)]
+
+        answers = async_to_sync(twice)()
+        assert [answer.replayed for answer in answers] == [False, True, False, True]
+        assert answers[0].value == answers[1].value
+        assert Order.objects.count() == 2
+
+    def test_leased(self) -> None:
+        """With the asynchronous steps."""
+
+        async def pay(operation: Operation) -> Any:
+            return await operation.acall("charge", self.work)
+
+        answers = [async_to_sync(arun_once)(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
+        assert [answer.replayed for answer in answers] == [False, True]
+
+
+@once(scope="stripe", key=lambda event: event["id"], payload=lambda event: event["data"])
+def handle(event: dict[str, Any]) -> Any:
+    """Handles an event."""
+    RUNS.append(event["id"])
+    return {"order": Order.objects.create(reference=event["id"]).pk}
+
+
+@once(scope=lambda event, **_: event["from"], key=lambda event, **_: event["id"], lease=60)
+def handle_leased(event: dict[str, Any], *, operation: Operation, factor: int = 1) -> Any:
+    return operation.call("charge", lambda: RUNS.append(factor))
+
+
+@once(scope="queue", key=lambda event: event["id"])
+async def handle_async(event: dict[str, Any]) -> Any:
+    RUNS.append(event["id"])
+    return (await Order.objects.acreate()).pk
+
+
+@once(scope="queue", key=lambda event: event["id"], lease=60)
+async def handle_leased_async(event: dict[str, Any], operation: Operation) -> Any:
+    async def charge() -> str:
+        RUNS.append("charged")
+        return "charged"
+
+    return await operation.acall("charge", charge)
+
+
+class TestDecorator:
+    def test_it_returns_the_result(self) -> None:
+        """As the function would, first time and again; it keeps its name."""
+        event = {"id": "evt_1", "data": {"a": 1}}
+        assert handle(event) == handle(event)
+        assert RUNS == ["evt_1"]
+        assert (handle.__name__, handle.__doc__) == ("handle", "Handles an event.")
+        assert IdempotencyKey.objects.get().operation == f"{__name__}.handle"
+
+    def test_another_payload(self) -> None:
+        """Named."""
+        handle({"id": "evt_1", "data": {"a": 1}})
+        with pytest.raises(PayloadMismatch):
+            handle({"id": "evt_1", "data": {"a": 2}})
+
+    def test_leased(self) -> None:
+        """The operation comes as a keyword argument."""
+        event = {"id": "evt_1", "from": "ci"}
+        assert [handle_leased(event, factor=2) for _ in range(2)] == [None, None]
+        assert RUNS == [2]
+        assert IdempotencyKey.objects.get().scope == "ci"
+
+    def test_asynchronous(self) -> None:
+        """A coroutine function stays one."""
+        event = {"id": "evt_1"}
+        first = async_to_sync(handle_async)(event)
+        assert first == async_to_sync(handle_async)(event)
+        assert async_to_sync(handle_leased_async)(event) == async_to_sync(handle_leased_async)(event) == "charged"
+        assert RUNS == ["evt_1", "charged"]
+
+    def test_a_lambda_is_refused_at_decoration(self) -> None:
+        """It has no name that stays."""
+        with pytest.raises(IdempotencyConfigurationError, match="has no name that stays the same"):
+            once(scope="s", key=str)(lambda: None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_twenty_at_once_one_runs(in_threads: Callable[..., list[Any]]) -> None:
+    """Real threads; the others are told, or get its result."""
+    go = Event()
+
+    def deliver(number: int) -> Any:
+        if number == 19:
+            go.set()
+        assert go.wait(30)
+        try:
+            return run_once(place, scope="s", key="k", wait=10)
+        except NotRun as error:
+            return type(error)
+
+    outcomes = in_threads(20, deliver)
+    results = [o for o in outcomes if isinstance(o, Result)]
+    assert [r.replayed for r in results].count(False) == 1
+    assert {o for o in outcomes if not isinstance(o, Result)} <= {OperationInProgress, StoreBusy}
+    assert (len(RUNS), Order.objects.count()) == (1, 1)

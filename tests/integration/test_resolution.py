@@ -1,0 +1,150 @@
+"""What a person may decide about a key that is stuck or in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_idempotency import NotResolvable
+from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.protocol.snapshots import Snapshot
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.test_leased import Broken, as_if_killed, breaks, row
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), body=b"refunded by hand")
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+@pytest.fixture(params=["failed", "abandoned"])
+def in_doubt(request: pytest.FixtureRequest, post: Post) -> IdempotencyKey:
+    """A held key whose charge may or may not have happened, because the call raised or its worker died."""
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/hold")
+    if request.param == "abandoned":
+        as_if_killed()
+    GATEWAY.after = lambda: None
+    assert post("/pay/hold").status_code == 409
+    IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+    return row()
+
+
+def decisions(key: IdempotencyKey, attempt: int | None = None) -> list[Callable[[], None]]:
+    seen = key.attempt if attempt is None else attempt
+    return [
+        lambda: release_for_retry(key.pk, attempt=seen),
+        lambda: record_outcome(key.pk, "charge", {"charge": "ch_1"}, attempt=seen),
+        lambda: close_with(key.pk, CLOSED, attempt=seen),
+    ]
+
+
+def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -> None:
+    """With the same derived key; the key is kept long enough for the retry."""
+    release_for_retry(in_doubt.pk, attempt=1)
+    assert (row().status, row().locked_until) == ("failed", None)
+    assert row().expires_at > timezone.now() + timedelta(hours=23)
+    answer = post("/pay/hold")
+    assert (answer.status_code, answer.json()["attempt"]) == (201, 2)
+    assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
+
+
+def test_recorded_the_call_has_its_result(post: Post, in_doubt: IdempotencyKey) -> None:
+    """The retry goes on from there, and the gateway is not called."""
+    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=1)
+    answer = post("/pay/hold")
+    assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
+    assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
+
+
+def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
+    """The view does not run."""
+    close_with(in_doubt.pk, CLOSED, attempt=1)
+    answer = post("/pay/hold")
+    assert (answer.status_code, answer.content, answer.headers["Content-Type"]) == (200, CLOSED.body, "text/plain")
+    assert answer.headers["Idempotency-Replayed"] == "true"
+    assert (GATEWAY.calls, Order.objects.count()) == (1, 0)
+    assert row().completed_at is not None
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_a_live_lease_is_refused(post: Post, decision: int) -> None:
+    """Somebody is at work."""
+    refused: list[NotResolvable] = []
+
+    def decide() -> None:
+        with pytest.raises(NotResolvable, match="a worker holds a live lease") as caught:
+            decisions(row())[decision]()
+        refused.append(caught.value)
+
+    GATEWAY.before = decide
+    assert post("/pay/hold").status_code == 201
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_what_was_not_seen_is_refused(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
+    """A later attempt, a completed key, one that is gone: nothing is changed."""
+    with pytest.raises(NotResolvable):
+        decisions(in_doubt, attempt=2)[decision]()
+    close_with(in_doubt.pk, CLOSED, attempt=1)
+    before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
+    with pytest.raises(NotResolvable):
+        decisions(in_doubt)[decision]()
+    assert (list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())) == before
+    IdempotencyKey.objects.all().delete()
+    with pytest.raises(NotResolvable):
+        decisions(in_doubt)[decision]()
+
+
+def test_a_call_that_is_not_in_doubt_cannot_be_recorded(in_doubt: IdempotencyKey) -> None:
+    """Its result stands, and the key is left as it was."""
+    record_outcome(in_doubt.pk, "charge", 1, attempt=1)
+    before = list(IdempotencyKey.objects.values())
+    for step in ("charge", "nothing"):
+        with pytest.raises(NotResolvable, match=f"The call '{step}' is not in doubt"):
+            record_outcome(in_doubt.pk, step, 2, attempt=1)
+    assert list(IdempotencyKey.objects.values()) == before
+    assert IdempotencyStep.objects.get().result == '{"value": 1}'
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+def test_an_outcome_is_json(in_doubt: IdempotencyKey, value: Any) -> None:
+    """As every result."""
+    with pytest.raises((TypeError, ValueError)):
+        record_outcome(in_doubt.pk, "charge", value, attempt=1)
+
+
+@pytest.mark.parametrize("status", [100, 500, 599])
+def test_a_closing_answer_is_final(in_doubt: IdempotencyKey, status: int) -> None:
+    """200 to 499."""
+    with pytest.raises(ValueError, match=f"status {status} is no final answer"):
+        close_with(in_doubt.pk, Snapshot(status_code=status, headers=(), body=b""), attempt=1)
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_a_worker_that_wakes_up_commits_nothing_more(post: Post, decision: int) -> None:
+    """Its lease was over when a person decided: no result, no order, no completion of its own."""
+
+    def decided_meanwhile() -> None:
+        IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(seconds=1))
+        decisions(row())[decision]()
+
+    GATEWAY.after = decided_meanwhile
+    answer = post("/pay/hold")
+    assert (answer.status_code, answer.content) == ((200, CLOSED.body) if decision == 2 else (409, answer.content))
+    assert Order.objects.count() == 0
+    step = IdempotencyStep.objects.first()
+    assert (step.result if step else None) == (None, '{"value": {"charge": "ch_1"}}', None)[decision]

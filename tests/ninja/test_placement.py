@@ -1,0 +1,235 @@
+"""Where the decorators refuse to stand in Django Ninja."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import update_wrapper
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.http import HttpRequest
+from django.test import Client, override_settings
+from django.urls import get_resolver, path
+from django.views.decorators.cache import never_cache
+
+pytest.importorskip("ninja")
+
+import ninja
+from ninja import NinjaAPI
+from ninja.decorators import decorate_view
+from ninja.testing import TestClient
+
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.ninja import idempotent_operation
+from tests.shopapp.models import Order
+
+Serve = Callable[[NinjaAPI], Client]
+RIGHT = '    @api.post("/orders")\n    @idempotent_operation\n    def create_order'
+
+
+@pytest.fixture
+def make() -> Any:
+    """A new function: routing leaves a mark on it."""
+
+    def make(request: HttpRequest) -> Any:
+        return {"id": Order.objects.create().pk}
+
+    return make
+
+
+@pytest.fixture
+def api(key: str) -> NinjaAPI:
+    return NinjaAPI(urls_namespace=key, docs_url=None, openapi_url=None)
+
+
+@pytest.fixture
+def serve(client: Client) -> Iterator[Serve]:
+    """Make these routes the project's."""
+    module = ModuleType("urls")
+    with override_settings(ROOT_URLCONF=module):
+
+        def routes(api: NinjaAPI) -> Client:
+            module.urlpatterns = [path("", api.urls)]  # type: ignore[attr-defined]
+            return client
+
+        yield routes
+
+
+def refused(act: Callable[[], Any], *texts: str) -> None:
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        act()
+    for text in (*texts, RIGHT):
+        assert text in str(caught.value)
+
+
+def test_above_the_route_decorator(api: NinjaAPI) -> None:
+    """Django Ninja would never call what it returns."""
+    view = api.post("/orders")(lambda request: None)
+
+    refused(lambda: idempotent_operation(view), "stands above the route decorator of test_above")
+
+
+@pytest.mark.parametrize("decorator", [idempotent, idempotent_operation, idempotent_operation(ttl=1)])
+def test_around_the_whole_operation(decorator: Any, api: NinjaAPI, make: Any) -> None:
+    """There nobody is authenticated yet: `decorate_view` and `mode="view"`."""
+    api.post("/a")(make)
+    refused(lambda: decorate_view(decorator)(make), "above Django Ninja's authentication")
+
+    api.add_decorator(decorator, mode="view")
+    refused(lambda: api.urls, "above Django Ninja's authentication")
+
+
+@pytest.mark.django_db
+def test_around_the_whole_operation_in_disguise(api: NinjaAPI, serve: Serve, key: str, make: Any) -> None:
+    """What decoration cannot know, the first request shows, before the operation runs."""
+
+    def forgetful(run: Any) -> Any:
+        return lambda *args, **kwargs: run(*args, **kwargs)
+
+    api.post("/orders")(make)
+    api.add_decorator(forgetful, mode="view")
+    api.add_decorator(idempotent_operation, mode="view")
+    client = serve(api)
+
+    refused(lambda: client.post("/orders", headers={"Idempotency-Key": key}), "does not stand below the operation")
+    assert not Order.objects.exists()
+
+
+def test_the_plain_decorator_is_refused_by_the_route(api: NinjaAPI, make: Any) -> None:
+    """When Django Ninja makes the operation; the right decorator is named."""
+    refused(lambda: api.post("/orders")(idempotent(make)), "idempotent cannot protect make")
+
+
+@pytest.mark.django_db
+def test_the_plain_decorator_of_an_api_is_refused_by_the_first_request(
+    api: NinjaAPI, serve: Serve, key: str, make: Any
+) -> None:
+    """`add_decorator` decorates an operation that has been made already."""
+    api.post("/orders")(make)
+    api.add_decorator(idempotent, mode="operation")
+    client = serve(api)
+
+    refused(lambda: client.post("/orders", headers={"Idempotency-Key": key}), "idempotent cannot protect make")
+    assert not Order.objects.exists()
+
+
+def test_the_plain_decorator_leaves_the_view_itself_alone(api: NinjaAPI, make: Any) -> None:
+    """The unprotected function can be an operation."""
+    decorate_view(lambda run: run)(make)  # leaves a list on the function, which wraps() shares
+    idempotent(make)
+
+    api.post("/orders")(make)
+
+
+@pytest.mark.django_db
+def test_other_decorators_of_the_operation_are_kept(api: NinjaAPI, serve: Serve, make: Any, key: str) -> None:
+    """`decorate_view` below it still wraps the whole operation, here and on the unprotected function only once."""
+
+    def marked(run: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            response = run(*args, **kwargs)
+            response["X-Marked"] = response.get("X-Marked", "") + "!"
+            return response
+
+        return wrapper
+
+    api.post("/orders")(idempotent_operation(decorate_view(marked)(make)))
+    api.get("/orders")(make)
+    client = serve(api)
+
+    first, second = (client.post("/orders", headers={"Idempotency-Key": key}) for _ in range(2))
+    assert [(r["X-Marked"], r["Idempotency-Replayed"]) for r in (first, second)] == [("!", "false"), ("!", "true")]
+    assert client.get("/orders")["X-Marked"] == "!"
+
+
+class Wrapped:
+    """A decorator that is a class."""
+
+    def __init__(self, view: Any) -> None:
+        update_wrapper(self, view)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("decorator", [never_cache, Wrapped])
+def test_it_finds_its_operation_below_a_decorated_url(
+    decorator: Any, api: NinjaAPI, serve: Serve, make: Any, key: str
+) -> None:
+    """As somebody may decorate the callbacks of `api.urls`."""
+    api.post("/orders")(idempotent_operation(make))
+    client = serve(api)
+    (root,) = get_resolver().url_patterns
+    for pattern in root.url_patterns:
+        pattern.callback = decorator(pattern.callback)
+
+    marks = [client.post("/orders", headers={"Idempotency-Key": key})["Idempotency-Replayed"] for _ in range(2)]
+    assert marks == ["false", "true"]
+
+
+def test_safe_methods_only(api: NinjaAPI, make: Any) -> None:
+    """There is nothing to protect."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"make answers GET, which must not change anything"):
+        api.get("/orders")(idempotent_operation(make))
+
+
+@pytest.fixture
+def items() -> Any:
+    """A new function: routing leaves a mark on it."""
+
+    def items(request: HttpRequest) -> Any:
+        yield {"id": Order.objects.create().pk}
+
+    return items
+
+
+def test_a_stream_of_items_is_refused_by_the_route(api: NinjaAPI, items: Any) -> None:
+    """They are written when the transaction is over."""
+    streaming = pytest.importorskip("ninja.streaming")
+    with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
+        api.post("/items", response=streaming.JSONL[dict])(idempotent_operation(items))
+
+
+@pytest.mark.django_db
+def test_a_stream_of_items_is_refused_by_the_first_request(api: NinjaAPI, serve: Serve, items: Any, key: str) -> None:
+    """If an API protects its operations."""
+    streaming = pytest.importorskip("ninja.streaming")
+    api.post("/items", response=streaming.JSONL[dict])(items)
+    api.add_decorator(idempotent_operation, mode="operation")
+    client = serve(api)
+
+    with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
+        client.post("/items", headers={"Idempotency-Key": key})
+    assert not Order.objects.exists()
+
+
+def test_outside_of_django_ninja(rf: Any, make: Any) -> None:
+    """A view of plain Django, or no view at all."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"behind '/orders'.*for a Django view use idempotent"):
+        idempotent_operation(make)(rf.post("/orders"))
+    with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
+        idempotent_operation(make)()
+
+
+def test_options_are_given_by_keyword_or_as_one_value(make: Any) -> None:
+    """Not both."""
+    with pytest.raises(IdempotencyConfigurationError, match="not both"):
+        idempotent_operation(Idempotency(ttl=1), wait=1)
+    with pytest.raises(IdempotencyConfigurationError, match="by keyword only"):
+        idempotent_operation(make, ttl=1)  # type: ignore[call-overload]
+    with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
+        idempotent_operation(tll=1)
+
+
+@pytest.mark.skipif(ninja.__version__ < "1.7", reason="its requests are mocks")
+@pytest.mark.django_db
+def test_the_test_client_of_django_ninja_works(api: NinjaAPI, key: str, make: Any) -> None:
+    """It copies header names as they are written, so in upper case."""
+    api.post("/orders")(idempotent_operation(make))
+    client = TestClient(api)
+
+    first, second = (client.post("/orders", headers={"IDEMPOTENCY-KEY": key}) for _ in range(2))
+    assert (first.headers["Idempotency-Replayed"], second.headers["Idempotency-Replayed"]) == ("false", "true")
+    assert first.json() == second.json() == {"id": Order.objects.get().pk}

@@ -1,0 +1,107 @@
+"""Leased mode under the REST framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from django.db import connection
+from django.urls import path
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency import Idempotency, get_operation, idempotent
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.rest_framework import IdempotencyMixin
+from tests.shopapp.models import Order
+
+CALLS: list[str] = []
+
+
+class Declined(APIException):
+    status_code = 402
+    default_detail = "The card was declined."
+
+
+class Pay(IdempotencyMixin, APIView):
+    idempotency = Idempotency(lease=60)
+
+    def post(self, request: Any) -> Response:
+        operation = get_operation(request)
+        assert request.idempotency is operation
+        if request.data.get("amount", 1) < 0:
+            raise ValidationError({"amount": "negative"})
+        charge = operation.call("charge", self.charge, request.data, operation.derive_key("charge"))
+        if request.data.get("after") == "refused":
+            raise Declined
+        order = operation.write("order", Order.objects.create, reference=charge)
+        return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
+
+    def charge(self, data: Any, key: str) -> str:
+        CALLS.append(key)
+        if data.get("charge") == "raises":
+            raise Declined
+        return key
+
+
+@api_view(["POST"])
+@idempotent(lease=60, on_abandoned="hold")
+def pay(request: Any) -> Response:
+    return Response(Pay().post(request).data, 201)
+
+
+urlpatterns = [path("pay", Pay.as_view()), path("function", pay)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    CALLS.clear()
+
+
+@pytest.mark.parametrize("url", ["/pay", "/function"])
+def test_a_leased_handler_runs_once(post: Any, url: str) -> None:
+    """The mixin and a decorated function; the request has the operation."""
+    first, second = post(url), post(url)
+    assert (first.status_code, second.content) == (201, first.content)
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert (len(CALLS), Order.objects.count()) == (1, 1)
+
+
+def test_an_exception_with_a_final_answer_is_kept(post: Any) -> None:
+    """A validation error is an answer: 400, replayed."""
+    first, second = (post("/pay", {"amount": -1}) for _ in range(2))
+    assert (first.status_code, second.status_code, second.content) == (400, 400, first.content)
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert CALLS == []
+
+
+def test_an_exception_after_a_finished_call_is_an_answer_too(post: Any) -> None:
+    """The view knows what the gateway said."""
+    first, second = (post("/pay", {"after": "refused"}) for _ in range(2))
+    assert (first.status_code, second.headers["Idempotency-Replayed"]) == (402, "true")
+    assert len(CALLS) == 1
+
+
+@pytest.mark.parametrize("url", ["/pay", "/function"])
+def test_an_exception_out_of_a_call_is_no_answer(post: Any, url: str) -> None:
+    """Whatever its status: nobody knows whether the card was charged, so the key fails with the call in doubt."""
+    assert post(url, {"charge": "raises"}).status_code == 402
+    row = IdempotencyKey.objects.get()
+    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: The card was declined.")
+    assert IdempotencyStep.objects.get().finished_at is None
+    assert post(url, {"charge": "raises"}).status_code == (402 if url == "/pay" else 409)
+    assert len(CALLS) == (2 if url == "/pay" else 1)
+    assert len(set(CALLS)) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_under_atomic_requests_the_mixin_takes_the_alias_over(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No transaction of Django's stands around the steps."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert post("/pay").json()["atomic"] is False
