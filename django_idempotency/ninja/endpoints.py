@@ -23,7 +23,7 @@ def handlers(path_view: PathView) -> Iterator[Handler]:
 def _layers(view: object) -> Layers | None:
     for candidate in _wrapped(view):
         handler: _Handler | None = getattr(candidate, HANDLER, None)
-        if handler is not None and handler.protected is candidate:
+        if handler is not None:
             verbs = (_only(frozenset(handler.routed)),) if handler.routed else ()
             return *handler.own, *verbs, *handler.inherited
     return None

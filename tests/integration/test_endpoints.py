@@ -17,6 +17,7 @@ from django.http import HttpResponse
 from django.urls import clear_url_caches
 from django.urls import path as django_path
 from django.urls import resolve as resolve_path
+from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
 
@@ -107,7 +108,12 @@ class TestWalker:
             @idempotent
             def post(self, request: Any) -> Any: ...
 
+        @method_decorator(idempotent(ttl=7), name="dispatch")
+        class Whole(Single):
+            post = Mixed.post
+
         urls = urlconf(
+            whole=Whole.as_view(),
             mixed=Mixed.as_view(),
             given=Mixed.as_view(idempotency={"ttl": 5}),
             none=Mixed.as_view(idempotency=None),
@@ -117,6 +123,7 @@ class TestWalker:
         assert [
             (e.route, e.options and e.options.ttl_seconds, e.note) for e in endpoints(urls) if e.method == "POST"
         ] == [
+            ("whole", 7, ""),
             ("mixed", 60, ""),
             ("given", 5, ""),
             ("none", None, ""),
@@ -135,6 +142,11 @@ class TestWalker:
         unprotected = [key for key, endpoint in shown.items() if not endpoint.protected]
         assert unprotected == [("PUT", "async/unprotected"), ("PUT", "decorated/router/put")]
         assert shown["PUT", "put"].protected
+        ttl = {route: e.options and e.options.ttl_seconds for (_, route), e in shown.items()}
+        assert (ttl["decorated/api"], ttl["decorated/router/inherits"], ttl["decorated/router/own"]) == (30, 60, 60)
+        options = shown["POST", "decorated/router/own"].options
+        assert options
+        assert (options.store_body, options.wait_seconds) == (False, 1)
 
     def test_django_ninja_without_a_decorator(self, urlconf: Any) -> None:
         """Safe methods are not listed; an operation that is not protected is."""
