@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from django.apps import AppConfig
+from importlib import import_module
+
+from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 
@@ -13,3 +15,5 @@ class IdempotencyAppConfig(AppConfig):
         from . import checks
 
         checks.register()
+        if apps.is_installed("drf_spectacular"):
+            import_module("django_idempotency.rest_framework.schema").install()

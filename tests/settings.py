@@ -7,6 +7,7 @@ from tests.databases import databases
 SECRET_KEY = "only for tests"
 DATABASES = databases()
 REST_FRAMEWORK_INSTALLED = find_spec("rest_framework") is not None
+SPECTACULAR_INSTALLED = find_spec("drf_spectacular") is not None
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
@@ -15,6 +16,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     *(["rest_framework", "rest_framework.authtoken"] if REST_FRAMEWORK_INSTALLED else []),
+    *(["drf_spectacular"] if SPECTACULAR_INSTALLED else []),
     "django_idempotency",
     "tests.shopapp",
 ]
@@ -39,6 +41,8 @@ TEMPLATES = [
         },
     }
 ]
+if SPECTACULAR_INSTALLED:
+    REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}
 ROOT_URLCONF = "tests.urls"
 ALLOWED_HOSTS = ["*"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

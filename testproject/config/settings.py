@@ -23,6 +23,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "rest_framework.authtoken",
+    "drf_spectacular",
     "django_idempotency",
     "shop",
 ]
@@ -58,6 +59,12 @@ REST_FRAMEWORK = {
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_SCHEMA_CLASS": "shop.schema.ShopSchema",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "The shop",
+    "VERSION": "1",
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "shop.schema.add_plain_view"],
 }
 DEMO = env.bool("DEMO", default=False)
 """Lets a request header stop a view in the middle of its work. Set by `manage.py demo` only."""

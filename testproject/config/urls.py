@@ -5,6 +5,7 @@ from django.contrib import admin
 from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.contrib.staticfiles.views import serve
 from django.urls import include, path, re_path
+from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import DefaultRouter
 from shop import api, payments, views
 
@@ -18,6 +19,7 @@ urlpatterns = [
     path("careful-payments/", payments.pay_carefully),
     path("idempotency/", include("django_idempotency.urls")),
     path("api/", include(router.urls)),
+    path("api/schema/", SpectacularAPIView.as_view()),
     path("admin/", admin.site.urls),
     *staticfiles_urlpatterns(),
 ]

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
-from rest_framework import serializers, viewsets
+from rest_framework import parsers, serializers, viewsets
 
 from django_idempotency.rest_framework import IdempotencyMixin
-from shop.models import Order
+from shop.models import PRINTABLE, Order
 from shop.pause import pause
 
 
+class ItemField(serializers.RegexField):
+    """A string, as the schema says, and so no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(PRINTABLE, max_length=100)
+
+    def to_internal_value(self, data: object) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
 class OrderSerializer(serializers.ModelSerializer):
+    item = ItemField()
+
     class Meta:
         model = Order
         fields = ["id", "item", "quantity", "created_at"]
@@ -18,6 +32,7 @@ class OrderViewSet(IdempotencyMixin, viewsets.ModelViewSet):
 
     queryset = Order.objects.all()
     serializer_class = OrderSerializer
+    parser_classes = [parsers.JSONParser]  # Django takes broken multipart bodies for empty ones
 
     def get_queryset(self):
         return super().get_queryset().filter(customer=self.request.user).order_by("pk")

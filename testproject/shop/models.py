@@ -3,6 +3,9 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+PRINTABLE = r"^[!-~]([ -~]*[!-~])?$"
+"""ASCII without spaces at the ends: so the OpenAPI schema can say exactly what an item is."""
+
 
 class Order(models.Model):
     customer = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.test import Client, modify_settings, override_settings
 from django.urls import clear_url_caches, include, path
+from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
@@ -261,6 +262,19 @@ def test_the_task_cleans_up(run):
     assert run("docs/operations.md", "shop/tasks.py").nightly() == 0
 
 
+def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
+    """It passes with the protected view, and fails with another one beside it."""
+    check = run("docs/endpoints.md", "shop/tests.py").test_whatever_creates_an_order_is_protected
+    view = run("README.md", "shop/views.py").create_order
+    clear_url_caches()
+    serve(path("orders/", view))
+    check()
+    clear_url_caches()
+    serve(path("orders/", view), path("plain/", require_POST(view.__wrapped__.__wrapped__.__wrapped__)))
+    with pytest.raises(AssertionError):
+        check()
+
+
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A gateway that honours keys; `down` makes it charge and not answer."""
@@ -394,6 +408,7 @@ def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
     assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/members.py", "shop/api.py"],
+        "docs/endpoints.md": ["shop/tests.py"],
         "docs/forms.md": ["shop/forms.py", "cors.py"],
         "docs/howto-graphql.md": ["shop/graphql.py"],
         "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ...endpoint_formats import as_json, as_markdown, as_table
+from ...endpoints import Endpoint, endpoints
+from ...exceptions import IdempotencyConfigurationError
+
+FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
+
+
+class Command(BaseCommand):
+    help = (
+        "List every unsafe route of the project, protected or not, from its URLconf. No view is called, no database is "
+        "read. --format markdown prints the specification to publish for your clients. Exit status: 0 listed, 1 "
+        "unprotected routes were found and --fail-on-unprotected was given, 2 the list could not be made."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--format", choices=FORMATS, default="table", help="Output format (%(default)s).")
+        parser.add_argument("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
+        parser.add_argument(
+            "--fail-on-unprotected",
+            action="store_true",
+            help="For CI: list the unprotected routes on stderr and exit with status 1, if there are any.",
+        )
+        parser.add_argument(
+            "--allow",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help="What may be unprotected: a route, a method and route, or the dotted name of a view, such as "
+            "'admin/*', 'DELETE *', 'django.contrib.admin.*'. May be repeated. * ? and [] match as in a shell.",
+        )
+        parser.add_argument(
+            "--allow-file", type=Path, metavar="FILE", help="More such patterns, one to a line. # begins a comment."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            patterns = [*options["allow"], *_patterns(options["allow_file"])]
+            found = endpoints(options["urlconf"])
+        except (OSError, ImportError, IdempotencyConfigurationError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        allowed = partial(_allowed, patterns)
+        self.stdout.write(FORMATS[options["format"]](found, allowed))
+        unprotected = [endpoint for endpoint in found if not endpoint.protected]
+        self._warn_of_idle(patterns, unprotected)
+        left = [endpoint for endpoint in unprotected if not allowed(endpoint)]
+        if options["fail_on_unprotected"] and left:
+            raise CommandError(_described(left))
+
+    def _warn_of_idle(self, patterns: Sequence[str], unprotected: Sequence[Endpoint]) -> None:
+        """A pattern that is left over would allow what comes to match it one day."""
+        for pattern in patterns:
+            if not any(_allowed([pattern], endpoint) for endpoint in unprotected):
+                self.stderr.write(_("Nothing unprotected matches %(pattern)r: remove it.") % {"pattern": pattern})
+
+
+def _patterns(file: Path | None) -> list[str]:
+    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+
+
+def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
+    texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
+    # Equal too: a route that is a regular expression, copied from the list, means something else to a shell.
+    return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
+
+
+def _described(left: Sequence[Endpoint]) -> str:
+    text = ngettext(
+        "%(count)d unsafe route is not protected.", "%(count)d unsafe routes are not protected.", len(left)
+    ) % {"count": len(left)}
+    lines = [f"  {endpoint.method} {endpoint.route}  {endpoint.view}" for endpoint in left]
+    return "\n".join([f"{text} {_('Protect them, or name them with --allow:')}", *lines])

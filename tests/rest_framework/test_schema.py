@@ -1,0 +1,227 @@
+"""The OpenAPI schema that drf-spectacular makes, with nothing but both apps in INSTALLED_APPS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("drf_spectacular")
+
+from django.apps import apps
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.settings import patched_settings
+from drf_spectacular.validation import validate_schema
+
+from django_idempotency.rest_framework import schema as ours
+
+URLS = "tests.rest_framework.schema_urls"
+BARE_KEY = {"in": "header", "name": "Idempotency-Key"}
+REPLAYED = "Idempotency-Replayed"
+
+
+def generate(**patches: Any) -> dict[str, Any]:
+    with patched_settings(patches):
+        result: dict[str, Any] = SchemaGenerator(urlconf=URLS).get_schema(request=None, public=True)
+    validate_schema(result)
+    return result
+
+
+def operation(path: str, method: str = "post", **patches: Any) -> dict[str, Any]:
+    found: dict[str, Any] = generate(**patches)["paths"][path][method]
+    return found
+
+
+def header(operation: dict[str, Any], name: str = "Idempotency-Key") -> dict[str, Any] | None:
+    found = [p for p in operation.get("parameters", []) if (p["in"], p["name"]) == ("header", name)]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
+def test_the_whole_schema_is_valid(version: str) -> None:
+    """By drf-spectacular's own validation, in both versions."""
+    assert generate(OAS_VERSION=version)["openapi"] == version
+
+
+def test_c8_c14_an_operation_in_full(settings: Any) -> None:
+    """Parameter, replay header and the three problems of a protected create."""
+    settings.IDEMPOTENCY = {"DOCS_URL": "https://shop.example/retries"}
+    found = operation("/orders/")
+    assert header(found) == {
+        "in": "header",
+        "name": "Idempotency-Key",
+        "schema": {
+            "type": "string",
+            "pattern": r"""^("(?:[!#-\[\]-~]|\\["\\]){1,255}"|[!#-'*+\-.-9<->A-~](?:[!#-'*+\-.-:<-~]){0,254})$""",
+        },
+        "description": "1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes "
+        '(a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @. Kept for: '
+        "1 hour. Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
+        "callers. Compared with the first request: method, path with query, content type and body. "
+        "See also: https://shop.example/retries.",
+        "required": True,
+    }
+    assert list(found["responses"]) == ["201", "400", "409", "422"]
+    assert found["responses"]["201"]["headers"][REPLAYED] == {
+        "schema": {"type": "string", "enum": ["true", "false"]},
+        "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
+        "required": True,
+    }
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}}
+    bad, conflict, mismatch = (found["responses"][status] for status in ("400", "409", "422"))
+    assert bad["content"] == {"application/json": {"schema": {}}, **problem}
+    assert conflict["content"] == mismatch["content"] == problem
+    assert list(conflict["headers"]) == [REPLAYED, "Retry-After"]
+    assert list(mismatch["headers"]) == [REPLAYED]
+    assert conflict["description"].startswith("A request is outstanding for this Idempotency-Key: The first request")
+    assert mismatch["description"].startswith("Idempotency-Key is already used: ")
+
+
+def test_the_problem_component_is_what_is_answered() -> None:
+    """RFC 9457; every member is there."""
+    component = generate()["components"]["schemas"]["IdempotencyProblem"]
+    assert component == ours.PROBLEM
+    assert sorted(component["properties"]) == sorted(component["required"])
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/plain/", "post"),
+        ("/orders/", "get"),
+        ("/orders/{id}/", "patch"),
+        ("/orders/{id}/", "put"),
+        ("/orders/two/", "post"),
+    ],
+)
+def test_what_is_not_protected_is_as_without_us(path: str, method: str) -> None:
+    """Another view, a safe method, an action with None, a method that is not among the options'."""
+    found = operation(path, method)
+    assert header(found) is None
+    assert not {"400", "409", "422", "429"} & set(found["responses"])
+    assert REPLAYED not in str(found)
+
+
+def test_options_of_an_action() -> None:
+    """Not required, and another status."""
+    found = operation("/orders/optional/")
+    assert "required" not in (header(found) or {})
+    assert found["responses"]["200"]["headers"][REPLAYED]["required"] is False
+    assert "is missing" not in found["responses"]["400"]["description"]
+    assert list(found["responses"]) == ["200", "400", "409", "422", "429"]
+    assert list(found["responses"]["429"]["headers"]) == [REPLAYED, "Retry-After"]
+
+
+def test_methods_of_an_action() -> None:
+    """PUT is protected, and answers a mismatch with 409."""
+    found = operation("/orders/two/", "put")
+    assert header(found) is not None
+    assert list(found["responses"]) == ["200", "400", "409"]
+    assert "Idempotency-Key is already used" in found["responses"]["409"]["description"]
+
+
+def test_a_key_that_is_not_in_the_header() -> None:
+    """No parameter; the answers are the same."""
+    found = operation("/orders/event/")
+    assert header(found) is None
+    assert list(found["responses"]) == ["200", "400", "409", "422"]
+
+
+def test_a_leased_action() -> None:
+    """202 with the page of the state, instead of a conflict."""
+    found = operation("/orders/leased/")
+    assert list(found["responses"]) == ["200", "202", "400", "409", "422"]
+    accepted = found["responses"]["202"]
+    assert list(accepted["content"]) == ["application/json"]
+    assert sorted(accepted["headers"]) == [REPLAYED, "Location", "Retry-After"]
+    assert "is outstanding" not in found["responses"]["409"]["description"]
+
+
+def test_a_decorated_handler() -> None:
+    """With its own options; here also 403."""
+    found = operation("/decorated/")
+    assert header(found) is not None
+    assert list(found["responses"]) == ["201", "400", "403", "409", "422"]
+    assert found["responses"]["403"]["description"].startswith("Idempotency-Key needs an identified caller")
+
+
+def test_a_function_under_api_view() -> None:
+    """What extend_schema says about it stays, with ours beside it."""
+    found = operation("/function/")
+    assert header(found) is not None
+    assert list(found["responses"]["201"]["content"]) == ["text/csv"]
+    assert list(found["responses"]["422"]["content"]) == ["application/json", "application/problem+json"]
+
+
+def test_what_the_project_declares_stays() -> None:
+    """Its schema class, its parameter of that name and its responses."""
+    found = operation("/declared/")
+    assert found["operationId"] == "own"
+    assert header(found) is None
+    assert (header(found, "idempotency-key") or {})["description"] == "mine"
+    assert list(found["responses"]["409"]["content"]) == ["application/json", "application/problem+json"]
+    assert "Retry-After" in found["responses"]["409"]["headers"]
+
+
+def test_a_view_that_decides_by_request() -> None:
+    """It is not asked without a request; the header may be needed."""
+    found = operation("/dynamic/")
+    assert "required" not in (header(found) or {"required": "no header"})
+    assert found["responses"]["201"]["headers"][REPLAYED]["required"] is False
+
+
+def test_an_excluded_operation_stays_away() -> None:
+    """Nothing to add to."""
+    assert "/excluded/" not in generate()["paths"]
+
+
+def test_settings_are_followed(settings: Any) -> None:
+    """Header names, the form of the key, and the project's own errors, whose form nobody knows."""
+    settings.IDEMPOTENCY = {
+        "HEADER": "X-Key",
+        "REPLAYED_HEADER": "X-Replayed",
+        "KEY_VALIDATOR": "django_idempotency.protocol.keys.is_uuid",
+        "ERROR_RESPONSE": lambda request, problem: None,
+        "REQUIRED": False,
+    }
+    found = operation("/orders/")
+    assert (header(found, "X-Key") or {})["description"].startswith("A UUID. In double quotes")
+    assert "X-Replayed" in found["responses"]["201"]["headers"]
+    assert "content" not in found["responses"]["422"]
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert header(operation("/orders/")) is None
+
+
+def spoil(result: Any, **kwargs: Any) -> Any:
+    result["components"]["schemas"]["IdempotencyProblem"]["properties"].clear()
+    return result
+
+
+def test_two_schemas_are_the_same() -> None:
+    """Nothing is changed by making one, whatever post-processing hooks do to it."""
+    first = generate()
+    assert generate(POSTPROCESSING_HOOKS=[f"{__name__}.spoil"]) != first
+    assert generate() == first
+
+
+def test_paths_that_settings_rewrite_are_found() -> None:
+    """The operation is described before its path is."""
+    rewritten = {"SCHEMA_PATH_PREFIX": "/orders", "SCHEMA_PATH_PREFIX_TRIM": True, "SCHEMA_PATH_PREFIX_INSERT": "/v1"}
+    assert header(operation("/v1/optional/", POSTPROCESSING_HOOKS=[], **rewritten)) is not None
+
+
+def test_without_drf_spectacular_among_the_apps_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project may have the package for other reasons."""
+    plain = AutoSchema.get_operation.__wrapped__  # type: ignore[attr-defined]
+    monkeypatch.setattr(AutoSchema, "get_operation", plain)
+    monkeypatch.setattr(apps, "is_installed", lambda name: name != "drf_spectacular")
+    apps.get_app_config("django_idempotency").ready()
+    assert AutoSchema.get_operation is plain
+
+
+def test_installing_twice_is_once() -> None:
+    """AppConfig.ready() runs again in some test set-ups."""
+    ours.install()
+    assert operation("/orders/")["responses"]["422"]["description"].count("already used") == 1
