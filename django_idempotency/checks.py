@@ -76,15 +76,25 @@ def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
                 id="django_idempotency.W003",
             )
         )
-    if hidden := _not_listed("CORS_EXPOSE_HEADERS", [conf.replayed_header, "Retry-After"]):
+    exposed = [conf.replayed_header, "Retry-After", *(["Location"] if _polls() else [])]
+    if hidden := _not_listed("CORS_EXPOSE_HEADERS", exposed):
         messages.append(
             Warning(
                 f"scripts of other origins cannot read {hidden}, which CORS_EXPOSE_HEADERS leaves out.",
-                hint=f"Set CORS_EXPOSE_HEADERS = [{conf.replayed_header!r}, 'Retry-After'].",
+                hint=f"Set CORS_EXPOSE_HEADERS = {exposed!r}.",
                 id="django_idempotency.W003",
             )
         )
     return messages
+
+
+def _polls() -> bool:
+    """Does any route answer duplicates with 202 and the `Location` of a status page?"""
+    for _callback, mark in _marks():
+        with suppress(IdempotencyConfigurationError):  # E007 tells
+            if mark.options().in_progress_status == 202:
+                return True
+    return False
 
 
 def _not_listed(setting: str, names: list[str]) -> str:
@@ -106,14 +116,13 @@ def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
     }
     messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
     contradictions: set[str] = set()
-    polls = False
     for callback, mark in _marks():
         try:
-            polls = polls or mark.options().in_progress_status == 202
+            mark.options()
         except IdempotencyConfigurationError as error:
             contradictions.add(f"{callback.__module__}.{getattr(callback, '__qualname__', callback)}: {error}")
     messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
-    return [*messages, *(_check_status_page() if polls else [])]
+    return [*messages, *(_check_status_page() if _polls() else [])]
 
 
 def _check_status_page() -> list[CheckMessage]:

@@ -14,6 +14,7 @@ from ..exceptions import IdempotencyConfigurationError
 from ..http.callers import account_scope, credential_scope
 from ..http.exchange import Exchange
 from ..http.transactions import alias_of
+from ..protocol.errors import describe
 
 
 class NinjaExchange(Exchange):
@@ -53,7 +54,7 @@ class NinjaExchange(Exchange):
         except Exception as unanswered:
             # On its way out it meets `Operation.run`, which would ask the same handler a second time.
             api.add_exception_handler(Unanswered, _give_up)
-            raise Unanswered from unanswered
+            raise Unanswered(describe(unanswered)) from unanswered
 
 
 class Unanswered(Exception):

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import json
 
+from django import forms
 from django.conf import settings
 from django.http import HttpRequest, JsonResponse
-from django.shortcuts import get_object_or_404
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency import Operation, get_operation, idempotent
 from shop import gateway
-from shop.models import Order, Payment
+from shop.models import Payment
+
+
+class PaymentForm(forms.ModelForm):
+    amount = forms.IntegerField(min_value=1, max_value=10**9)
+
+    class Meta:
+        model = Payment
+        fields = ["order", "amount"]
 
 
 def _pay(request: HttpRequest, url: str) -> JsonResponse:
     operation: Operation = get_operation(request)
-    data = json.loads(request.body)
-    order = get_object_or_404(Order, pk=data["order"])
+    try:
+        data = json.loads(request.body)
+    except ValueError:
+        data = None
+    form = PaymentForm(data if isinstance(data, dict) else {})
+    if not form.is_valid():
+        return JsonResponse(form.errors, status=400)
+    order, amount = form.cleaned_data["order"], form.cleaned_data["amount"]
     key = operation.derive_key("charge")
-    charged = operation.call(
-        "charge", gateway.charge, data["amount"], f"order {order.pk}", idempotency_key=key, url=url
-    )
+    charged = operation.call("charge", gateway.charge, amount, f"order {order.pk}", idempotency_key=key, url=url)
     if "refused" in charged:
         return JsonResponse(charged, status=402)
-    payment = operation.write(
-        "payment", Payment.objects.create, order=order, amount=data["amount"], charge_id=charged["id"]
-    )
+    payment = operation.write("payment", Payment.objects.create, order=order, amount=amount, charge_id=charged["id"])
     return JsonResponse({"id": payment.pk, "charge": payment.charge_id}, status=201)
 
 

@@ -89,3 +89,13 @@ def test_an_impossible_setting_is_left_to_e001() -> None:
 def test_the_check_runs_with_djangos_others() -> None:
     """`manage.py check` shows it."""
     assert CANNOT_SEND in run_checks(tags=["security"])
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.urls("tests.integration.leased_urls")
+def test_who_is_told_where_to_look_must_be_able_to_read_it() -> None:
+    """A route that answers 202 sends a `Location`."""
+    with override_settings(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=EXPOSED):
+        assert [message.hint for message in check_cors(None)] == [
+            "Set CORS_EXPOSE_HEADERS = ['Idempotency-Replayed', 'Retry-After', 'Location']."
+        ]
