@@ -15,12 +15,15 @@ from tests.servers import DEADLINE
 
 PROGRAM = """
 import django; django.setup()
-import time
+import signal, time
 from django.test import Client
 from django.urls import path
 from django.http import HttpResponse
 from django.conf import settings
 from django_idempotency import idempotent
+
+# As in a terminal: where the tests run in the background, Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def hang():
     print("in the call", flush=True)
@@ -53,9 +56,12 @@ def test_a_signal_releases_the_key(number: int, status: int) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "in the call\n"
-        process.send_signal(number)
-        assert process.wait(DEADLINE) == status
+        try:
+            assert process.stdout.readline() == "in the call\n"
+            process.send_signal(number)
+            assert process.wait(DEADLINE) == status
+        finally:
+            process.kill()
     row = IdempotencyKey.objects.get()
     assert (row.status, row.locked_until, row.attempt) == ("failed", None, 1)
     assert list(row.steps.values_list("name", "finished_at")) == [("charge", None)]
