@@ -68,6 +68,7 @@ SPECTACULAR_SETTINGS = {
 }
 DEMO = env.bool("DEMO", default=False)
 """Lets a request header stop a view in the middle of its work. Set by `manage.py demo` only."""
+WEBHOOK_SECRET = env("WEBHOOK_SECRET", default="whsec_dGhlIHNob3AgaXMgYSBkZW1v")
 GATEWAY_URL = env("GATEWAY_URL", default="http://127.0.0.1:8001")
 OLD_GATEWAY_URL = env("OLD_GATEWAY_URL", default="http://127.0.0.1:8002")
 """Another one, which takes no notice of idempotency keys."""

@@ -408,6 +408,7 @@ def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
     assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/members.py", "shop/api.py"],
+        "docs/clients.md": ["client.py"],  # test_clients.py
         "docs/endpoints.md": ["shop/tests.py"],
         "docs/forms.md": ["shop/forms.py", "cors.py"],
         "docs/howto-graphql.md": ["shop/graphql.py"],

@@ -1,0 +1,144 @@
+"""Work that is delivered twice, by real queues and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+
+from tests.servers import DEADLINE, eventually
+from tests.shopapp.models import Ledger, Order
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.server.settings",
+        "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
+        **more,
+    }
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+
+
+def orders() -> list[str]:
+    return sorted(Order.objects.values_list("reference", flat=True))
+
+
+def test_a_consumer_that_crashes_before_it_acknowledges(tmp_path: Path) -> None:
+    """After each of three messages: it is started again until all are acknowledged, and each has one order."""
+    log, offset, crashes = tmp_path / "log", tmp_path / "offset", tmp_path / "crashes"
+    crashes.mkdir()
+    log.write_text("".join(f'{{"id": "msg_{number}"}}\n' for number in range(3)))
+    statuses = [python("-m", "tests.jobs.consumer", str(log), str(offset), str(crashes)).returncode for _ in range(4)]
+    assert statuses == [-signal.SIGKILL] * 3 + [0]
+    assert offset.read_text() == "3"
+    assert orders() == ["msg_0", "msg_1", "msg_2"]
+
+
+def test_a_command_on_cron() -> None:
+    """Started four times at once and once more: one effect a day."""
+
+    def send(day: str) -> str:
+        result = python("-m", "django", "send_invoices", day)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    with ThreadPoolExecutor(4) as pool:
+        told = [future.result(DEADLINE) for future in [pool.submit(send, "2026-11-21") for _ in range(4)]]
+    assert told.count("sent 1") == 1
+    assert set(told) <= {"sent 1", "sent before", "already running"}
+    assert send("2026-11-21") == "sent before"
+    assert send("2026-11-22") == "sent 1"
+    assert orders() == ["invoice", "invoice"]
+
+
+@pytest.mark.skipif(find_spec("django.tasks") is None, reason="this Django has no tasks")
+def test_a_task_of_django_that_is_delivered_twice() -> None:
+    """The second run returns the first one's result."""
+    backend = {"default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"}}
+    with override_settings(TASKS=backend):
+        from tests.jobs.tasks import place_order
+
+        results = [place_order.enqueue("order") for _ in range(2)]
+    assert results[0].return_value == results[1].return_value == Order.objects.get().pk
+
+
+class TestCelery:
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("celery")
+
+    @pytest.fixture
+    def send(self, tmp_path: Path) -> Any:
+        """Put a message into the queue, by a process of its own: Celery's application is configured at import."""
+        (tmp_path / "queue").mkdir()
+
+        def send(order: str, delivery: int) -> None:
+            program = (
+                "from tests.jobs.celery_worker import place_order\n"
+                f"place_order.apply_async([{order!r}, {delivery}], task_id={order!r})\n"
+            )
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment(CELERY_FOLDER=str(tmp_path)),
+                check=True,
+                timeout=DEADLINE,
+            )
+
+        return send
+
+    @contextmanager
+    def working(self, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+        command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "solo", "--without-gossip")
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--without-mingle", "--without-heartbeat"],
+            env=environment(CELERY_FOLDER=str(folder)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def delivered(self) -> int:
+        return Ledger.objects.count()
+
+    def test_a_message_that_is_delivered_twice(self, send: Any, tmp_path: Path) -> None:
+        """Both deliveries are worked off, there is one order."""
+        send("order", 1)
+        send("order", 2)
+        with self.working(tmp_path):
+            eventually("both deliveries", lambda: self.delivered() == 2)
+        assert orders() == ["order"]
+
+    def test_a_worker_that_is_killed_in_the_middle_of_the_work(self, send: Any, tmp_path: Path) -> None:
+        """Nothing of it is left, and the redelivery does it."""
+        send("crash", 1)
+        with self.working(tmp_path) as process:
+            assert process.wait(DEADLINE) == -signal.SIGKILL
+        assert (orders(), self.delivered()) == ([], 0)
+        send("crash", 2)
+        send("crash", 3)
+        with self.working(tmp_path):
+            eventually("both redeliveries", lambda: self.delivered() == 2)
+        assert orders() == ["crash"]
