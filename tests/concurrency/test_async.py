@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
@@ -19,7 +19,7 @@ from django.views import View
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, eventually, uvicorn
-from tests.shopapp.models import Order
+from tests.shopapp.models import Ledger, Order
 
 
 @idempotent
@@ -126,6 +126,71 @@ class TestServer:
             answer = client.post("/async", json={}, headers=headers)
         assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "false")
         assert Order.objects.count() == 1
+
+    @pytest.mark.parametrize("path", ["/async/leased", "/async/class"])
+    def test_fifty_duplicates_of_the_other_kinds(self, key: str, path: str) -> None:
+        """Leased, and a class-based view: one order, and one call where there is one."""
+
+        async def storm(url: str) -> list[httpx.Response]:
+            async with httpx.AsyncClient(timeout=DEADLINE) as client:
+                send = [client.post(f"{url}{path}", json={}, headers={"Idempotency-Key": key}) for _ in range(50)]
+                return await asyncio.gather(*send)
+
+        with uvicorn() as url:
+            answers = asyncio.run(storm(url))
+        assert {a.status_code for a in answers} <= {201, 409}
+        assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
+        assert Order.objects.count() == 1
+        assert Ledger.objects.count() == (path == "/async/leased")
+
+    @pytest.mark.parametrize("place", ["call", "write"])
+    def test_a_client_that_disconnects_releases_a_leased_key(self, key: str, place: str) -> None:
+        """At once, not after its hour: the call is in doubt or done, the write is rolled back, the retry goes on."""
+        headers = {"Idempotency-Key": key}
+        with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/async/leased", json={}, headers={**headers, "X-Hang": place}, timeout=1)
+            row = eventually("the key to be released", lambda: IdempotencyKey.objects.filter(status="failed").first())
+            assert (row.locked_until, row.last_error) == (None, "asyncio.exceptions.CancelledError")
+            assert row.steps.filter(finished_at=None).count() == (place == "call")
+            eventually("the transaction to end", lambda: not _open_transactions())
+            assert not Order.objects.exists()
+            answer = client.post("/async/leased", json={}, headers=headers)
+        assert (answer.status_code, answer.json()["attempt"]) == (201, 2)
+        assert Order.objects.count() == 1
+        calls = Ledger.objects.filter(entry__startswith="charge")
+        assert calls.count() == (2 if place == "call" else 1)
+
+    def test_the_event_loop_goes_on(self, key: str) -> None:
+        """While twenty requests hang in their work, others of the same process are answered."""
+
+        async def crowd(url: str) -> bool:
+            async with httpx.AsyncClient(timeout=DEADLINE) as client:
+                hanging = [
+                    asyncio.create_task(
+                        client.post(
+                            f"{url}/async/leased",
+                            json={},
+                            headers={"Idempotency-Key": f"{key}-{number}", "X-Hang": "call"},
+                        )
+                    )
+                    for number in range(20)
+                ]
+                hung = sync_to_async(Ledger.objects.filter(entry__startswith="call").count)
+                async with asyncio.timeout(DEADLINE):
+                    while await hung() < len(hanging):
+                        assert (await client.get(f"{url}/async/ping")).text == "pong"
+                    assert (await client.get(f"{url}/async/ping")).text == "pong"
+                still = not any(task.done() for task in hanging)
+                for task in hanging:
+                    task.cancel()
+                await asyncio.gather(*hanging, return_exceptions=True)
+                return still
+
+        with uvicorn() as url:
+            assert async_to_sync(crowd)(url)
+            eventually("every key to be released", lambda: IdempotencyKey.objects.filter(status="failed").count() == 20)
+            assert not _open_transactions()
 
 
 def _open_transactions() -> int:

@@ -9,14 +9,16 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
+from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
+from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
-from tests.shopapp.models import Line, Order
+from tests.shopapp.models import Ledger, Line, Order
 
 
 def pause(request: Any, place: str) -> None:
@@ -82,6 +84,45 @@ def three_steps(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order.pk, "charge": charge, "mail": mail}, status=201)
 
 
+async def hang(request: HttpRequest, place: str) -> None:
+    """For ever, at the place that the request names; every request that gets here leaves a trace."""
+    if request.headers.get("X-Hang") == place:
+        await Ledger.objects.acreate(entry=f"{place} {os.getpid()} {id(request)}")
+        await asyncio.Event().wait()
+
+
+@csrf_exempt
+@idempotent(lease=3600)
+async def leased_async(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+
+    async def charge() -> str:
+        await Ledger.objects.acreate(entry=f"charge {operation.derive_key('charge')} {operation.attempt}")
+        await hang(request, "call")
+        return operation.derive_key("charge")
+
+    async def place_order() -> int:
+        order = await Order.objects.acreate(reference="order")
+        await hang(request, "write")
+        return order.pk
+
+    charged = await operation.acall("charge", charge)
+    placed = await operation.awrite("order", place_order)
+    return JsonResponse({"id": placed, "charge": charged, "attempt": operation.attempt}, status=201)
+
+
+class AsyncView(IdempotentView, View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        order = await Order.objects.acreate(reference="class")
+        await hang(request, "view")
+        return JsonResponse({"id": order.pk}, status=201)
+
+
+async def ping(request: HttpRequest) -> HttpResponse:
+    """Answers from the event loop, without a thread or a database."""
+    return HttpResponse("pong")
+
+
 LEASE = 0.5
 """Seconds: what the tests have to wait for after a crash."""
 
@@ -89,6 +130,9 @@ urlpatterns = [
     path("retry", csrf_exempt(idempotent(lease=LEASE)(three_steps))),
     path("hold", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold")(three_steps))),
     path("async", asynchronous),
+    path("async/leased", leased_async),
+    path("async/class", csrf_exempt(AsyncView.as_view())),
+    path("async/ping", ping),
     path("plain", plain),
     path("rest", Rest.as_view()),
     path("read", read),
