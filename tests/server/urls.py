@@ -62,10 +62,10 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order.pk}, status=201)
 
 
-def call_gateway(step: str, reference: str, key: str) -> Any:
+def call_gateway(gateway: str, step: str, reference: str, key: str) -> Any:
     boundary()
     answer = httpx.post(
-        f"{os.environ['GATEWAY']}/charges",
+        f"{gateway}/charges",
         json={"amount": 1, "reference": f"{step} {reference}"},
         headers={"Idempotency-Key": key},
         timeout=30,
@@ -78,9 +78,10 @@ def three_steps(request: HttpRequest) -> HttpResponse:
     """A charge, an order, a mail."""
     operation = get_operation(request)
     reference = request.headers["X-Reference"]
-    charge = operation.call("charge", call_gateway, "charge", reference, operation.derive_key("charge"))
+    gateway = os.environ["OLD_GATEWAY" if request.path == "/hold" else "GATEWAY"]
+    charge = operation.call("charge", call_gateway, gateway, "charge", reference, operation.derive_key("charge"))
     order = operation.write("order", Order.objects.create, reference=reference)
-    mail = operation.call("mail", call_gateway, "mail", reference, operation.derive_key("mail"))
+    mail = operation.call("mail", call_gateway, gateway, "mail", reference, operation.derive_key("mail"))
     return JsonResponse({"id": order.pk, "charge": charge, "mail": mail}, status=201)
 
 

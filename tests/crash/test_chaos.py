@@ -1,0 +1,254 @@
+"""Workers killed, connections cut and the database restarted at random, under clients that retry; then the books.
+
+Short here. Twenty times as long, by a seed that makes the same plan again: `CHAOS=20 CHAOS_SEED=7 tox run -e chaos`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from django.db import connection, connections
+
+from django_idempotency.models import IdempotencyKey
+from tests.crash.test_boundaries import Retrying, knowing, look_into_the_books, serving
+from tests.databases import SERVERS
+from tests.servers import DEADLINE, eventually, fake_gateway, holding
+from tests.shopapp.models import Order
+
+LONGER = int(os.environ.get("CHAOS", "1"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+KILLS, REQUESTS = 50 * LONGER, 250 * LONGER
+PATHS = ("/plain", "/rest", "/retry", "/hold")
+CLIENTS = 8
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(120 * LONGER),
+]
+EMBEDDED = pytest.mark.skipif(not SERVERS, reason="DATABASE_URL names a server that is not ours to stop")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    print(f"CHAOS={LONGER} CHAOS_SEED={SEED}")  # shown if the test fails
+
+
+@contextmanager
+def everything(**environment: str) -> Iterator[tuple[httpx.Client, httpx.Client, httpx.Client]]:
+    with (
+        fake_gateway() as gateway,
+        fake_gateway("--without-keys") as old_gateway,
+        serving(**knowing(gateway, old_gateway), **environment) as client,
+    ):
+        yield client, gateway, old_gateway
+
+
+def finish(retrying: Retrying, old_gateway: httpx.Client) -> None:
+    """Retry to the end, with a person for what is held; the answer is a success, and stays what it is."""
+    answer = retrying.until_final(lambda: ask_a_person(old_gateway, retrying.key))
+    assert answer.status_code == 201
+    replay = retrying.until_final()
+    assert (replay.headers["Idempotency-Replayed"], replay.content) == ("true", answer.content)
+
+
+def ask_a_person(old_gateway: httpx.Client, key: str) -> None:
+    try:
+        look_into_the_books(old_gateway, key)
+    except psycopg.Error:
+        return  # cut, too: they try again
+    except Exception as error:
+        if not isinstance(error.__cause__, psycopg.Error):
+            raise
+        connections.close_all()
+
+
+def assert_once(done: list[Retrying], *gateways: httpx.Client) -> None:
+    """No double, nothing lost, nothing stuck: for every key, in our books and in the gateways'."""
+    orders = Counter(Order.objects.values_list("reference", flat=True))
+    charges = Counter(
+        charge["reference"] for gateway in gateways for charge in gateway.get("/charges").json()["charges"]
+    )
+    for retrying in done:
+        key = retrying.key
+        if retrying.path in ("/retry", "/hold"):
+            assert (orders[key], charges[f"charge {key}"], charges[f"mail {key}"]) == (1, 1, 1), retrying.path
+    plain = [retrying for retrying in done if retrying.path in ("/plain", "/rest")]
+    assert sum(orders.values()) - sum(orders[retrying.key] for retrying in done) == len(plain)
+    assert not IdempotencyKey.objects.exclude(status="completed").exists()
+    assert IdempotencyKey.objects.count() == len(done)
+
+
+def test_workers_killed_at_random() -> None:
+    """At any boundary of any mode."""
+    chance = random.Random(SEED)
+    with everything() as (client, gateway, old_gateway):
+        probes = [Retrying(client, path) for path in PATHS]
+        boundaries = {probe.path: probe.boundaries() for probe in probes}
+
+        def one(number: int, path: str, place: int) -> Retrying:
+            retrying = Retrying(client, path)
+            retrying.killed_at(place)
+            finish(retrying, old_gateway)
+            return retrying
+
+        plan = [(number, path := chance.choice(PATHS), chance.randint(1, boundaries[path])) for number in range(KILLS)]
+        with ThreadPoolExecutor(4) as pool:
+            done = [future.result(2 * DEADLINE) for future in [pool.submit(one, *entry) for entry in plan]]
+        assert_once([*probes, *done], gateway, old_gateway)
+
+
+def run_under(trouble: Callable[[threading.Event], None], *paths: str, **environment: str) -> int:
+    """Send all requests while `trouble` goes on; returns how many attempts have failed."""
+    chance = random.Random(SEED)
+    over = threading.Event()
+    with everything(**environment) as (client, gateway, old_gateway):
+
+        def one(path: str) -> Retrying:
+            retrying = Retrying(client, path)
+            finish(retrying, old_gateway)
+            return retrying
+
+        troublemaker = threading.Thread(target=trouble, args=[over])
+        troublemaker.start()
+        try:
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                sent = [pool.submit(one, chance.choice(paths)) for _ in range(REQUESTS)]
+                done = [future.result(100 * LONGER) for future in sent]
+        finally:
+            over.set()
+            troublemaker.join()
+        connection.close()
+        assert_once(done, gateway, old_gateway)
+    return sum(retrying.failures for retrying in done)
+
+
+def dsn() -> dict[str, Any]:
+    given = connection.settings_dict
+    return {"host": given["HOST"], "port": given["PORT"] or 5432, "user": given["USER"], "dbname": "postgres"}
+
+
+def test_connections_cut_at_random() -> None:
+    """Some of them in COMMIT, when nobody knows what became of it: the retry finds out."""
+
+    def cut(over: threading.Event) -> None:
+        chance = random.Random(SEED)
+        with psycopg.connect(**dsn(), autocommit=True) as database:
+            while not over.wait(chance.uniform(0, 0.02)):
+                database.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'worker-%' "
+                    "AND state <> 'idle' ORDER BY random() LIMIT 1"
+                )
+
+    assert run_under(cut, *PATHS) > 0
+
+
+@EMBEDDED
+def test_the_database_restarted_at_random() -> None:
+    """Crashed on the spot (SIGQUIT), recovered, and found as it was."""
+    restarts = 0
+
+    def restart(over: threading.Event) -> None:
+        nonlocal restarts
+        chance = random.Random(SEED)
+        while not over.wait(chance.uniform(0.5, 1.5)):
+            server = SERVERS[0]
+            process = server.get_postmaster_info().process
+            process.send_signal(signal.SIGQUIT)
+            process.wait(DEADLINE)
+            server.ensure_postgres_running()
+            restarts += 1
+
+    connection.close()
+    assert run_under(restart, "/plain", "/retry") > 0
+    assert restarts > 0
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_other_isolation_levels(isolation: str) -> None:
+    """Bursts of fifty: conflicts and serialization failures, and one order for each key."""
+    with everything(SERVER_ISOLATION=isolation) as (client, gateway, old_gateway):
+        for path in ("/plain", "/retry"):
+            burst = Retrying(client, path)
+            with ThreadPoolExecutor(50) as pool:
+                answers = [future.result(DEADLINE) for future in [pool.submit(burst.send) for _ in range(50)]]
+            assert {answer.status_code for answer in answers} <= {201, 409, 500}
+            finish(burst, old_gateway)
+            assert_once([burst], gateway)
+            Order.objects.all().delete()
+            IdempotencyKey.objects.all().delete()
+
+
+@contextmanager
+def setting(assignment: str) -> Iterator[None]:
+    """A setting of every new connection to the test database."""
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    with psycopg.connect(**dsn(), autocommit=True) as database:
+        database.execute(f"ALTER DATABASE {name} SET {assignment}")
+        try:
+            yield
+        finally:
+            database.execute(f"ALTER DATABASE {name} RESET {assignment.partition(' ')[0]}")
+
+
+@pytest.mark.parametrize("path", ["/plain", "/retry"])
+def test_a_read_only_database_fails_closed(path: str) -> None:
+    """As on a full disk or after a failover: an error, no order, no charge; the retry does it."""
+    with everything() as (client, gateway, old_gateway):
+        retrying = Retrying(client, path)
+        with setting("default_transaction_read_only = on"):
+            assert retrying.send().status_code == 500
+        assert (Order.objects.count(), gateway.get("/charges").json()["charges"]) == (0, [])
+        finish(retrying, old_gateway)
+        assert_once([retrying], gateway)
+
+
+@EMBEDDED
+@pytest.mark.parametrize("path", ["/plain", "/retry"])
+def test_a_database_that_is_down_fails_closed(path: str) -> None:
+    """An error, nothing has run; the retry does it."""
+    with everything() as (client, gateway, old_gateway):
+        retrying = Retrying(client, path)
+        connection.close()
+        SERVERS[0]._stop()
+        try:
+            assert retrying.send().status_code == 500
+            assert gateway.get("/charges").json()["charges"] == []
+        finally:
+            SERVERS[0].ensure_postgres_running()
+        finish(retrying, old_gateway)
+        assert_once([retrying], gateway)
+
+
+@pytest.mark.parametrize("timeout", ["statement_timeout = '300ms'", "lock_timeout = '300ms'"])
+def test_a_timeout_of_the_database_rolls_back(timeout: str) -> None:
+    """In the middle of the view: an error, no order; the retry does it."""
+    with everything() as (client, _, old_gateway):
+        retrying = Retrying(client, "/plain")
+        with holding(), setting(timeout):
+            assert retrying.send(**{"X-Pause": "before COMMIT"}).status_code == 500
+        assert not Order.objects.exists()
+        finish(retrying, old_gateway)
+        assert_once([retrying])
+
+
+def test_the_books_are_looked_at() -> None:
+    """These tests can fail: an order too many, and a key that is stuck."""
+    Order.objects.create()
+    with pytest.raises(AssertionError):
+        assert_once([])
+    Order.objects.all().delete()
+    eventually("the table to be empty", lambda: not IdempotencyKey.objects.exists())
