@@ -23,8 +23,8 @@ from ..stores import Store, alias_for, store_for
 def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) -> None:
     """Let the next retry run, and make its calls in doubt again with the same derived keys.
 
-    For whoever knows that these calls did not happen, or that making them again does no harm. Steps that have a result
-    keep it.
+    For whoever knows that these calls did not happen and that their worker is dead, or that making them again does no
+    harm. Steps that have a result keep it.
 
     row_id: primary key of the `IdempotencyKey`.
     attempt: the attempt that the decision is about: what the person has seen.

@@ -35,6 +35,21 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
     return ANONYMOUS if options.anonymous == "shared" else None
 
 
+def auth_scope(auth: Any) -> str:
+    """The scope of what a framework's authenticator has put into `request.auth`: a token, a user, another model.
+
+    Raises `IdempotencyConfigurationError` for what does not tell who is calling: everybody would share one scope.
+    """
+    if isinstance(auth, str):
+        return credential_scope("auth", auth)
+    if getattr(auth, "pk", None) is None:
+        raise IdempotencyConfigurationError(
+            f"request.auth is of type {type(auth).__qualname__!r}, which does not tell who is calling. Return a "
+            "user, a model instance or the token from the authenticator, or pass scope=callable(request)."
+        )
+    return account_scope(auth)
+
+
 def account_scope(user: Any) -> str:
     """The scope of an authenticated user. Raises `IdempotencyConfigurationError` for one that has no primary key."""
     primary_key = getattr(user, "pk", None)

@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from ninja.operation import Operation, PathView
 
 from ..exceptions import IdempotencyConfigurationError
-from ..http.callers import account_scope, credential_scope
+from ..http.callers import auth_scope
 from ..http.exchange import Exchange
 from ..http.transactions import alias_of
 from ..protocol.errors import describe
@@ -27,14 +27,7 @@ class NinjaExchange(Exchange):
         auth = getattr(self.request, "auth", None)
         if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
             return super().scope()
-        if isinstance(auth, str):
-            return credential_scope("auth", auth)
-        if getattr(auth, "pk", None) is None:
-            raise IdempotencyConfigurationError(
-                f"request.auth is of type {type(auth).__qualname__!r}, which does not tell who is calling. Return a "
-                "user, a model instance or the token from the authenticator, or pass scope=callable(request)."
-            )
-        return account_scope(auth)
+        return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
         """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse it."""

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db import transaction
+from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework.exceptions import UnsupportedMediaType
-from rest_framework.request import Request
+from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..conf import Idempotency
 from ..http.bodies import open_body
+from ..http.callers import auth_scope
 from ..http.exchange import Exchange
 from ..http.fingerprints import fingerprint_of
 from ..http.transactions import alias_of
@@ -24,7 +26,8 @@ class RestFrameworkExchange(Exchange):
 
     asked_with: Request
     drf_view: APIView
-    no_parser = False
+    unparsed: Exception | None = None
+    """Why the body could not be parsed, if it could not."""
 
     @classmethod
     def of(
@@ -43,23 +46,41 @@ class RestFrameworkExchange(Exchange):
         return exchange
 
     def fingerprint(self) -> bytes | None:
-        """Parse first, with the view's own parsers: their error is the view's own answer and claims nothing."""
+        """Parse first, with the view's own parsers.
+
+        The handler may not want parsed data at all, and then their error is none of its business: the body is
+        compared by its bytes. If it does want them, it gets the same error again, and the claim is rolled back with it.
+        In leased mode the claim would not be: there the error comes first.
+        """
         with open_body(self.request):
             try:
                 self.asked_with.data  # noqa: B018 (parsing is lazy)
-            except UnsupportedMediaType:
-                # The handler may not want parsed data at all; if it does, it gets the same error again.
-                self.no_parser = True
+            except UnreadablePostError:
+                raise
+            except Exception as error:
+                if self.options.lease is not None and not isinstance(error, UnsupportedMediaType):
+                    raise
+                self.unparsed = error
+                # The framework shows empty data to whoever asks after an error.
+                for name in ("_data", "_files", "_full_data", "_stream"):
+                    setattr(self.asked_with, name, Empty)
         # A permission or a throttle that looked at `request.data` has consumed the stream: compare what it was given.
-        parsed = None if self.no_parser else lambda: self.asked_with.data
+        parsed = None if self.unparsed else lambda: self.asked_with.data
         return fingerprint_of(self.request, self.options, self.asked_with, parsed)
+
+    def scope(self) -> str | None:
+        """Whom the view's own authentication found, unless `scope=` says who is calling."""
+        auth = self.asked_with.auth
+        if self.options.scope is not None or auth is None or getattr(self.asked_with.user, "is_authenticated", False):
+            return super().scope()
+        return auth_scope(auth)
 
     def answer(self, error: Exception) -> HttpResponseBase:
         """The framework's exception handling, then its rendering, each in a transaction of its own.
 
         `set_rollback()` of the default handler marks the first one, and rendering may need the database.
         """
-        if self.no_parser and isinstance(error, UnsupportedMediaType):
+        if type(error) is type(self.unparsed):
             raise error  # as if it had been raised before the claim
         alias = alias_of(self.options)
         try:

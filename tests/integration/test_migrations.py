@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.stores import store_for
+from tests.integration.test_stores import SNAPSHOT, a_claim
 
 TABLE = IdempotencyKey._meta.db_table
 
@@ -24,6 +27,37 @@ def test_they_run_back_and_forward() -> None:
     assert TABLE not in connection.introspection.table_names()
     call_command("migrate", "django_idempotency", verbosity=0)
     assert TABLE in connection.introspection.table_names()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_filled_table_goes_back_and_forward() -> None:
+    """Keys of the first migration are replayed under the second; those of the second survive without their steps."""
+    store = store_for("default")
+    with transaction.atomic():
+        claimed = store.claim(a_claim())
+        assert isinstance(claimed, Claimed)
+        store.complete(claimed, SNAPSHOT)
+        leased = store.claim(a_claim(key="leased", lease=60.0))
+        assert isinstance(leased, Claimed)
+        store.start_call(leased, "charge", again=False)
+    call_command("migrate", "django_idempotency", "0001", verbosity=0)
+    assert IdempotencyStep._meta.db_table not in connection.introspection.table_names()
+    call_command("migrate", "django_idempotency", verbosity=0)
+    with transaction.atomic():
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+        assert store.claim(a_claim(key="leased", lease=60.0)) == Conflicted()
+    assert not IdempotencyStep.objects.exists()
+
+
+@pytest.mark.django_db
+def test_what_needs_attention_is_found_by_indexes() -> None:
+    """Partial ones, where the database has such."""
+    with connection.cursor() as cursor:
+        keys = connection.introspection.get_constraints(cursor, TABLE)
+        steps = connection.introspection.get_constraints(cursor, IdempotencyStep._meta.db_table)
+    assert keys["idempotency_locked_idx"]["columns"] == ["locked_until"]
+    assert steps["idempotency_doubt_idx"]["columns"] == ["finished_at", "key_id"]
+    assert steps["idempotency_step_uniq"]["columns"] == ["key_id", "name"]
 
 
 @pytest.mark.only_on("postgresql")

@@ -1,0 +1,184 @@
+/* Leased mode, exhaustively: claim, calls, fenced writes, completion, crashes, lapsing leases, takeover, cleanup.
+ *
+ * Every `atomic` block is one transaction of the code that its comment names; between two of them anything may happen.
+ * Workers are killed at any point (up to CRASHES in all), and their leases lapse at any time (up to LAPSES), which makes
+ * zombies of those that are still running. Clients retry until they have a final answer.
+ *
+ *   -DCLIENTS=2 -DHOLD     on_abandoned="hold" and a gateway without keys; otherwise "retry" and one that honours them
+ *   -DNO_FENCE             every fence passes: the checker must find a second order
+ *   -DCARELESS             hold, and the person does not know whether the worker is dead: the checker must find a second charge
+ *   -DNO_DOUBT             hold, but doubts are not looked at: the checker must find a second charge
+ */
+#ifndef CLIENTS
+#define CLIENTS 2
+#endif
+#ifndef CRASHES
+#define CRASHES 2
+#endif
+#ifndef LAPSES
+#define LAPSES 2
+#endif
+
+mtype = { none, in_progress, completed, failed };   /* IdempotencyKey.status; none: no row */
+mtype = { not_started, started, done };             /* IdempotencyStep: no row, finished_at NULL, finished */
+
+mtype status = none;
+byte attempt = 0;
+bool live = false;          /* locked_until > clock */
+mtype charge = not_started;
+bool ordered = false;       /* the step of the local write */
+byte result = 0;            /* the stored response: which attempt made it */
+
+byte charges = 0;           /* the gateway's books */
+byte orders = 0;            /* our books */
+
+byte crashes = 0, lapses = 0, finished = 0;
+bool working[CLIENTS];      /* a worker process is alive for this client */
+byte doing[CLIENTS];        /* its attempt */
+
+#ifdef NO_FENCE
+#define MINE true
+#else
+#define MINE (status == in_progress && attempt == mine)   /* Statements.fenced */
+#endif
+#define DOUBT (charge == started)
+#ifdef NO_DOUBT
+#define MAY_RUN true
+#else
+#ifdef HOLD
+#define MAY_RUN (!DOUBT)                                   /* Store._resume, Claim.repeats_calls */
+#else
+#define MAY_RUN true
+#endif
+#endif
+
+#define AT_WORK(who) (working[who] && doing[who] == attempt)
+#if CLIENTS == 2
+#define DEAD (!AT_WORK(0) && !AT_WORK(1))
+#else
+#define DEAD (!AT_WORK(0) && !AT_WORK(1) && !AT_WORK(2))
+#endif
+
+inline die() { /* kill -9: whatever was not committed is gone */
+    crashes++; working[me] = false; goto retry
+}
+
+proctype Client(byte me) {
+    byte mine;
+    mtype knows_charge;
+    bool knows_order;
+retry:
+    /* Store.claim, in one transaction */
+    atomic {
+        knows_charge = not_started; knows_order = false; mine = 0;
+        if
+        :: status == completed -> goto answered
+        :: status == none ->
+            status = in_progress; attempt++; live = true; mine = attempt
+        :: (status == failed || (status == in_progress && !live)) && MAY_RUN ->
+            status = in_progress; attempt++; live = true; mine = attempt;
+            knows_charge = (charge == done -> done : not_started); knows_order = ordered   /* Operation.__init__ */
+        fi;   /* a live lease, or a doubt that is held: 409, and this client comes again */
+        working[me] = true; doing[me] = mine
+    }
+    if :: crashes < CRASHES -> die() :: true fi;
+
+    if
+    :: knows_charge == done
+    :: else ->
+        /* Operation.call: Store.start_call */
+        atomic {
+            if :: MINE -> charge = (charge == done -> done : started) :: else -> goto lost fi
+        }
+        if :: crashes < CRASHES -> die() :: true fi;
+        /* the call itself: nothing can fence it */
+        atomic {
+#ifdef HOLD
+            charges++
+#else
+            charges = 1                                    /* the derived key is the same in every attempt */
+#endif
+        }
+        if :: crashes < CRASHES -> die()
+           :: true
+           :: crashes < CRASHES ->                          /* no answer: the view raises, the key is failed */
+                crashes++;
+                atomic { if :: MINE -> status = failed; live = false :: else fi; working[me] = false }
+                goto retry
+        fi;
+        /* Store.finish_call behind Store.fence */
+        atomic { if :: MINE -> charge = done :: else -> goto lost fi }
+        if :: crashes < CRASHES -> die() :: true fi
+    fi;
+
+    if
+    :: knows_order
+    :: else ->
+        /* Operation.write: the fence, the work and the step in one transaction */
+        atomic { if :: MINE -> orders++; ordered = true :: else -> goto lost fi }
+        if :: crashes < CRASHES -> die() :: true fi
+    fi;
+
+    /* Store.complete */
+    atomic { if :: MINE -> assert(status != completed); status = completed; live = false; result = mine :: else -> goto lost fi }
+    if :: crashes < CRASHES -> die() :: true fi;
+    goto answered;
+lost:
+    working[me] = false;
+    goto retry;
+answered:
+    atomic {
+        working[me] = false;
+        assert(status == completed && (mine == 0 || mine == result));   /* everybody gets the one answer */
+        assert(orders == 1 && charges == 1);
+        finished++
+    }
+}
+
+/* Time passes: a lease may lapse while its worker is still running, and does so when its worker is dead. */
+active proctype Clock() {
+end:
+    do
+    :: atomic { status == in_progress && live && lapses < LAPSES -> lapses++; live = false }
+    :: atomic { status == in_progress && live && DEAD -> live = false }
+    od
+}
+
+/* cleanup_idempotency_keys: Statements.is_expired; here everything is old enough at any time but a completed key, which
+   clients may retry until its ttl is over: when all have finished. */
+active proctype Cleanup() {
+end:
+    do
+    :: atomic { status == completed && finished == CLIENTS -> status = none; charge = not_started; ordered = false; break }
+    od
+}
+
+#ifdef HOLD
+#ifdef CARELESS
+#define KNOWS true
+#else
+#define KNOWS DEAD
+#endif
+/* A person (execution.resolution), who knows that the worker is dead: the books of the gateway decide. */
+active proctype Person() {
+end:
+    do
+    :: atomic {
+        (status == failed || (status == in_progress && !live)) && DOUBT && KNOWS ->
+        status = failed; live = false;
+        charge = (charges > 0 -> done : not_started)       /* record_outcome : release_for_retry */
+       }
+    od
+}
+#endif
+
+init {
+    atomic {
+        byte i;
+        for (i : 0 .. CLIENTS - 1) { run Client(i) }
+    }
+}
+
+#define TWICE (orders > 1 || charges > 1)
+ltl once { [] !TWICE }
+ltl nobody_is_stuck { <> (finished == CLIENTS) }

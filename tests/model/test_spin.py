@@ -1,0 +1,58 @@
+"""The exhaustive model of leased mode: every interleaving of clients, crashes, lapsing leases and cleanup."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).with_name("lease.pml")
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("spin") and shutil.which("gcc")), reason="no Spin or no gcc here (Debian: apt install spin gcc)"
+)
+
+
+def check(folder: Path, claim: str, *defines: str, fair: bool = False) -> tuple[int, int]:
+    """Errors found and states looked at."""
+    quiet = {"cwd": folder, "check": True, "capture_output": True, "timeout": 60}
+    subprocess.run(["spin", "-a", *defines, str(MODEL)], **quiet)  # type: ignore[call-overload]
+    subprocess.run(["gcc", "-w", "-O2", "-DNFAIR=4", "-o", "pan", "pan.c"], **quiet)  # type: ignore[call-overload]
+    how = ["-a", "-f"] if fair else []
+    result = subprocess.run(
+        ["./pan", *how, "-N", claim, "-m1000000"], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    errors, states = re.search(r"errors: (\d+)", result.stdout), re.search(r"(\d+) states, stored", result.stdout)
+    assert errors, result.stdout + result.stderr
+    assert states, result.stdout
+    assert "truncated" not in result.stdout
+    return int(errors[1]), int(states[1])
+
+
+@pytest.mark.parametrize("policy", [[], ["-DHOLD"]], ids=["retry", "hold"])
+def test_nothing_takes_effect_twice(tmp_path: Path, policy: list[str]) -> None:
+    """One charge, one order, and one answer for everybody, whatever is killed when."""
+    errors, states = check(tmp_path, "once", *policy)
+    assert errors == 0
+    assert states > 10_000
+
+
+@pytest.mark.parametrize("policy", [[], ["-DHOLD"]], ids=["retry", "hold"])
+def test_nobody_waits_for_ever(tmp_path: Path, policy: list[str]) -> None:
+    """Every client that goes on retrying gets its answer, if every process gets its turn."""
+    errors, states = check(tmp_path, "nobody_is_stuck", *policy, fair=True)
+    assert errors == 0
+    assert states > 10_000
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [["-DNO_FENCE"], ["-DHOLD", "-DNO_FENCE"], ["-DHOLD", "-DNO_DOUBT"], ["-DHOLD", "-DCARELESS"]],
+    ids=lambda words: " ".join(words),
+)
+def test_the_checker_finds_what_is_broken_on_purpose(tmp_path: Path, sabotage: list[str]) -> None:
+    """Without the fence, without looking at doubts, or released while the worker is only slow: twice."""
+    errors, _ = check(tmp_path, "once", *sabotage)
+    assert errors == 1

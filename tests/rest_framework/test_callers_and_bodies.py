@@ -1,0 +1,98 @@
+"""Callers whom only `request.auth` tells, and bodies that only some handlers want parsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rest_framework")
+
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpResponse
+from django.urls import path
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency import Idempotency, IdempotencyConfigurationError
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.rest_framework import IdempotencyMixin
+from tests.shopapp.models import Order
+
+
+class Partner(BaseAuthentication):
+    """Tells callers by a header that the package does not know, and knows no users."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.META.get("HTTP_X_PARTNER")
+        if name == "object":
+            return AnonymousUser(), {"partner": 1}
+        return (AnonymousUser(), name) if name else None
+
+
+class Partners(IdempotencyMixin, APIView):
+    authentication_classes = [Partner]
+
+    def post(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk, "partner": request.auth}, 201)
+
+
+class Raw(IdempotencyMixin, APIView):
+    """Reads the body, or what the parsers make of it."""
+
+    def post(self, request: Any) -> HttpResponse:
+        Order.objects.create()
+        if "parse" in request.query_params:
+            return Response({"data": str(request.data)})
+        return HttpResponse(request.body[:10])
+
+
+class Leased(Raw):
+    idempotency = Idempotency(lease=60)
+
+
+urlpatterns = [path("partners", Partners.as_view()), path("raw", Raw.as_view()), path("leased", Leased.as_view())]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_callers_and_bodies")]
+DEEP = "[" * 200_000
+
+
+def test_partners_do_not_share_a_scope(post: Any) -> None:
+    """One key, two partners: two orders, each its own answer."""
+    answers = [post("/partners", headers={"X-Partner": name}) for name in ("a", "b", "a")]
+    assert [answer.json()["partner"] for answer in answers] == ["a", "b", "a"]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
+    assert Order.objects.count() == 2
+    assert all("X-Partner" not in row.scope and row.scope.startswith("auth:") for row in IdempotencyKey.objects.all())
+
+
+def test_what_does_not_tell_who_is_calling_is_refused(post: Any) -> None:
+    """Nobody falls into a scope that they share with everybody, and nothing runs."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"request\.auth is of type 'dict'.*pass scope="):
+        post("/partners", headers={"X-Partner": "object"})
+    assert not Order.objects.exists()
+
+
+@pytest.mark.parametrize("body", ["{", DEEP], ids=["malformed", "deep"])
+def test_a_handler_that_reads_the_raw_body_gets_any(post: Any, body: str) -> None:
+    """As without protection; compared by its bytes."""
+    first, second, other = post("/raw", body), post("/raw", body), post("/raw", body + " ")
+    assert (first.status_code, first.content) == (200, body[:10].encode())
+    assert (second.headers["Idempotency-Replayed"], second.content) == ("true", first.content)
+    assert other.status_code == 422
+    assert Order.objects.count() == 1
+
+
+def test_a_handler_that_wants_it_parsed_gets_the_parsers_error(post: Any) -> None:
+    """400 from the view itself: nothing is written and nothing is claimed, so a corrected body may use the key."""
+    refused = post("/raw?parse", "{")
+    assert (refused.status_code, "Idempotency-Replayed" in refused.headers) == (400, False)
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+    assert post("/raw?parse", "{}").status_code == 200
+
+
+def test_in_leased_mode_the_parsers_error_comes_first(post: Any) -> None:
+    """A claim would be committed by then."""
+    assert post("/leased", "{").status_code == 400
+    assert IdempotencyKey.objects.count() == 0
+    assert post("/leased", "{}").status_code == 200
