@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import IntegrityError, connection, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
+from django.urls import path
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -25,6 +27,7 @@ from django_idempotency import (
     StoreBusy,
     TransactionBroken,
     arun_once,
+    idempotent,
     once,
     run_once,
 )
@@ -369,3 +372,32 @@ def test_of_twenty_at_once_one_runs(in_threads: Callable[..., list[Any]]) -> Non
     assert [r.replayed for r in results].count(False) == 1
     assert {o for o in outcomes if not isinstance(o, Result)} <= {OperationInProgress, StoreBusy}
     assert (len(RUNS), Order.objects.count()) == (1, 1)
+
+
+@idempotent
+def protected(request: HttpRequest) -> HttpResponse:
+    """Handles an event that may also come by another way."""
+    result = run_once(place, scope="events", key=request.headers["X-Event"])
+    if request.headers.get("X-Fail"):
+        raise ValueError("the view fails")
+    return JsonResponse({"order": result.value.pk, "replayed": result.replayed})
+
+
+urlpatterns = [path("events", protected)]
+
+
+@pytest.mark.urls("tests.integration.test_once")
+class TestInsideAProtectedView:
+    def test_each_key_is_its_own(self, post: Any) -> None:
+        """Two requests about one event: two keys of requests, one order."""
+        answers = [post("/events", key=f"r{number}", headers={"X-Event": "e1"}) for number in (1, 2, 1)]
+        assert [answer.json()["replayed"] for answer in answers] == [False, True, False]
+        assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
+        assert (len(RUNS), Order.objects.count()) == (1, 1)
+
+    def test_they_are_rolled_back_together(self, post: Any) -> None:
+        """The view fails after the work: neither key is used up."""
+        with pytest.raises(ValueError, match="the view fails"):
+            post("/events", headers={"X-Event": "e1", "X-Fail": "1"})
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        assert post("/events", headers={"X-Event": "e1"}).json()["replayed"] is False

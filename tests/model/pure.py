@@ -1,0 +1,54 @@
+"""What a key does, in fifty lines of plain Python: the law that the stores are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Key:
+    fingerprint: str
+    attempt: int = 1
+    status: str = "in_progress"
+    live: bool = True
+    expired: bool = False
+    steps: dict[str, bool] = field(default_factory=dict)
+    """By name: has it a result?"""
+    result: bytes = b""
+    row: int = 0
+    """Its primary key: what cleanup has deleted comes back as another row, at attempt 1 again."""
+
+    @property
+    def doubts(self) -> list[str]:
+        return [name for name, finished in self.steps.items() if not finished]
+
+    @property
+    def over(self) -> bool:
+        """As if never seen; cleanup deletes it."""
+        return self.expired and (self.status == "completed" or (self.status == "failed" and not self.doubts))
+
+    @property
+    def idle(self) -> bool:
+        return self.status == "failed" or (self.status == "in_progress" and not self.live)
+
+    def claim(self, fingerprint: str, *, hold: bool) -> str:
+        if self.over:
+            self.__init__(fingerprint, attempt=self.attempt + 1, row=self.row)  # type: ignore[misc]
+            return "claimed"
+        if self.status == "in_progress" and self.live:
+            return "conflicted"
+        if fingerprint != self.fingerprint:
+            return "mismatched"
+        if self.status == "completed":
+            return "completed"
+        if self.doubts and hold:
+            return "in doubt"
+        self.attempt, self.status, self.live, self.expired = self.attempt + 1, "in_progress", True, False
+        return "claimed"
+
+    def is_of(self, row: int, attempt: int) -> bool:
+        """The fence: is a worker of this attempt still the one?"""
+        return self.status == "in_progress" and (self.row, self.attempt) == (row, attempt)
+
+    def end(self, status: str, result: bytes = b"") -> None:
+        self.status, self.live, self.expired, self.result = status, False, False, result

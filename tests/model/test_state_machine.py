@@ -1,0 +1,187 @@
+"""Claims, crashes, retries, lapsing leases, expiry, cleanup and decisions in any order, on the database at hand."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_idempotency import ClaimLost, LeaseLost, NotResolvable
+from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from django_idempotency.protocol.snapshots import Snapshot
+from django_idempotency.stores import store_for
+from tests.integration.test_stores import a_claim
+from tests.model.pure import Key
+
+NAMES = {Conflicted: "conflicted", Mismatched: "mismatched", Completed: "completed", InDoubt: "in doubt"}
+KEYS, STEPS = st.sampled_from(["k1", "k2"]), st.sampled_from(["charge", "mail"])
+PAST = timedelta(days=3)
+
+
+class Keys(RuleBasedStateMachine):
+    """Workers are never told that they are zombies: every one of them may try to write at any time."""
+
+    workers = Bundle("workers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        IdempotencyStep.objects.all().delete()
+        IdempotencyKey.objects.all().delete()
+        self.store = store_for("default")
+        self.keys: dict[str, Key] = {}
+
+    @rule(target=workers, key=KEYS, fingerprint=st.sampled_from("ab"), hold=st.booleans())
+    def claim(self, key: str, fingerprint: str, hold: bool) -> Any:
+        law = self.keys.get(key)
+        expected = "claimed" if law is None else law.claim(fingerprint, hold=hold)
+        law = self.keys.setdefault(key, Key(fingerprint))
+        claim = a_claim(key=key, fingerprint=fingerprint.encode() * 32, lease=60.0, repeats_calls=not hold)
+        with transaction.atomic():
+            outcome = self.store.claim(claim)
+        if not isinstance(outcome, Claimed):
+            assert NAMES[type(outcome)] == expected
+            if isinstance(outcome, Completed):
+                assert outcome.snapshot.body == law.result
+            return multiple()
+        law.row = law.row or outcome.id
+        assert (expected, outcome.id, outcome.attempt) == ("claimed", law.row, law.attempt)
+        assert sorted(outcome.in_doubt) == sorted(law.doubts)
+        return key, claim, outcome
+
+    def write(self, worker: Any, *, lost: type[Exception] = LeaseLost) -> tuple[Key | None, Any]:
+        """The law of the worker's key, if it is still its own, and what to expect of a write."""
+        key, _, claimed = worker
+        law = self.keys.get(key)
+        if law is not None and law.is_of(claimed.id, claimed.attempt):
+            return law, transaction.atomic()
+        return None, pytest.raises(lost)
+
+    @rule(worker=workers, name=STEPS)
+    def start_call(self, worker: Any, name: str) -> None:
+        law, expected = self.write(worker)
+        if law is not None and law.steps.get(name):
+            return  # it has a result: the engine does not call again
+        with expected:
+            self.store.start_call(worker[2], name, again=law is not None and name in law.steps)
+        if law is not None:
+            law.steps[name] = False
+
+    @rule(worker=workers, name=STEPS)
+    def finish_call(self, worker: Any, name: str) -> None:
+        law, expected = self.write(worker)
+        with expected, transaction.atomic():
+            self.store.fence(worker[2])
+            self.store.finish_call(worker[2], name, '{"value": 1}')
+        if law is not None and name in law.steps:
+            law.steps[name] = True
+
+    @rule(worker=workers)
+    def renew(self, worker: Any) -> None:
+        law, expected = self.write(worker)
+        with expected:
+            self.store.renew(worker[2], 60.0)
+        if law is not None:
+            law.live = True
+
+    @rule(worker=consumes(workers), body=st.binary(max_size=3))
+    def complete(self, worker: Any, body: bytes) -> None:
+        law, expected = self.write(worker, lost=ClaimLost)
+        with expected:
+            self.store.complete(worker[2], Snapshot(status_code=201, headers=(), body=body), ttl=60)
+        if law is not None:
+            law.end("completed", body)
+
+    @rule(worker=workers)
+    def fail(self, worker: Any) -> None:
+        law, expected = self.write(worker)
+        with expected:
+            self.store.fail(worker[2], worker[1], "it broke")
+        if law is not None:
+            law.end("failed")
+
+    @rule(key=KEYS)
+    def lease_runs_out(self, key: str) -> None:
+        if key in self.keys and self.keys[key].status == "in_progress":
+            self.keys[key].live = False
+            IdempotencyKey.objects.filter(key=key).update(locked_until=timezone.now() - PAST)
+
+    @rule(key=KEYS)
+    def ttl_runs_out(self, key: str) -> None:
+        if key in self.keys:
+            self.keys[key].expired = True
+            IdempotencyKey.objects.filter(key=key).update(expires_at=timezone.now() - PAST)
+
+    @rule()
+    def clean_up(self) -> None:
+        over = [key for key, law in self.keys.items() if law.over]
+        deleted, _ = self.store.purge(100)
+        assert deleted == len(over)
+        for key in over:
+            del self.keys[key]
+
+    @rule(key=KEYS, what=st.sampled_from(["release", "record", "close"]), name=STEPS, seen=st.integers(0, 1))
+    def decide(self, key: str, what: str, name: str, seen: int) -> None:
+        """A person, who may have looked at an earlier attempt."""
+        law = self.keys.get(key)
+        row = IdempotencyKey.objects.filter(key=key).first()
+        attempt = (law.attempt if law else 1) - seen
+        allowed = law is not None and law.idle and seen == 0 and (what != "record" or law.steps.get(name) is False)
+        decide = {
+            "release": lambda pk: release_for_retry(pk, attempt=attempt),
+            "record": lambda pk: record_outcome(pk, name, 1, attempt=attempt),
+            "close": lambda pk: close_with(pk, Snapshot(status_code=200, headers=(), body=b"!"), attempt=attempt),
+        }[what]
+        if not allowed or law is None:
+            with pytest.raises(NotResolvable):
+                decide(row.pk if row else 0)
+            return
+        decide(row.pk if row else 0)
+        law.end("completed" if what == "close" else "failed", b"!")
+        if what == "release":
+            law.steps = {step: True for step, finished in law.steps.items() if finished}
+        elif what == "record":
+            law.steps[name] = True
+
+    @invariant()
+    def the_table_is_as_the_law_says(self) -> None:
+        rows = {row.key: row for row in IdempotencyKey.objects.all()}
+        assert rows.keys() == self.keys.keys()
+        for key, law in self.keys.items():
+            row = rows[key]
+            live = row.locked_until is not None and row.locked_until > timezone.now()
+            assert (row.status, row.attempt, live) == (law.status, law.attempt, law.live)
+            steps = {step.name: step.finished_at is not None for step in row.steps.all()}
+            assert steps == law.steps
+
+
+@pytest.mark.django_db
+def test_the_store_does_what_the_law_says() -> None:
+    """In thousands of orders of events; HYPOTHESIS_EXAMPLES=5000 for a long run."""
+    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "100"))
+    run_state_machine_as_test(
+        Keys,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=examples <= 100,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
