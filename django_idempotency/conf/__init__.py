@@ -1,0 +1,18 @@
+"""Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
+
+from .layers import resolve
+from .options import OPTION_NAMES, SAFE_METHODS, UNSET, Idempotency, as_options, is_final
+from .project import SETTING_NAMES, Settings, settings
+
+__all__ = [
+    "OPTION_NAMES",
+    "SAFE_METHODS",
+    "SETTING_NAMES",
+    "UNSET",
+    "Idempotency",
+    "Settings",
+    "as_options",
+    "is_final",
+    "resolve",
+    "settings",
+]
