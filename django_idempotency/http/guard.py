@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import update_wrapper
 from inspect import iscoroutinefunction
@@ -25,12 +26,22 @@ def guard(view: Callable[..., Any], exchange_of: ExchangeOf) -> Callable[..., An
     if not iscoroutinefunction(view):
         return lambda *args, **kwargs: handle(exchange_of(view, args, kwargs))
 
-    in_thread = update_wrapper(async_to_sync(view), view)
-
     async def guarded(*args: Any, **kwargs: Any) -> Any:
-        exchange = exchange_of(in_thread, args, kwargs)
+        cancelled = False
+
+        async def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
+            # While the claim was made there was no view to cancel, and the thread goes on without its request.
+            if cancelled:
+                raise asyncio.CancelledError
+            return await view(*args, **kwargs)
+
+        exchange = exchange_of(update_wrapper(async_to_sync(unless_cancelled), view), args, kwargs)
         if exchange.request.method not in exchange.options.methods:
             return await view(*args, **kwargs)
-        return await sync_to_async(handle)(exchange)
+        try:
+            return await sync_to_async(handle)(exchange)
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
 
     return guarded

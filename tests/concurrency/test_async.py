@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connection
+from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
 from django.urls import path
@@ -18,7 +21,10 @@ from django.views import View
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE, eventually, uvicorn
+from django_idempotency.protocol.outcomes import Claimed
+from django_idempotency.stores import store_for
+from tests.integration.test_stores import a_claim
+from tests.servers import DEADLINE, eventually, sessions, uvicorn
 from tests.shopapp.models import Ledger, Order
 
 
@@ -118,8 +124,8 @@ class TestServer:
         """Rolled back, the key is free, and no connection stays behind in a transaction."""
         headers = {"Idempotency-Key": key}
         with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post("/async", json={}, headers={**headers, "X-Forever": "1"}, timeout=1)
+            with sent(url, "/async", {**headers, "X-Forever": "1"}):
+                eventually("the view to have written", lambda: _in_a_transaction_after("shopapp_order"))
             eventually("the transaction to end", lambda: not _open_transactions())
             assert not Order.objects.exists()
             assert not IdempotencyKey.objects.exists()
@@ -148,8 +154,11 @@ class TestServer:
         """At once, not after its hour: the call is in doubt or done, the write is rolled back, the retry goes on."""
         headers = {"Idempotency-Key": key}
         with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post("/async/leased", json={}, headers={**headers, "X-Hang": place}, timeout=1)
+            with sent(url, "/async/leased", {**headers, "X-Hang": place}):
+                # What a write has written is for nobody else to see yet, but its connection can be seen.
+                in_a_call = Ledger.objects.filter(entry__startswith="call").exists
+                arrived = in_a_call if place == "call" else lambda: _in_a_transaction_after("shopapp_ledger")
+                eventually(f"the view to be in its {place}", arrived)
             row = eventually("the key to be released", lambda: IdempotencyKey.objects.filter(status="failed").first())
             assert (row.locked_until, row.last_error) == (None, "asyncio.exceptions.CancelledError")
             assert row.steps.filter(finished_at=None).count() == (place == "call")
@@ -160,6 +169,23 @@ class TestServer:
         assert Order.objects.count() == 1
         calls = Ledger.objects.filter(entry__startswith="charge")
         assert calls.count() == (2 if place == "call" else 1)
+
+    def test_a_client_that_disconnects_before_the_view_runs(self, key: str) -> None:
+        """While its request waits for the claim: the view is not started for nobody, and the key stays free."""
+        mine = a_claim(scope="anonymous", operation="POST async/wait", key=key)
+        with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+            with transaction.atomic():
+                assert isinstance(store_for("default").claim(mine), Claimed)
+                with sent(url, "/async/wait", {"Idempotency-Key": key}):
+                    eventually("the request to wait", _waiting_for_an_advisory_lock)
+                for _ in range(5):  # the server's event loop has seen the hang-up by then
+                    assert client.get("/async/ping").text == "pong"
+                transaction.set_rollback(True)
+            eventually(
+                "the request to end", lambda: not sessions("application_name LIKE 'worker-%%' AND state <> 'idle'")
+            )
+            assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+            assert client.post("/async/wait", json={}, headers={"Idempotency-Key": key}).status_code == 201
 
     def test_the_event_loop_goes_on(self, key: str) -> None:
         """While twenty requests hang in their work, others of the same process are answered."""
@@ -191,6 +217,33 @@ class TestServer:
             assert async_to_sync(crowd)(url)
             eventually("every key to be released", lambda: IdempotencyKey.objects.filter(status="failed").count() == 20)
             assert not _open_transactions()
+
+
+@contextmanager
+def sent(url: str, path: str, headers: dict[str, str]) -> Iterator[None]:
+    """A request whose client hangs up at the end of the block."""
+    target = httpx.URL(url)
+    lines = ["Host: test", "Content-Type: application/json", "Content-Length: 2"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    with socket.create_connection((target.host, target.port or 80), timeout=DEADLINE) as line:
+        line.sendall("\r\n".join([f"POST {path} HTTP/1.1", *lines, "", "{}"]).encode())
+        yield
+
+
+def _waiting_for_an_advisory_lock() -> bool:
+    with connection.cursor() as cursor:  # pg_stat_activity stays as it was first seen in a transaction
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return bool(cursor.fetchone()[0])
+
+
+def _in_a_transaction_after(table: str) -> bool:
+    """Has a worker inserted into this table and not committed yet?"""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s AND state = %s AND query LIKE %s",
+            ["worker-%", "idle in transaction", f'INSERT INTO "{table}"%'],
+        )
+        return bool(cursor.fetchone()[0])
 
 
 def _open_transactions() -> int:

@@ -119,6 +119,12 @@ class AsyncView(IdempotentView, View):
         return JsonResponse({"id": order.pk}, status=201)
 
 
+@csrf_exempt
+@idempotent(wait=20)
+async def waiting_async(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": (await Order.objects.acreate(reference="waited")).pk}, status=201)
+
+
 async def ping(request: HttpRequest) -> HttpResponse:
     """Answers from the event loop, without a thread or a database."""
     return HttpResponse("pong")
@@ -133,6 +139,7 @@ urlpatterns = [
     path("async", asynchronous),
     path("async/leased", leased_async),
     path("async/class", csrf_exempt(AsyncView.as_view())),
+    path("async/wait", waiting_async),
     path("async/ping", ping),
     path("plain", plain),
     path("rest", Rest.as_view()),

@@ -15,9 +15,9 @@ from django_idempotency.models import IdempotencyKey
 from shop.demo.stage import DEADLINE, Row, bytes_said, eventually, is_replay_of, tally, until_final
 from shop.models import Order, Payment
 
-TIMEOUT = 1
+TIMEOUT = 2
 """Seconds that the shop waits for the gateway."""
-LEASE = 3
+LEASE = 4
 """Seconds that a retry has to wait for after kill -9."""
 ONCE = "1 charge, 1 payment"
 
