@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..conf import Idempotency
 
 MAX_PARSED_BYTES = 16 * 1024 * 1024
-"""A larger JSON or urlencoded body is compared by its bytes: parsing it again could exhaust the memory."""
+"""Where DATA_UPLOAD_MAX_MEMORY_SIZE is None. Parsed, JSON can take 25 times its size: see `_small`."""
 MAX_EMPTY_FORM = 128
 """A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
@@ -129,9 +129,15 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _small(body: IO[bytes]) -> bytes:
+    """A body that may be parsed. A larger one is compared by its bytes: `request.body` would refuse it as well.
+
+    Else a stranger could make a view that never parses anything spend seconds and hundreds of megabytes.
+    """
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    limit = MAX_PARSED_BYTES if limit is None else min(limit, MAX_PARSED_BYTES)
     body.seek(0)
-    raw = body.read(MAX_PARSED_BYTES + 1)
-    if len(raw) > MAX_PARSED_BYTES:
+    raw = body.read(limit + 1)
+    if len(raw) > limit:
         raise Unparsable
     return raw
 
@@ -174,7 +180,7 @@ def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
     else:
         body.seek(0)
         try:
-            parser = MultiPartParser(request.META, body, [_HashingHandler(request)], request.encoding)
+            parser = MultiPartParser(request.META, body, [_HashingHandler(request)], "latin-1")
             fields, parsed_files = parser.parse()
         except (MultiPartParserError, SuspiciousOperation) as error:
             raise Unparsable from error

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.client import encode_multipart
 
 from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.conf import resolve
+from django_idempotency.http.fingerprints import fingerprint_of
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -206,3 +208,26 @@ def test_the_query_and_the_type_are_part_of_the_request(post: Post) -> None:
     assert post("/raw?a=1", b"{}", content_type="Application/JSON; charset=utf-8").status_code == 200
     assert post("/raw?a=2", b"{}").status_code == 422
     assert post("/raw?a=1", b"{}", content_type="text/plain").status_code == 422
+
+
+def test_bytes_that_are_no_text_are_told_apart(rf: RequestFactory) -> None:
+    """Decoded as a form's charset says, both fields would be the same replacement character."""
+    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n%s\r\n--x--\r\n'
+    bodies = [part % value for value in (b"\xff", b"\xfe", b"\xff")]
+    kind = "multipart/form-data; boundary=x"
+    seen = [fingerprint_of(r := rf.generic("POST", "/", body, content_type=kind), resolve(), r) for body in bodies]
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_json_that_django_would_not_read_is_not_parsed(rf: RequestFactory, settings: Any) -> None:
+    """Above DATA_UPLOAD_MAX_MEMORY_SIZE it is compared by its bytes: a stranger cannot make us spend memory on it."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 20
+
+    def seen(body: bytes) -> bytes | None:
+        request = rf.generic("POST", "/", body, content_type="application/json")
+        return fingerprint_of(request, resolve(), request)
+
+    assert seen(b'{"a": 1}') == seen(b'{"a":1}')
+    assert seen(b'{"a": "0123456789"}   ') != seen(b'{"a": "0123456789"}    ')
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
+    assert seen(b'{"a": "0123456789"}   ') == seen(b'{"a": "0123456789"}    ')
