@@ -9,13 +9,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import override_settings
 
 from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Ledger, Order
@@ -68,17 +66,6 @@ def test_a_command_on_cron() -> None:
     assert send("2026-11-21") == "sent before"
     assert send("2026-11-22") == "sent 1"
     assert orders() == ["invoice", "invoice"]
-
-
-@pytest.mark.skipif(find_spec("django.tasks") is None, reason="this Django has no tasks")
-def test_a_task_of_django_that_is_delivered_twice() -> None:
-    """The second run returns the first one's result."""
-    backend = {"default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"}}
-    with override_settings(TASKS=backend):
-        from tests.jobs.tasks import place_order
-
-        results = [place_order.enqueue("order") for _ in range(2)]
-    assert results[0].return_value == results[1].return_value == Order.objects.get().pk
 
 
 class TestCelery:
