@@ -19,11 +19,11 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
-from django.urls import URLResolver, get_resolver
 
 from .conf import resolve, settings
 from .exceptions import IdempotencyConfigurationError
 from .http.placement import misplaced_dispatch
+from .http.routes import routes
 from .http.status import status_url
 from .http.transactions import TakenOver, alias_of
 from .models import IdempotencyKey
@@ -205,12 +205,5 @@ def _reads_committed(options: dict[str, Any]) -> bool:
 
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        yield from _walk(get_resolver().url_patterns)
-
-
-def _walk(patterns: Sequence[Any]) -> Iterator[Any]:
-    for pattern in patterns:
-        if isinstance(pattern, URLResolver):
-            yield from _walk(pattern.url_patterns)
-        else:
-            yield pattern.callback
+        for _, _, callback in routes():
+            yield callback

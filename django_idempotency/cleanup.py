@@ -63,7 +63,6 @@ def cleanup_idempotency_keys(
     deleted = batches = 0
     not_before = None
     stop = stop or Event()
-    complete = False
     while True:
         with transaction.atomic(using=store.alias, durable=True):
             count, not_before = store.purge(batch_size, not_before)

@@ -7,18 +7,18 @@ What cannot be seen counts as not protected: a decorator that hides its view (wi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from django.urls import URLResolver, get_resolver
 from django.utils.translation import gettext as _
 
 from .conf import SAFE_METHODS, Idempotency, resolve, settings
 from .http.handlers import Handler, declared_methods, dispatch_layers, dotted, layers_of, unwrapped
 from .http.layers import class_layers
 from .http.placement import is_drf_view
+from .http.routes import routes
 from .views import IdempotencyMixin
 
 ANY = "ANY"
@@ -68,27 +68,13 @@ def endpoints(urlconf: str | None = None) -> list[Endpoint]:
     URLconf raises.
     """
     found = []
-    for route, name, callback in _routes(get_resolver(urlconf).url_patterns):
+    for route, name, callback in routes(urlconf):
         for handler in _handlers(callback):
             found += [
                 Endpoint(method=method, route=route, name=name, view=handler.view, options=options, note=note)
                 for method, options, note in _judged(handler)
             ]
     return found
-
-
-def _routes(
-    patterns: Sequence[Any], prefix: str = "", namespaces: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str, Any]]:
-    for pattern in patterns:
-        # As Django joins them for resolver_match.route.
-        route = str(pattern.pattern)
-        route = prefix + (route.removeprefix("^") if prefix else route)
-        if isinstance(pattern, URLResolver):
-            inner = (*namespaces, pattern.namespace) if pattern.namespace else namespaces
-            yield from _routes(pattern.url_patterns, route, inner)
-        else:
-            yield route, ":".join((*namespaces, pattern.name)) if pattern.name else "", pattern.callback
 
 
 def _handlers(callback: Any) -> Iterator[Handler]:

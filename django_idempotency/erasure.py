@@ -12,11 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
 from .http.callers import account_scope
 from .models import IdempotencyKey, IdempotencyStep
 from .protocol.digests import key_hash
+from .stores import alias_for
 
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
@@ -44,7 +45,7 @@ def forget(scope: str, key: str, *, operation: str | None = None, using: str | N
     operation: only that one ("POST orders/"); default: all operations the key was used for.
     using: database alias; default: the write alias of the key table.
     """
-    alias = using or router.db_for_write(IdempotencyKey)
+    alias = alias_for(using)
     rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash(key))
     # Compared here: MySQL takes "abc" and "ABC" for the same text.
     found = [
@@ -69,7 +70,7 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
-    alias = using or router.db_for_write(IdempotencyKey)
+    alias = alias_for(using)
     rows = IdempotencyKey.objects.using(alias).order_by("pk")
     newest = rows.values_list("pk", flat=True).last() or 0
     last: int = 0

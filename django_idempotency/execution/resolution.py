@@ -48,7 +48,7 @@ def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: s
     result = json.dumps({"value": value}, cls=DjangoJSONEncoder, allow_nan=False)
 
     def record(store: Store) -> None:
-        if not store.settle_doubt(row_id, step, result):
+        if not store.finish_call(row_id, step, result):
             raise NotResolvable(f"The call {step!r} is not in doubt.")
 
     _resolve(row_id, attempt, using, record)

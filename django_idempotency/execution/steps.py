@@ -153,7 +153,7 @@ class Operation:
         def finish() -> None:
             with own_transaction(self._store, f"the end of operation.call({name!r})"):
                 self._store.fence(self._claimed)
-                self._store.finish_call(self._claimed, name, kept)
+                self._store.finish_call(self._claimed.id, name, kept)
 
         on_a_fresh_connection_if_need_be(self._store, finish)
         self._doubts.discard(name)

@@ -27,6 +27,9 @@ def guard(view: Callable[..., Any], exchange_of: ExchangeOf) -> Callable[..., An
         return lambda *args, **kwargs: handle(exchange_of(view, args, kwargs))
 
     async def guarded(*args: Any, **kwargs: Any) -> Any:
+        exchange = exchange_of(view, args, kwargs)
+        if exchange.request.method not in exchange.options.methods:
+            return await view(*args, **kwargs)
         cancelled = False
 
         async def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
@@ -35,9 +38,7 @@ def guard(view: Callable[..., Any], exchange_of: ExchangeOf) -> Callable[..., An
                 raise asyncio.CancelledError
             return await view(*args, **kwargs)
 
-        exchange = exchange_of(update_wrapper(async_to_sync(unless_cancelled), view), args, kwargs)
-        if exchange.request.method not in exchange.options.methods:
-            return await view(*args, **kwargs)
+        exchange.view = update_wrapper(async_to_sync(unless_cancelled), view)
         try:
             return await sync_to_async(handle)(exchange)
         except asyncio.CancelledError:

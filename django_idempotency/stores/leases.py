@@ -53,7 +53,7 @@ class Leases:
 
     def fail(self, claimed: Claimed, claim: Claim, error: str) -> None:
         """The attempt came to nothing final: the next retry may run at once. Raises `LeaseLost`."""
-        self._fenced(self._sql.fail, [error, claim.ttl, claimed.id, claimed.attempt])
+        self._fenced(self._sql.fail, [claim.ttl, error, claimed.id, claimed.attempt])
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
         """The steps of earlier attempts by name: finished?, result."""
@@ -78,10 +78,14 @@ class Leases:
                 sql = self._sql.add_step.format(finished_at="NULL")
                 cursor.execute(sql, [claimed.id, name, Kind.CALL.value, claimed.attempt, None])
 
-    def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
-        """Keep a call's result; None: it is done, but has no value that could be kept. Call `fence` first."""
+    def finish_call(self, row_id: int, name: str, result: str | None) -> bool:
+        """Keep a call's result; None: it is done, but has no value that could be kept. `fence` or lock the key first.
+
+        False if the call is not in doubt.
+        """
         with self._cursor() as cursor:
-            cursor.execute(self._sql.finish_step, [result, claimed.id, name])
+            cursor.execute(self._sql.finish_step, [result, row_id, name])
+            return bool(cursor.rowcount == 1)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
         """Say why a call is in doubt. Call `fence` first."""
@@ -111,12 +115,6 @@ class Leases:
         """As if the calls in doubt had never been started. Lock the key first."""
         with self._cursor() as cursor:
             cursor.execute(self._sql.delete_doubts, [row_id])
-
-    def settle_doubt(self, row_id: int, name: str, result: str) -> bool:
-        """Give a call in doubt its result; False if it is not in doubt. Lock the key first."""
-        with self._cursor() as cursor:
-            cursor.execute(self._sql.finish_step, [result, row_id, name])
-            return bool(cursor.rowcount == 1)
 
     def close(self, row_id: int, snapshot: Snapshot) -> None:
         """Complete a failed key. Lock it first."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -72,50 +74,35 @@ class MariaDBStore(Store):
             if cursor.fetchone() is not None:
                 return None
             try:
-                cursor.execute(self._insert_sql, [math.ceil(claim.wait), *self._new_row(claim)])
+                with _held_after_waiting():
+                    cursor.execute(self._insert_sql, [math.ceil(claim.wait), *self._new_row(claim)])
             except IntegrityError as error:
                 if _code(error) != DUPLICATE_ENTRY:
                     raise
                 return None
-            except OperationalError as error:
-                if _code(error) != LOCK_WAIT_TIMEOUT:
-                    raise
-                raise Held from error
             return int(cursor.lastrowid)
 
     def _read(self, claim: Claim) -> Row | None:
         identity = claim.identity
-        try:
+        with _held_after_waiting():
             return self._fetch(self._read_sql, [math.ceil(claim.wait), identity.key_hash, identity.scope_hash])
-        except OperationalError as error:
-            if _code(error) != LOCK_WAIT_TIMEOUT:
-                raise
-            raise Held from error
 
     def _take_over(self, row_id: int, claim: Claim) -> int | None:
         sql = self._sql
         with self._cursor() as cursor:
-            try:
+            with _held_after_waiting():
                 cursor.execute(
                     f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {sql.take_over}",
                     [TAKE_OVER_WAIT, claim.fingerprint, claim.ttl, claim.lease, row_id],
                 )
-            except OperationalError as error:
-                if _code(error) != LOCK_WAIT_TIMEOUT:
-                    raise
-                raise Held from error
             if cursor.rowcount != 1:
                 return None
             cursor.execute(f"SELECT {sql.column['attempt']} FROM {sql.table} WHERE {sql.column['id']} = %s", [row_id])
             return int(cursor.fetchone()[0])
 
     def _resume(self, row: Row, claim: Claim) -> Claimed | Conflicted | InDoubt:
-        try:
+        with _held_after_waiting():
             return super()._resume(row, claim)
-        except OperationalError as error:
-            if _code(error) != LOCK_WAIT_TIMEOUT:
-                raise
-            raise Held from error
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql
@@ -139,6 +126,17 @@ class MariaDBStore(Store):
                         [ids],
                     )
         return len(rows), rows[-1][1] if rows else not_before
+
+
+@contextmanager
+def _held_after_waiting() -> Iterator[None]:
+    """A lock that was not to be had in time means that somebody else is at work on the key."""
+    try:
+        yield
+    except OperationalError as error:
+        if _code(error) != LOCK_WAIT_TIMEOUT:
+            raise
+        raise Held from error
 
 
 def _code(error: DatabaseError) -> int | None:

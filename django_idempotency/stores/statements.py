@@ -135,16 +135,17 @@ class Statements:
         )
 
         # --- the result
-        self.complete = (
+        completed = (
             f"UPDATE {table} SET {k['status']} = '{Status.COMPLETED.value}', {k['status_code']} = %s, "
-            f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {clock}, {k['locked_until']} = NULL, "
-            f"{k['expires_at']} = COALESCE({later}, {k['expires_at']}) WHERE {self.fenced}"
+            f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {clock}, {k['locked_until']} = NULL"
         )
+        self.complete = f"{completed}, {k['expires_at']} = COALESCE({later}, {k['expires_at']}) WHERE {self.fenced}"
         self.release = f"DELETE FROM {table} WHERE {self.fenced}"
-        self.fail = (
-            f"UPDATE {table} SET {k['status']} = '{Status.FAILED.value}', {k['last_error']} = %s, "
-            f"{k['locked_until']} = NULL, {k['expires_at']} = {later} WHERE {self.fenced}"
+        failed = (
+            f"UPDATE {table} SET {k['status']} = '{Status.FAILED.value}', {k['locked_until']} = NULL, "
+            f"{k['expires_at']} = {later}"
         )
+        self.fail = f"{failed}, {k['last_error']} = %s WHERE {self.fenced}"
 
         # --- leases and steps
         self.timeliness = f"SELECT ({self.is_expired}), ({self.lapsed}) FROM {table} WHERE {k['id']} = %s"
@@ -172,11 +173,5 @@ class Statements:
             f"SELECT {k['id']} FROM {table} WHERE {k['id']} = %s AND {k['attempt']} = %s AND ({k['status']} = "
             f"'{Status.FAILED.value}' OR ({k['status']} = '{Status.IN_PROGRESS.value}' AND {self.lapsed})) {store.lock}"
         )
-        self.set_failed = (
-            f"UPDATE {table} SET {k['status']} = '{Status.FAILED.value}', {k['locked_until']} = NULL, "
-            f"{k['expires_at']} = {later} WHERE {k['id']} = %s"
-        )
-        self.close = (
-            f"UPDATE {table} SET {k['status']} = '{Status.COMPLETED.value}', {k['status_code']} = %s, "
-            f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {clock} WHERE {k['id']} = %s"
-        )
+        self.set_failed = f"{failed} WHERE {k['id']} = %s"
+        self.close = f"{completed} WHERE {k['id']} = %s"

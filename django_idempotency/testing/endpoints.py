@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from django.db import router
-
 from ..conf import resolve
-from ..models import IdempotencyKey
+from ..stores import alias_for
 from .evidence import Creates, Effects
 from .proof import Proof
 from .races import refuse_without_commits
@@ -58,7 +56,7 @@ def assert_idempotent(
     """
     __tracebackhide__ = True
     refuse_async(client)
-    alias = using or router.db_for_write(IdempotencyKey)
+    alias = alias_for(using)
     if transaction:
         refuse_without_commits(alias)
     new_data = data if callable(data) else lambda: data

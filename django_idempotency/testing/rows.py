@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Literal
 from uuid import uuid4
 
-from django.db import router, transaction
+from django.db import transaction
 from django.db.models import F
 from django.http import HttpResponse
 from django.urls import resolve as resolve_path
@@ -17,7 +17,7 @@ from ..http.capture import capture
 from ..models import IdempotencyKey
 from ..protocol.digests import identify
 from ..protocol.outcomes import Claimed
-from ..stores import Claim, store_for
+from ..stores import Claim, alias_for, store_for
 
 LEASE = 120
 """Seconds that a key in progress is locked for: longer than any test."""
@@ -64,7 +64,7 @@ def create_key(
     options = resolve(Idempotency(store_body=not tombstone))
     lease = {"completed": None, "abandoned": -1.0}.get(status, LEASE)
     claim = Claim(identity=identity, fingerprint=fingerprint, ttl=options.ttl_seconds, lease=lease)
-    store = store_for(using or router.db_for_write(IdempotencyKey))
+    store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
         claimed = store.claim(claim)
         if not isinstance(claimed, Claimed):
