@@ -69,9 +69,9 @@ def _settle(store: Store, claimed: Claimed, result: Finished[T] | Raised) -> Fin
         transaction.set_rollback(True, using=store.alias)
         return _after_a_hidden_error(result)
     if result.snapshot is not None:
-        store.complete(claimed, result.snapshot)
+        store.complete(claimed, result.snapshot, last=True)
     else:
-        store.release(claimed)
+        store.release(claimed, last=True)
     return result
 
 

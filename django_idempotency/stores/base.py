@@ -101,10 +101,12 @@ class Store(Leases, ABC):
         row = self._fetch(self._sql.look, [claim.identity.key_hash, claim.identity.scope_hash])
         return Conflicted() if row is None or row.expired else row.judge(claim) or Conflicted()
 
-    def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None) -> None:
+    def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None, last: bool = False) -> None:
         """Keep the result with the claim. Raises `ClaimLost` if the row is not ours any more.
 
         ttl: seconds that the result is kept from now on; None: as the claim has said.
+        last: nothing but the end of the caller's `atomic()` follows, so that the COMMIT may travel along. Then errors
+        of the COMMIT are raised from here.
         """
         self._write(
             self._sql.complete,
@@ -116,13 +118,17 @@ class Store(Leases, ABC):
                 claimed.id,
                 claimed.attempt,
             ],
+            last=last,
         )
 
-    def release(self, claimed: Claimed) -> None:
-        """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not ours any more."""
-        self._write(self._sql.release, [claimed.id, claimed.attempt])
+    def release(self, claimed: Claimed, *, last: bool = False) -> None:
+        """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not ours any more.
+
+        last: as for `complete`.
+        """
         if claimed.attempt > 1:
             self._delete_steps(claimed.id)
+        self._write(self._sql.release, [claimed.id, claimed.attempt], last=last)
 
     def owns(self, sql: str) -> bool:
         """Is this a statement about the package's own tables?"""
@@ -203,14 +209,11 @@ class Store(Leases, ABC):
         with self._cursor() as cursor:
             cursor.execute(self._sql.delete_steps, [row_id])
 
-    def _write(self, sql: str, params: list[Any]) -> None:
+    def _write(self, sql: str, params: list[Any], *, last: bool) -> None:
         with self._cursor() as cursor:
             cursor.execute(sql, params)
             if cursor.rowcount != 1:
-                raise ClaimLost(
-                    "The row of this request's idempotency key is gone: the view deleted it. "
-                    "Nothing was committed. Leave the key table to the package."
-                )
+                raise row_gone()
 
     def _new_row(self, claim: Claim) -> list[Any]:
         """The parameters of `Statements.columns`."""
@@ -232,3 +235,10 @@ class Store(Leases, ABC):
             cursor.execute(sql, params)
             values = cursor.fetchone()
         return None if values is None else Row.of(values)
+
+
+def row_gone() -> ClaimLost:
+    return ClaimLost(
+        "The row of this request's idempotency key is gone: the view deleted it. "
+        "Nothing was committed. Leave the key table to the package."
+    )

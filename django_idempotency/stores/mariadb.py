@@ -19,7 +19,8 @@ from ..protocol.outcomes import Claimed, Conflicted, InDoubt
 from .base import Claim, Held, Store
 from .statements import Row
 
-DUPLICATE_ENTRY = 1062
+SEEN = frozenset({1048, 1062})
+"""What an INSERT of a key says that is there: no NULL for `key_hash`, which is NULL then, and duplicate entry."""
 LOCK_WAIT_TIMEOUT = 1205
 DEADLOCK = 1213
 TAKE_OVER_WAIT = 5
@@ -49,7 +50,7 @@ class MariaDBStore(Store):
         return (
             "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
             f"INSERT INTO {sql.table} ({sql.columns}) "
-            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}, {self.later})"
+            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}, {self.later})"
         )
 
     @cached_property
@@ -66,18 +67,25 @@ class MariaDBStore(Store):
         )
 
     def _insert(self, claim: Claim) -> int | None:
-        identity = claim.identity
+        hashes = [claim.identity.key_hash, claim.identity.scope_hash]
         with self._cursor() as cursor:
             # An INSERT that meets its duplicate locks the gap beside it until the transaction ends, even under READ
-            # COMMITTED: a view that runs under an expired key would turn other new keys away. So look first, unlocked.
-            cursor.execute(self._seen_sql, [identity.key_hash, identity.scope_hash])
-            if cursor.fetchone() is not None:
-                return None
+            # COMMITTED: a view that runs under an expired key would turn other new keys away. So look first. Under READ
+            # COMMITTED, Django's default, that can be done in the INSERT itself; elsewhere it would lock the gap, too.
+            # Not INSERT ... SELECT: it waits for the table's AUTO-INC lock, and we do not wait.
+            key_hash, params = "%s", self._new_row(claim)
+            if getattr(self.connection, "isolation_level", None) == "read committed":
+                key_hash = f"(SELECT %s FROM DUAL WHERE NOT EXISTS ({self._seen_sql}))"
+                params[1:1] = hashes
+            else:
+                cursor.execute(self._seen_sql, hashes)
+                if cursor.fetchone() is not None:
+                    return None
             try:
                 with _held_after_waiting():
-                    cursor.execute(self._insert_sql, [math.ceil(claim.wait), *self._new_row(claim)])
+                    cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(claim.wait), *params])
             except IntegrityError as error:
-                if _code(error) != DUPLICATE_ENTRY:
+                if _code(error) not in SEEN:
                     raise
                 return None
             return int(cursor.lastrowid)

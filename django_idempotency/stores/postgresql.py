@@ -9,16 +9,19 @@ import math
 from functools import cached_property
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, transaction
+from django.db import DatabaseError, DataError, OperationalError, transaction
+from django.db.backends.utils import CursorWrapper
 
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
-from .base import Claim, Held, Store
+from . import round_trips
+from .base import Claim, Held, Store, row_gone
 from .statements import Row, Status
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
 GAVE_UP_WAITING = frozenset({"55P03", "57014"})
 """lock_not_available, query_canceled (the project's own statement_timeout)"""
+DIVISION_BY_ZERO = "22012"
 IN_ERROR = 3
 """libpq's PQTRANS_INERROR"""
 
@@ -35,10 +38,42 @@ class PostgreSQLStore(Store):
     lock_or_skip = "FOR NO KEY UPDATE SKIP LOCKED"
 
     def claim(self, claim: Claim) -> ClaimOutcome:
-        outcome = super().claim(claim)
+        outcome = self._claim_in_few_round_trips(claim) or super().claim(claim)
         if isinstance(outcome, Conflicted) and claim.wait:
             return self._wait(claim)
         return outcome
+
+    def _claim_in_few_round_trips(self, claim: Claim) -> ClaimOutcome | None:
+        """The usual outcomes: a claim in one, an answer to a duplicate in two. See `round_trips`.
+
+        None: not here, or an older row may have to be taken over, or was deleted just now. No transaction is open then.
+        """
+        with self._cursor() as cursor:
+            if not round_trips.may_open(self.connection, cursor):
+                return None
+            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(claim))
+            if (inserted := cursor.fetchone()) is not None:
+                return Claimed(id=inserted[0], attempt=1)
+            round_trips.close_with(cursor, self._read_sql, self._read_params(claim))
+            try:
+                row = self._row_of(cursor)
+            except Held:
+                return Conflicted()
+        return None if row is None or row.expired else row.judge(claim)
+
+    def _write(self, sql: str, params: list[Any], *, last: bool) -> None:
+        with self._cursor() as cursor:
+            if not (last and round_trips.may_close(self.connection, cursor)):
+                super()._write(sql, params, last=last)
+                return
+            try:
+                # Divides by zero if the row is gone: the COMMIT behind it must not be reached.
+                checked = f"WITH written AS ({sql} RETURNING 1) SELECT 1 / count(*) FROM written"
+                round_trips.close_with(cursor, checked, params)
+            except DataError as error:
+                if _sqlstate(error) != DIVISION_BY_ZERO:
+                    raise
+                raise row_gone() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in REPEATABLE
@@ -84,18 +119,26 @@ class PostgreSQLStore(Store):
         return self._run_insert(self._try_insert_sql, claim)
 
     def _run_insert(self, statement: str, claim: Claim) -> int | None:
-        identity = claim.identity
-        hashes = [identity.key_hash, identity.scope_hash]
         with self._cursor() as cursor:
-            cursor.execute(statement, [*self._new_row(claim), *hashes, identity.scope_hash])
+            cursor.execute(statement, self._insert_params(claim))
             row = cursor.fetchone()
         return None if row is None else row[0]
 
-    def _read(self, claim: Claim) -> Row | None:
+    def _insert_params(self, claim: Claim) -> list[Any]:
         identity = claim.identity
+        return [*self._new_row(claim), identity.key_hash, identity.scope_hash, identity.scope_hash]
+
+    def _read(self, claim: Claim) -> Row | None:
         with self._cursor() as cursor:
-            cursor.execute(self._read_sql, [identity.scope_hash, identity.key_hash, identity.scope_hash])
-            locked, *values = cursor.fetchone()
+            cursor.execute(self._read_sql, self._read_params(claim))
+            return self._row_of(cursor)
+
+    def _read_params(self, claim: Claim) -> list[Any]:
+        identity = claim.identity
+        return [identity.scope_hash, identity.key_hash, identity.scope_hash]
+
+    def _row_of(self, cursor: CursorWrapper) -> Row | None:
+        locked, *values = cursor.fetchone()
         if locked is False:
             raise Held
         return None if values[0] is None else Row.of(values)

@@ -216,8 +216,8 @@ class TestStricterIsolation:
         store = store_for("default")
         monkeypatch.setattr(type(store), "_wait_insert_sql", "SELECT pg_terminate_backend(pg_backend_pid())")
         monkeypatch.setattr(store, "_run_insert", lambda statement, claim: _ask(statement))
-        monkeypatch.setattr(store, "_insert", lambda claim: None)
-        monkeypatch.setattr(store, "_read", lambda claim: None)
+        for name in ("_claim_in_few_round_trips", "_insert", "_read"):
+            monkeypatch.setattr(store, name, lambda claim: None)
 
         def claim(number: int) -> None:
             with pytest.raises(DatabaseError), transaction.atomic():

@@ -26,9 +26,13 @@ AT_ONCE = 4
 
 
 @contextmanager
-def serving(**environment: str) -> Iterator[httpx.Client]:
+def serving(*, plain: bool = False, **environment: str) -> Iterator[httpx.Client]:
     workers = ("--workers", str(AT_ONCE), "--preload")
-    with gunicorn(*workers, **environment) as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+    headers = {"X-Plain": "1"} if plain else {}
+    with (
+        gunicorn(*workers, **environment) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE, headers=headers) as client,
+    ):
         yield client
 
 
@@ -88,8 +92,9 @@ def at_every_boundary(client: httpx.Client, path: str, check: Callable[[Retrying
     return boundaries
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["BEGIN and COMMIT travel along", "each by itself"])
 @pytest.mark.parametrize("path", ["/plain", "/rest"])
-def test_atomic(path: str) -> None:
+def test_atomic(path: str, plain: bool) -> None:
     """One order for each request, whenever its worker died; nothing stuck, and the retry's answer is the truth."""
     answers: list[Any] = []
 
@@ -99,7 +104,7 @@ def test_atomic(path: str) -> None:
         assert retrying.send().content == answer.content
         answers.append(answer.json()["id"])
 
-    with serving() as client:
+    with serving(plain=plain) as client:
         boundaries = at_every_boundary(client, path, check)
     assert boundaries >= 8  # two boundaries around claim, write, result and COMMIT
     assert len(set(answers)) == boundaries

@@ -456,18 +456,20 @@ def test_the_view_must_leave_the_claim_alone(post: Post, settings: Any) -> None:
     assert not Order.objects.exists()
 
 
-@pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_the_price_in_statements(post: Post) -> None:
-    """Two more than the view's own for a first request, two reads for a replay, none for a bad key."""
+    """Two for a first request, two for a duplicate, none for a bad key: beside the view's own."""
 
     def statements(**kwargs: Any) -> list[str]:
         with CaptureQueriesContext(connection) as captured:
             post("/create", **kwargs)
-        return [query["sql"].split()[0] for query in captured.captured_queries]
+        own = [q["sql"] for q in captured.captured_queries if IdempotencyKey._meta.db_table in q["sql"]]
+        return [sql.partition(" FOR ")[2 * sql.startswith("SET STATEMENT")].split()[0] for sql in own]
 
-    assert statements() == ["BEGIN", "INSERT", "INSERT", "UPDATE", "COMMIT"]
-    assert statements() == ["BEGIN", "INSERT", "SELECT", "COMMIT"]
+    assert statements() == ["INSERT", "UPDATE"]
+    # MySQL's log leaves out the INSERT, which fails there.
+    assert statements() in (["INSERT", "SELECT"], ["SELECT"])
+    assert statements(data={"another": "body"}) in (["INSERT", "SELECT"], ["SELECT"])
     assert statements(key="a,b") == []
 
 

@@ -1,8 +1,9 @@
 """kill -9 at a boundary: a worker that ends itself before or after its n-th statement, COMMIT or call.
 
-The package is Django's PostgreSQL backend (`ENGINE`) with a boundary around each COMMIT and ROLLBACK; `counted` is a
-WSGI middleware that counts the boundaries of a request, and adds those around its statements. The header `X-Kill-At: n`
-makes the worker send itself SIGKILL at boundary n; every answer tells in `X-Boundaries` how many it has passed.
+The package is Django's PostgreSQL backend (`ENGINE`) with a boundary around each statement, COMMIT and ROLLBACK;
+`counted` is a WSGI middleware that counts the boundaries of a request. The header `X-Kill-At: n` makes the worker send
+itself SIGKILL at boundary n; every answer tells in `X-Boundaries` how many it has passed. `X-Plain` forbids the package
+to send BEGIN and COMMIT together with statements of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 from django.db import connection
@@ -25,11 +27,8 @@ def boundary() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _around_statement(execute: Any, *args: Any) -> Any:
-    boundary()
-    result = execute(*args)
-    boundary()
-    return result
+def _watched(execute: Any, *args: Any) -> Any:
+    return execute(*args)
 
 
 def counted(application: Any) -> Any:
@@ -44,7 +43,7 @@ def counted(application: Any) -> Any:
             return start_response(status, [*headers, ("X-Boundaries", str(_current.count))], *args)
 
         try:
-            with connection.execute_wrapper(_around_statement):
+            with connection.execute_wrapper(_watched) if environ.get("HTTP_X_PLAIN") else nullcontext():
                 return application(environ, start)
         finally:
             _current.counting = False

@@ -1,0 +1,260 @@
+"""BEGIN and COMMIT travel with our statements: how many round trips that leaves, and that nobody can tell otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from django_idempotency.exceptions import ClaimLost
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.outcomes import Claimed, Completed
+from django_idempotency.protocol.snapshots import Snapshot
+from django_idempotency.stores import store_for
+from tests.integration import round_trip_urls, view_urls
+from tests.integration.test_stores import a_claim
+from tests.shopapp.models import Order
+from tests.wire import Tap, tapped
+
+Post = Callable[..., Any]
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls("tests.integration.test_round_trips"),
+]
+urlpatterns = [*view_urls.urlpatterns, *round_trip_urls.urlpatterns]
+SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
+
+
+@pytest.fixture
+def tap() -> Iterator[Tap]:
+    with tapped() as tap:
+        yield tap
+
+
+@pytest.fixture(autouse=True)
+def _no_old_hooks() -> None:
+    round_trip_urls.HOOKS.clear()
+
+
+def verbs(messages: list[str]) -> list[list[str]]:
+    """The first words of each message's statements."""
+    without_values = (re.sub("'[^']*'", "", message) for message in messages)
+    return [[part.split()[0] for part in message.split("; ")] for message in without_values]
+
+
+def request_like(*work: Callable[[], Any]) -> None:
+    """Claim, work and complete, as a request does."""
+    store = store_for("default")
+    with transaction.atomic():
+        claimed = store.claim(a_claim())
+        assert isinstance(claimed, Claimed)
+        for step in work:
+            step()
+        store.complete(claimed, SNAPSHOT, last=True)
+
+
+TOGETHER = [["BEGIN", "INSERT"], ["INSERT"], ["WITH", "COMMIT"]]
+APART = [["BEGIN"], ["INSERT"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
+
+
+class TestHowMany:
+    def test_a_first_request_takes_as_many_as_the_bare_view(self, tap: Tap, post: Post) -> None:
+        """BEGIN, INSERT, COMMIT."""
+        assert post("/create").status_code == 201
+        assert verbs(tap.take()) == TOGETHER
+        with transaction.atomic():
+            Order.objects.create()
+        assert len(tap.take()) == 3
+
+    def test_a_duplicate_takes_two(self, tap: Tap, post: Post) -> None:
+        """Whatever it is told: replay, mismatch, conflict."""
+        post("/create")
+        tap.take()
+        assert post("/create").headers["Idempotency-Replayed"] == "true"
+        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]
+        assert post("/create", {"another": "body"}).status_code == 422
+        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]
+
+    def test_a_conflict_takes_two(self, in_threads: Any) -> None:
+        store = store_for("default")
+        claim = a_claim()
+        with transaction.atomic():
+            assert isinstance(store.claim(claim), Claimed)
+
+            def compete(_: int) -> list[list[str]]:
+                with tapped() as tap, transaction.atomic():
+                    store.claim(claim)
+                return verbs(tap.take())
+
+            assert in_threads(1, compete) == [[["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]]
+
+    def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post) -> None:
+        assert post("/answer?status=409").status_code == 409
+        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["INSERT"], ["SELECT"], ["WITH", "COMMIT"]]
+        assert not IdempotencyKey.objects.exists()
+
+    def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap) -> None:
+        """The long way, after the short one has found it."""
+        store = store_for("default")
+        with transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT, last=True)
+        IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+        tap.take()
+        with transaction.atomic():
+            assert store.claim(a_claim()) == Claimed(id=claimed.id, attempt=2)
+            assert connection.connection.info.transaction_status.name == "INTRANS"
+        assert verbs(tap.take())[:3] == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"], ["BEGIN"]]
+
+
+class TestNobodyCanTell:
+    """What Django promises about a transaction holds, whichever way it was opened."""
+
+    def test_the_driver_is_in_a_transaction_and_not_in_autocommit(self, tap: Tap, post: Post) -> None:
+        assert post("/states").json() == {"autocommit": False, "isolation": "read committed"}
+        assert (connection.get_autocommit(), connection.connection.autocommit) == (True, True)
+
+    def test_server_side_cursors_lock(self, tap: Tap, post: Post) -> None:
+        assert post("/locks").json() == {"amounts": [1, 2]}
+
+    def test_nothing_commits_after_a_raw_rollback(self, tap: Tap, post: Post) -> None:
+        """Its transaction is gone and the claim with it: what was written since must not stay."""
+        with pytest.raises(ClaimLost):
+            post("/rolls_back")
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_hooks_run_once_after_the_commit(self, tap: Tap, post: Post) -> None:
+        assert post("/hooks").status_code == 201
+        assert round_trip_urls.HOOKS == [(1, False), (1, False)]
+        assert post("/hooks").headers["Idempotency-Replayed"] == "true"
+        assert len(round_trip_urls.HOOKS) == 2
+
+    def test_a_hook_that_fails_does_so_after_the_commit(self, tap: Tap, post: Post) -> None:
+        with pytest.raises(IndexError):
+            post("/fail_after_commit")
+        assert (Order.objects.count(), post("/fail_after_commit").headers["Idempotency-Replayed"]) == (1, "true")
+
+    def test_a_deferred_constraint_fails_at_the_commit(self, tap: Tap, post: Post) -> None:
+        for _ in range(2):
+            with pytest.raises(IntegrityError):
+                post("/fail_at_commit")
+            assert not connection.in_atomic_block
+        assert ["WITH", "COMMIT"] in verbs(tap.take())
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_set_rollback_is_honoured(self, tap: Tap, post: Post) -> None:
+        """Nothing of the view stays, the refusal does."""
+        assert post("/sets_rollback").status_code == 422
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 1)
+
+    def test_a_row_that_the_view_has_deleted_stops_the_commit(self, tap: Tap) -> None:
+        """The COMMIT stands behind the check in the same message."""
+        with pytest.raises(ClaimLost):
+            request_like(Order.objects.create, IdempotencyKey.objects.all().delete)
+        assert verbs(tap.take())[-2:] == [["WITH", "COMMIT"], ["ROLLBACK"]]
+        assert not Order.objects.exists()
+
+    def test_the_query_log_has_each_statement_by_itself(self, tap: Tap, post: Post) -> None:
+        with CaptureQueriesContext(connection) as captured:
+            post("/create")
+        assert [query["sql"].split()[0] for query in captured] == [verb for [verb] in APART]
+        assert verbs(tap.take()) == APART
+
+    def test_execute_wrappers_see_each_statement_by_itself(self, tap: Tap, post: Post) -> None:
+        """And the error of each, where it occurs."""
+        seen = []
+
+        def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            seen.append(sql.split()[0])
+            return execute(sql, params, many, context)
+
+        with connection.execute_wrapper(watch):
+            post("/create")
+        assert seen == ["INSERT", "INSERT", "UPDATE"]
+        assert verbs(tap.take()) == APART
+
+
+class TestWhereItIsLeftAlone:
+    def test_inside_an_outer_transaction(self, tap: Tap, post: Post) -> None:
+        with transaction.atomic():
+            post("/create")
+            assert Order.objects.count() == 1
+            transaction.set_rollback(True)
+        sent = [verb for message in verbs(tap.take()) for verb in message]
+        assert "COMMIT" not in sent
+        assert (sent[0], sent[-1]) == ("BEGIN", "ROLLBACK")
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_without_autocommit(self, tap: Tap, post: Post) -> None:
+        """The project commits, not we."""
+        transaction.set_autocommit(False)
+        try:
+            post("/create")
+            assert "COMMIT" not in [verb for message in verbs(tap.take()) for verb in message]
+            transaction.rollback()
+        finally:
+            transaction.set_autocommit(True)
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_with_another_isolation(self, post: Post) -> None:
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        with tapped(OPTIONS={"isolation_level": IsolationLevel.SERIALIZABLE}) as tap:
+            assert post("/states").json()["isolation"] == "serializable"
+            sent = tap.take()
+        assert sent[0] == "BEGIN ISOLATION LEVEL SERIALIZABLE"
+        assert post("/states").headers["Idempotency-Replayed"] == "true"
+
+    def test_with_binding_on_the_server(self, post: Post) -> None:
+        """One statement in each message is all that this protocol takes."""
+        with tapped(OPTIONS={"server_side_binding": True}) as tap:
+            assert post("/create").status_code == 201
+            assert verbs(tap.take()) == APART
+            assert post("/create").headers["Idempotency-Replayed"] == "true"
+
+
+class TestConnections:
+    def test_a_persistent_connection_serves_the_next_request_as_usual(self, post: Post) -> None:
+        with tapped(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True) as tap:
+            for number in range(3):
+                connection.close_if_unusable_or_obsolete()
+                assert post("/create", key=str(number)).status_code == 201
+                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER
+
+    def test_a_pool_gets_its_connection_back_as_it_gave_it(self, post: Post) -> None:
+        pytest.importorskip("psycopg_pool")
+        with tapped(OPTIONS={"pool": {"min_size": 1, "max_size": 1}}) as tap:
+            for number in range(3):
+                tap.take()
+                assert post("/create", key=str(number)).status_code == 201
+                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER
+                connection.close()
+            assert post("/create", key="1").headers["Idempotency-Replayed"] == "true"
+
+    @pytest.mark.parametrize("when", ["before the claim", "before the result"])
+    def test_a_broken_connection_loses_the_request_and_nothing_else(self, tap: Tap, when: str) -> None:
+        store = store_for("default")
+        if when == "before the claim":
+            tap.cut()
+        with pytest.raises(OperationalError):
+            request_like(Order.objects.create, tap.cut)
+        assert not connection.in_atomic_block
+        connection.close()
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        request_like()
+        with transaction.atomic():
+            assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+
+    def test_an_error_of_the_claim_leaves_the_connection_as_it_was(self, tap: Tap) -> None:
+        with pytest.raises(DatabaseError), transaction.atomic():
+            store_for("default").claim(a_claim(ttl=float("nan")))
+        assert (connection.in_atomic_block, connection.connection.autocommit) == (False, True)
+        assert Order.objects.count() == 0

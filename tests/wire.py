@@ -1,0 +1,125 @@
+"""What really goes over the wire to PostgreSQL: a tap between Django and the server's socket."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.db import connection, connections
+
+PORT = 5432
+
+
+class Tap:
+    """`messages`: each message after which the client waits for an answer, that is each round trip."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self._sockets: list[socket.socket] = []
+
+    def cut(self) -> None:
+        """Break all connections, as a failing network does."""
+        for open_socket in self._sockets:
+            open_socket.shutdown(socket.SHUT_RDWR)
+
+    def take(self) -> list[str]:
+        """The messages since the last time."""
+        taken, self.messages = self.messages, []
+        return taken
+
+    def connect(self, client: socket.socket) -> None:
+        with _server() as server:
+            self._sockets += [client, server]
+            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+            self._listen(client, server)
+
+    def _listen(self, client: socket.socket, server: socket.socket) -> None:
+        pending, started, statements = b"", False, ""
+        while data := _received(client):
+            pending += data
+            while len(pending) >= 5:
+                header = 1 if started else 0
+                length = header + struct.unpack_from("!I", pending, header)[0]
+                if len(pending) < length:
+                    break
+                kind, text, pending = pending[:1], pending[header + 4 : length], pending[length:]
+                if started and kind == b"Q":
+                    self.messages.append(text.rstrip(b"\0").decode())
+                elif started and kind == b"P":
+                    statements += text.split(b"\0")[1].decode()
+                elif started and kind == b"S":
+                    self.messages.append(statements)
+                    statements = ""
+                started = True
+            try:
+                server.sendall(data)
+            except OSError:
+                return
+
+
+@contextmanager
+def tapped(**changes: Any) -> Iterator[Tap]:
+    """This thread's connection to the default database goes through a tap. `changes`: of its settings."""
+    tap = Tap()
+    usual = connections["default"]
+    with tempfile.TemporaryDirectory() as folder:
+        address = str(Path(folder) / f".s.PGSQL.{PORT}")
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                tap.connect(self.request)
+
+        with socketserver.ThreadingUnixStreamServer(address, Handler) as listener:
+            listener.daemon_threads = True
+            threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
+            options = {**usual.settings_dict["OPTIONS"], **changes.pop("OPTIONS", {})}
+            wrapper = usual.copy()
+            wrapper.settings_dict.update(HOST=folder, PORT=str(PORT), OPTIONS=options, **changes)
+            connections["default"] = wrapper
+            try:
+                wrapper.ensure_connection()
+                tap.take()
+                yield tap
+            finally:
+                wrapper.close()
+                if wrapper.settings_dict["OPTIONS"].get("pool"):
+                    wrapper.close_pool()
+                connections["default"] = usual
+                listener.shutdown()
+
+
+def _server() -> socket.socket:
+    """A connection to the server that the default database is on."""
+    host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"] or PORT
+    if not host.startswith("/"):
+        return socket.create_connection((host or "localhost", int(port)))
+    plain = socket.socket(socket.AF_UNIX)
+    plain.connect(f"{host}/.s.PGSQL.{port}")
+    return plain
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    while data := _received(source):
+        try:
+            target.sendall(data)
+        except OSError:
+            return
+    # The server has ended: let the client see it.
+    try:
+        target.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _received(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
