@@ -50,7 +50,7 @@ class RestFrameworkExchange(Exchange):
 
         The handler may not want parsed data at all, and then their error is none of its business: the body is
         compared by its bytes. If it does want them, it gets the same error again, and the claim is rolled back with it.
-        In leased mode the claim would not be: there the error comes first.
+        In leased mode the claim would not be: there the error comes first. Observed, the view runs whatever it is.
         """
         with open_body(self.request):
             try:
@@ -58,7 +58,8 @@ class RestFrameworkExchange(Exchange):
             except UnreadablePostError:
                 raise
             except Exception as error:
-                if self.options.lease is not None and not isinstance(error, UnsupportedMediaType):
+                claims_first = self.options.lease is not None and not self.options.observe
+                if claims_first and not isinstance(error, UnsupportedMediaType):
                     raise
                 self.unparsed = error
                 # The framework shows empty data to whoever asks after an error.
