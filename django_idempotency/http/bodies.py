@@ -38,10 +38,16 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
         # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
         spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
         weakref.finalize(request, SpooledTemporaryFile.close, spool)
-        for chunk in iter(lambda: request.read(CHUNK), b""):
-            spool.write(chunk)
-        _refuse_truncated(private._stream)
+        stream = private._stream
+        try:
+            for chunk in iter(lambda: request.read(CHUNK), b""):
+                spool.write(chunk)
+        except Exception:
+            # Where the view runs all the same (observe=True) it must not take nothing for what was sent.
+            _hand_on(private, _Lost())
+            raise
         _hand_on(private, spool)
+        _refuse_truncated(stream)
         try:
             yield spool
         finally:
@@ -55,6 +61,15 @@ class _Spool(SpooledTemporaryFile[bytes]):
         pass
 
 
+class _Lost(BytesIO):
+    """What is left of a body that could not be read or kept."""
+
+    def read(self, *args: Any) -> bytes:
+        raise OSError("the request's body could not be read")
+
+    readline = read
+
+
 def _refuse_truncated(stream: Any) -> None:
     """A client that hangs up in mid-upload must not claim the key: its retry, in full, would be another request.
 
@@ -65,7 +80,7 @@ def _refuse_truncated(stream: Any) -> None:
         raise BadRequest("The request's body ended before its Content-Length.")
 
 
-def _hand_on(request: Any, spool: IO[bytes]) -> None:
-    spool.seek(0)
-    request._stream = spool
+def _hand_on(request: Any, stream: IO[bytes]) -> None:
+    stream.seek(0)
+    request._stream = stream
     request._read_started = False
