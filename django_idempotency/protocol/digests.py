@@ -9,6 +9,9 @@ from uuid import UUID, uuid5
 DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. It never changes: a gateway must know tomorrow's retry by today's key."""
 
+MAX_READABLE_SCOPE = 255
+"""Characters, as many as a key may have: `forget` and the admin deal with names, not with documents."""
+
 
 def digest(*parts: bytes) -> bytes:
     """SHA-256 of the parts, each prefixed by its length, so that no two lists of parts look alike."""
@@ -44,7 +47,19 @@ class Identity:
     scope_hash: int
 
 
+def kept_scope(scope: str) -> str:
+    """The scope as the table keeps it: a name that can be printed, or the hash of anything else.
+
+    The project may have made it of what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte.
+    """
+    if len(scope) <= MAX_READABLE_SCOPE and scope.isprintable():
+        return scope
+    return f"scope:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
+
+
 def identify(*, scope: str, operation: str, key: str) -> Identity:
+    """Scopes that are no names stand as their hashes, see `kept_scope`."""
+    scope = kept_scope(scope)
     return Identity(
         scope=scope,
         operation=operation,
