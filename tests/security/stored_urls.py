@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
-from django_idempotency import idempotent
+from django_idempotency import get_operation, idempotent
 from tests.shopapp.models import Order
 
 
@@ -35,6 +35,13 @@ def create(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(Order.objects.create().pk))
 
 
+@idempotent(lease=60)
+def leased(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    operation.call("charge", str)
+    return HttpResponse(str(operation.write("order", Order.objects.create).pk))
+
+
 def named(**options: Any) -> Any:
     return idempotent(**options)(create.__wrapped__)  # type: ignore[attr-defined]
 
@@ -43,6 +50,7 @@ urlpatterns = [
     path("login", login),
     path("swallow", swallow),
     path("create", create),
+    path("leased", leased),
     path("by-scope", named(scope=lambda request: request.headers["X-Scope"])),
     path("quoted'\"%s;--", named(operation="'; DROP TABLE django_idempotency_idempotencykey; --%s")),
     path("observed", named(observe=True)),
