@@ -35,23 +35,44 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     elif private._read_started:
         yield None
     else:
-        # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
-        spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
-        weakref.finalize(request, SpooledTemporaryFile.close, spool)
-        stream = private._stream
-        try:
-            for chunk in iter(lambda: request.read(CHUNK), b""):
-                spool.write(chunk)
-        except Exception:
-            # Where the view runs all the same (observe=True) it must not take nothing for what was sent.
-            _hand_on(private, _Lost())
-            raise
+        spool = private._stream if isinstance(private._stream, _Spool) else _spooled(private)
         _hand_on(private, spool)
-        _refuse_truncated(stream)
         try:
             yield spool
         finally:
             _hand_on(private, spool)
+
+
+def _spooled(request: Any) -> _Spool:
+    """Read the stream to its end. If that fails the request is left with a stream that cannot be read."""
+    # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
+    spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
+    _close_with(request, spool)
+    stream = request._stream
+    try:
+        for chunk in iter(lambda: request.read(CHUNK), b""):
+            spool.write(chunk)
+    except Exception:
+        # Where the view runs all the same (observe=True) it must not take nothing for what was sent.
+        _hand_on(request, _Lost())
+        raise
+    _hand_on(request, spool)
+    _refuse_truncated(stream)
+    return spool
+
+
+def _close_with(request: Any, spool: _Spool) -> None:
+    """With the request's uploaded files, when its response has been sent.
+
+    Nobody closes the request of a test: then when it is collected, which on a server would let large files pile up.
+    """
+    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
+
+    def closing() -> None:
+        close()
+        finish()
+
+    request.close = closing
 
 
 class _Spool(SpooledTemporaryFile[bytes]):

@@ -153,6 +153,29 @@ def test_a_megabyte_of_message_is_described_at_once(piece: str) -> None:
     assert len(describe(ValueError(piece * (MB // len(piece))))) <= 500
 
 
+@pytest.mark.parametrize("path", ["body", "form", "loads"])
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
+@pytest.mark.urls("tests.security.pairs")
+def test_what_django_refuses_for_its_size_is_refused_and_claims_nothing(
+    client: Client, path: str, content_type: str
+) -> None:
+    """A view that asks for more than DATA_UPLOAD_MAX_MEMORY_SIZE gets Django's 400, and the key is free."""
+    sent: Any = {"content_type": content_type, "headers": {"Idempotency-Key": "k"}}
+    statuses = [client.post(f"/{kind}/{path}", b"1" * 3 * MB, **sent).status_code for kind in ("bare", "protected")]
+    expected = 200 if (path, content_type) == ("form", "application/json") else 400  # no form at all
+    assert statuses == [expected, expected]
+    assert IdempotencyKey.objects.exists() is (expected == 200)
+
+
+def test_numbers_that_collide_are_never_looked_up(client: Client) -> None:
+    """Python hashes text with a secret of the process, but numbers without: here they are values, never names."""
+    body = [number * (2**61 - 1) for number in range(1, 100_000)]
+    assert len({hash(number) for number in body}) == 1
+    headers = {"Idempotency-Key": "k"}
+    answers = [client.post("/swallow", body, content_type="application/json", headers=headers) for _ in range(2)]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "true"]
+
+
 @pytest.mark.parametrize("depth", [100, 900, 20_000, 1_000_000])
 def test_deep_json_is_a_body_like_any_other(client: Client, depth: int) -> None:
     """Up to 2 MB of brackets: accepted, and replayed."""
