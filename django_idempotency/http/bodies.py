@@ -44,7 +44,7 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
 
 
 def _spooled(request: Any) -> _Spool:
-    """Read the stream to its end. If that fails the request is left with a stream that cannot be read."""
+    """Read the stream to its end."""
     # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
     spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
     _close_with(request, spool)
@@ -53,8 +53,7 @@ def _spooled(request: Any) -> _Spool:
         for chunk in iter(lambda: request.read(CHUNK), b""):
             spool.write(chunk)
     except Exception:
-        # Where the view runs all the same (observe=True) it must not take nothing for what was sent.
-        _hand_on(request, _Lost())
+        request._stream = _Lost()
         raise
     _hand_on(request, spool)
     _refuse_truncated(stream)
@@ -80,6 +79,15 @@ class _Spool(SpooledTemporaryFile[bytes]):
 
     def close(self) -> None:
         pass
+
+
+def show_loss(request: Any) -> None:
+    """Where the view runs after all (observe=True) it must not take a body that was lost for an empty one.
+
+    Not before: who writes a report about the error asks for `request.POST`, and may find nothing.
+    """
+    if isinstance(getattr(request, "_stream", None), _Lost):
+        request._read_started = False
 
 
 class _Lost(BytesIO):

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.db import connection
@@ -201,7 +202,7 @@ def test_a_scope_made_of_what_a_client_sent_is_stored_as_a_hash(tenant: str) -> 
     assert told(sender("/tenant?tenant=other")())[2] == "false"
 
 
-@pytest.mark.parametrize("scope", ["a\x00b", "a\r\nb", "\ud800", "x" * 256])
+@pytest.mark.parametrize("scope", ["a\x00b", "a\r\nb", "\ud800", "a\u202eb", "x" * 256])
 def test_a_scope_without_http_is_stored_as_a_hash_too(scope: str) -> None:
     """`run_once` and `forget` are given it as it is; the admin shows its hash, which is as good."""
     work: Any = {"work": lambda: 1, "operation": "o", "scope": scope, "key": "k"}
@@ -223,6 +224,7 @@ def test_two_credentials_are_not_one_long_one(rf: RequestFactory) -> None:
 
 
 def test_a_readable_scope_stays_readable() -> None:
-    """Up to 255 characters, of any script."""
-    sender(f"/tenant?tenant={'é' * 255}")()
-    assert IdempotencyKey.objects.get().scope == "é" * 255
+    """Up to 255 characters of any script: of one that this Python does not know yet (U+0378), too."""
+    for scope in ("é" * 255, "\u0378", "a b"):
+        sender(f"/tenant?tenant={quote(scope)}")()
+        assert IdempotencyKey.objects.latest("pk").scope == scope
