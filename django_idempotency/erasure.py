@@ -16,7 +16,7 @@ from django.db import connections, transaction
 
 from .http.callers import account_scope
 from .models import IdempotencyKey, IdempotencyStep
-from .protocol.digests import key_hash
+from .protocol.digests import kept_scope, key_hash
 from .stores import alias_for
 
 BATCH_SIZE = 5000
@@ -40,12 +40,13 @@ def forget(scope: str, key: str, *, operation: str | None = None, using: str | N
 
     Works in a transaction of its own (inside an outer `atomic()`: a savepoint). Reads the unique index.
 
-    scope: as the admin shows it; of a user, `scope_of_user(user)`.
+    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
     key: the client's key, without quotes.
     operation: only that one ("POST orders/"); default: all operations the key was used for.
     using: database alias; default: the write alias of the key table.
     """
     alias = alias_for(using)
+    scope = kept_scope(scope)
     rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash(key))
     # Compared here: MySQL takes "abc" and "ABC" for the same text.
     found = [
@@ -64,13 +65,14 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
     added after its start are not looked at: take the caller's access away first. Each batch is deleted in a transaction
     of its own (inside an outer `atomic()`: a savepoint); after an error, what earlier batches deleted stays deleted.
 
-    scope: as the admin shows it; of a user, `scope_of_user(user)`.
+    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
     using: database alias; default: the write alias of the key table.
     batch_size: rows that one query looks at, at least 1. Raises ValueError.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
     alias = alias_for(using)
+    scope = kept_scope(scope)
     rows = IdempotencyKey.objects.using(alias).order_by("pk")
     newest = rows.values_list("pk", flat=True).last() or 0
     last: int = 0

@@ -101,8 +101,8 @@ def from_cloudevent() -> KeyReader:
         try:
             return check_key(key)
         except InvalidKey:
-            # Long, or with spaces, which a CloudEvent may be and a key may not.
-            return f"sha256:{sha256(key.encode()).hexdigest()}"
+            # Long, or with spaces, which a CloudEvent may be and a key may not. JSON may hold half a surrogate pair.
+            return f"sha256:{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
     return KeyReader(read=read, source="the CloudEvents attributes source and id")
 

@@ -22,7 +22,7 @@ class Settings:
     replayed_header: name of the response header that says "true" or "false".
     docs_url: where the project documents its keys; the problem `type` and the `Link` of error answers.
     key_validator: `callable(key) -> bool`, or its dotted path; False (or a ValidationError) answers 400.
-    credential_headers: request headers that identify an anonymous caller, the first one sent wins.
+    credential_headers: request headers that identify an anonymous caller: all that were sent, together.
     error_response: `callable(request, problem) -> HttpResponse`, or its dotted path: the project's own errors.
     require_quoted_key: accept only the quoted form of the draft, not bare keys.
     store_cookies: also keep and replay `Set-Cookie` (a stored credential).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -28,11 +29,23 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
             raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
         return scope
     user = getattr(request, "user", None)
-    if user is not None and user.is_authenticated:
+    if is_authenticated(user):
         return account_scope(user)
     if (credential := _credential(request)) is not None:
         return credential
     return ANONYMOUS if options.anonymous == "shared" else None
+
+
+def is_authenticated(user: Any) -> bool:
+    """Raises `IdempotencyConfigurationError` for a user that cannot say so: authenticators may return anything."""
+    if user is None:
+        return False
+    if not hasattr(user, "is_authenticated"):
+        raise IdempotencyConfigurationError(
+            f"request.user is of type {user.__class__.__qualname__!r}, which has no is_authenticated and so does "
+            "not tell who is calling. Pass scope=callable(request)."
+        )
+    return bool(user.is_authenticated)
 
 
 def auth_scope(auth: Any) -> str:
@@ -40,7 +53,7 @@ def auth_scope(auth: Any) -> str:
 
     Raises `IdempotencyConfigurationError` for what does not tell who is calling: everybody would share one scope.
     """
-    if isinstance(auth, str):
+    if isinstance(auth, str) and auth:
         return credential_scope("auth", auth)
     if getattr(auth, "pk", None) is None:
         raise IdempotencyConfigurationError(
@@ -65,15 +78,9 @@ def account_scope(user: Any) -> str:
 
 def _credential(request: Any) -> str | None:
     """A hash of what the client identified itself with, so that the table holds no credential."""
-    for header in settings().credential_headers:
-        value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
-        if value and header.lower() == "authorization":
-            scheme, _, rest = value.partition(" ")
-            if scheme.lower() not in STABLE_SCHEMES or not rest.strip():
-                continue
-            value = f"{scheme.lower()} {rest.strip()}"
-        if value:
-            return credential_scope(header.lower(), value)
+    # All of them: tenants behind one gateway may send the same Authorization, and differ in their API keys.
+    if sent := dict(_credentials(request)):
+        return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
     # The cookie as it was sent, not request.session's key: a retry carries the old one even if the lost answer
     # had set a new one.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
@@ -82,6 +89,19 @@ def _credential(request: Any) -> str | None:
     return None
 
 
+def _credentials(request: Any) -> Iterator[tuple[str, str]]:
+    """Name and value of each credential header that stays the same in a retry."""
+    for header in settings().credential_headers:
+        value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
+        if value and header.lower() == "authorization":
+            scheme, _, rest = value.partition(" ")
+            if scheme.lower() not in STABLE_SCHEMES or not rest.strip():
+                continue
+            value = f"{scheme.lower()} {rest.strip()}"
+        if value:
+            yield header.lower(), value
+
+
 def credential_scope(kind: str, value: str) -> str:
     """The scope of whoever knows this secret."""
-    return f"{kind}:{sha256(value.encode(errors='surrogateescape')).hexdigest()}"
+    return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"

@@ -26,6 +26,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 """RFC 9110 section 7.6.1: about one connection, not about the answer."""
+CREDENTIALS = frozenset({"set-cookie", "authorization"})
+"""What a view may have written by hand, and no table should hold: a session, a freshly issued token."""
 REASON = ":reason"
 """A reason phrase of the view's own, kept among the headers under a name that no header can have."""
 
@@ -63,9 +65,8 @@ def _body(response: Any, options: Idempotency) -> bytes | None:
 
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
     named = response.headers.get("Connection", "").lower().split(",")
-    dropped = HOP_BY_HOP.union(name.strip() for name in named)
-    if not settings().store_cookies:
-        dropped = dropped.union({"set-cookie"})  # one that the view wrote by hand
+    kept = {"set-cookie"} if settings().store_cookies else set()
+    dropped = HOP_BY_HOP.union(name.strip() for name in named) | CREDENTIALS - kept
     yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
     if response._reason_phrase is not None:  # type: ignore[attr-defined]
         yield REASON, response.reason_phrase

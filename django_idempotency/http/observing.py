@@ -18,6 +18,7 @@ from ..protocol.errors import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
 from ..protocol.snapshots import Snapshot
 from ..stores import Claim, Store, store_for
+from .bodies import show_loss
 from .exchange import Exchange
 from .problems import Problem
 from .transactions import alias_of
@@ -39,6 +40,7 @@ def observed(
 ) -> HttpResponseBase:
     """Run the view, and log what protection would have done instead."""
     claim = _safely(wanted)
+    show_loss(exchange.request)
     if isinstance(claim, Problem):
         _log(exchange, f"refused with {claim.status}: {claim.title}")
     if not isinstance(claim, Claim):

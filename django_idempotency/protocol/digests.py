@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID, uuid5
 
 DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. It never changes: a gateway must know tomorrow's retry by today's key."""
+
+MAX_READABLE_SCOPE = 255
+"""Characters, as many as a key may have: `forget` and the admin deal with names, not with documents."""
+# Listed: what `str.isprintable` says changes with Python's Unicode, and a retry after an upgrade must find its row.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+"""Control characters, line ends, what is invisible or changes the direction of writing, halves of surrogate pairs."""
 
 
 def digest(*parts: bytes) -> bytes:
@@ -44,7 +51,19 @@ class Identity:
     scope_hash: int
 
 
+def kept_scope(scope: str) -> str:
+    """The scope as the table keeps it: a short text without control characters, or the hash of anything else.
+
+    The project may have made it of what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte.
+    """
+    if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope):
+        return scope
+    return f"scope:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
+
+
 def identify(*, scope: str, operation: str, key: str) -> Identity:
+    """A long scope, or one with control characters, stands as its hash, see `kept_scope`."""
+    scope = kept_scope(scope)
     return Identity(
         scope=scope,
         operation=operation,

@@ -11,11 +11,12 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
+from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..conf import Idempotency
 from ..http.bodies import open_body
-from ..http.callers import auth_scope
+from ..http.callers import auth_scope, is_authenticated
 from ..http.exchange import Exchange
 from ..http.fingerprints import fingerprint_of
 from ..http.transactions import alias_of
@@ -50,7 +51,7 @@ class RestFrameworkExchange(Exchange):
 
         The handler may not want parsed data at all, and then their error is none of its business: the body is
         compared by its bytes. If it does want them, it gets the same error again, and the claim is rolled back with it.
-        In leased mode the claim would not be: there the error comes first.
+        In leased mode the claim would not be: there the error comes first. Observed, the view runs whatever it is.
         """
         with open_body(self.request):
             try:
@@ -58,7 +59,8 @@ class RestFrameworkExchange(Exchange):
             except UnreadablePostError:
                 raise
             except Exception as error:
-                if self.options.lease is not None and not isinstance(error, UnsupportedMediaType):
+                claims_first = self.options.lease is not None and not self.options.observe
+                if claims_first and not isinstance(error, UnsupportedMediaType):
                     raise
                 self.unparsed = error
                 # The framework shows empty data to whoever asks after an error.
@@ -70,10 +72,12 @@ class RestFrameworkExchange(Exchange):
 
     def scope(self) -> str | None:
         """Whom the view's own authentication found, unless `scope=` says who is calling."""
-        auth = self.asked_with.auth
-        if self.options.scope is not None or auth is None or getattr(self.asked_with.user, "is_authenticated", False):
+        request: Any = self.asked_with
+        if self.options.scope is not None or is_authenticated(request.user) or request.auth is None:
             return super().scope()
-        return auth_scope(auth)
+        if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
+            return super().scope()  # the project's own mark for nobody
+        return auth_scope(request.auth)
 
     def answer(self, error: Exception) -> HttpResponseBase:
         """The framework's exception handling, then its rendering, each in a transaction of its own.

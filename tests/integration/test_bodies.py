@@ -31,6 +31,19 @@ def test_more_than_the_limit_goes_to_the_projects_folder(
     assert request.body == b"sixsix"
 
 
+def test_a_body_is_read_once_and_closed_with_its_request(rf: RequestFactory) -> None:
+    """The REST framework's adapter opens it twice. Left to the garbage collector, large files would pile up."""
+    request = rf.generic("POST", "/", b"sixsix")
+    with open_body(request) as first:
+        pass
+    with open_body(request) as second:
+        assert second is first
+    spool: Any = first
+    assert not spool.closed
+    request.close()
+    assert spool.closed
+
+
 def test_an_unknown_folder_is_an_error_only_for_what_needs_it(rf: RequestFactory, settings: Any) -> None:
     """The folder of the setting is the one that is used."""
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1

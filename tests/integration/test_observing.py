@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.test import RequestFactory
 from django.urls import path
 
 from django_idempotency import idempotent
@@ -31,6 +34,11 @@ def create(request: HttpRequest) -> HttpResponse:
 def leased(request: HttpRequest) -> HttpResponse:
     order = request.idempotency.write("order", Order.objects.create)  # type: ignore[attr-defined]
     return JsonResponse({"id": order.pk}, status=201)
+
+
+@idempotent(observe=True)
+def reading(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(request.POST)
 
 
 @idempotent(observe=True, anonymous="refuse")
@@ -150,3 +158,20 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     answer = post("/enforced")
     assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
     assert Order.objects.count() == 1
+
+
+FORM: Any = {"content_type": "application/x-www-form-urlencoded", "headers": {"Idempotency-Key": "k"}}
+
+
+def test_a_body_that_ends_early_reaches_the_view_as_it_would(rf: RequestFactory) -> None:
+    """What protection refuses, observing only logs."""
+    short = {"CONTENT_LENGTH": "20", "wsgi.input": BytesIO(b"a=1&b=2")}
+    assert json.loads(reading(rf.generic("POST", "/", b"a=1&b=2", **FORM, **short)).content) == {"a": "1", "b": "2"}
+
+
+def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory, settings: Any) -> None:
+    """No room to keep it while it is compared: the view does not run with nothing."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1
+    settings.FILE_UPLOAD_TEMP_DIR = "/nowhere/at/all"
+    with pytest.raises(UnreadablePostError):
+        reading(rf.generic("POST", "/", b"a=1&b=2", **FORM))

@@ -52,7 +52,16 @@ class Leased(Raw):
     idempotency = Idempotency(lease=60)
 
 
-urlpatterns = [path("partners", Partners.as_view()), path("raw", Raw.as_view()), path("leased", Leased.as_view())]
+class Observed(Raw):
+    idempotency = Idempotency(lease=60, observe=True)
+
+
+urlpatterns = [
+    path("partners", Partners.as_view()),
+    path("raw", Raw.as_view()),
+    path("leased", Leased.as_view()),
+    path("observed", Observed.as_view()),
+]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_callers_and_bodies")]
 DEEP = "[" * 200_000
 
@@ -96,3 +105,12 @@ def test_in_leased_mode_the_parsers_error_comes_first(post: Any) -> None:
     assert post("/leased", "{").status_code == 400
     assert IdempotencyKey.objects.count() == 0
     assert post("/leased", "{}").status_code == 200
+
+
+@pytest.mark.parametrize("body", ["{", DEEP], ids=["malformed", "deep"])
+def test_observed_in_leased_mode_it_is_left_to_the_handler(post: Any, client: Any, body: str) -> None:
+    """As without protection: raw bytes are taken; whoever asks for parsed data gets the error, not an empty body."""
+    raw = post("/observed", body)
+    assert (raw.status_code, raw.content, Order.objects.count()) == (200, body[:10].encode(), 1)
+    client.raise_request_exception = False
+    assert post("/observed?parse", body, key="other").status_code == (400 if body == "{" else 500)

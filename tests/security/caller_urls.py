@@ -1,0 +1,124 @@
+"""One view that tells a secret, behind every way to say who is calling."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from django.contrib.auth.middleware import RemoteUserMiddleware
+from django.contrib.auth.models import AnonymousUser, Group
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+
+from django_idempotency import idempotent
+from tests.settings import REST_FRAMEWORK_INSTALLED
+
+NINJA_INSTALLED = find_spec("ninja") is not None
+RUNS: list[None] = []
+
+
+def secret() -> dict[str, str]:
+    RUNS.append(None)
+    return {"secret": f"of run {len(RUNS)}"}
+
+
+@idempotent
+def plain(request: HttpRequest) -> JsonResponse:
+    return JsonResponse(secret())
+
+
+@idempotent(scope=lambda request: request.GET["tenant"])
+def tenant(request: HttpRequest) -> JsonResponse:
+    return JsonResponse(secret())
+
+
+class ForwardedUserMiddleware(RemoteUserMiddleware):
+    """As Django documents it for a proxy that authenticates."""
+
+    header = "HTTP_X_FORWARDED_USER"
+
+
+urlpatterns = [path("plain", plain), path("tenant", tenant)]
+
+if REST_FRAMEWORK_INSTALLED:
+    from rest_framework.authentication import (
+        BaseAuthentication,
+        BasicAuthentication,
+        SessionAuthentication,
+        TokenAuthentication,
+    )
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    class Key(BaseAuthentication):
+        """A header of its own, and no user: what API key packages do."""
+
+        def authenticate(self, request: Any) -> Any:
+            value = request.headers.get("X-Shop-Key")
+            return None if value is None else (AnonymousUser(), self.found(value))
+
+        def found(self, value: str) -> Any:
+            return value
+
+    class ModelKey(Key):
+        def found(self, value: str) -> Any:
+            return Group.objects.get_or_create(name=value)[0]
+
+    class Claims(Key):
+        """Such as the payload of a JWT."""
+
+        def found(self, value: str) -> Any:
+            return {"sub": value}
+
+    class Nameless(BaseAuthentication):
+        """A user that is none of Django's."""
+
+        def authenticate(self, request: Any) -> Any:
+            return object(), None
+
+    def behind(authentication: Any) -> Any:
+        def post(self: Any, request: Any) -> Any:
+            return Response(secret())
+
+        attributes = {"post": post, "authentication_classes": [authentication]}
+        return type("Rest", (IdempotencyMixin, APIView), attributes).as_view()
+
+    urlpatterns += [
+        path("rest/basic", behind(BasicAuthentication)),
+        path("rest/session", behind(SessionAuthentication)),
+        path("rest/token", behind(TokenAuthentication)),
+        path("rest/key", behind(Key)),
+        path("rest/model", behind(ModelKey)),
+        path("rest/claims", behind(Claims)),
+        path("rest/nameless", behind(Nameless)),
+    ]
+
+if NINJA_INSTALLED:
+    from ninja import NinjaAPI
+    from ninja.security import APIKeyHeader, HttpBearer, django_auth
+
+    from django_idempotency.ninja import idempotent_operation
+
+    class Bearer(HttpBearer):
+        def authenticate(self, request: HttpRequest, token: str) -> str:
+            return token
+
+    class ShopKey(APIKeyHeader):
+        param_name = "X-Shop-Key"
+
+        def authenticate(self, request: HttpRequest, key: str | None) -> str | None:
+            return key
+
+    api = NinjaAPI(urls_namespace="callers", docs_url=None, openapi_url=None)
+
+    def operation() -> Any:
+        def run(request: HttpRequest) -> Any:
+            return secret()
+
+        return idempotent_operation(run)
+
+    for name, auth in {"bearer": Bearer(), "key": ShopKey(), "session": django_auth}.items():
+        api.post(f"/{name}", auth=auth, operation_id=name)(operation())
+    urlpatterns.append(path("ninja/", api.urls))

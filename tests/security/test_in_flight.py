@@ -1,0 +1,150 @@
+"""10,000 keys in flight on PostgreSQL: whoever comes reads a few pages, by an index.
+
+Counted by the database itself, whatever the statements look like and whichever plan it has chosen for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.urls import reverse
+
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.protocol.digests import key_hash
+from django_idempotency.stores import store_for
+from django_idempotency.testing import create_key
+from tests.integration.test_admin import staff
+
+Post = Callable[..., Any]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.urls("tests.security.stored_urls"),
+]
+IN_FLIGHT = 10_000
+KEYS = (
+    "INSERT INTO django_idempotency_idempotencykey (key_hash, scope_hash, scope, operation, key, status, attempt, "
+    "locked_until, created_at, expires_at) SELECT {key_hash}, n, 'user:' || n, 'POST create', 'in-flight', "
+    "'in_progress', 1, {locked_until}, now(), now() + interval '1 day' FROM generate_series(1, {count}) AS n "
+    "RETURNING id"
+)
+CALLS = (
+    "INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at) "
+    "SELECT id, 'charge', 'call', 1, now() FROM keys"
+)
+
+
+def fly(database: Any, key_hash: str = "n", locked_until: str = "now() + interval '1 hour'") -> None:
+    """Keys in progress, each with an external call that is being made."""
+    keys = KEYS.format(key_hash=key_hash, locked_until=locked_until, count=IN_FLIGHT)
+    with database.cursor() as cursor:
+        cursor.execute(f"WITH keys AS ({keys}) {CALLS}")
+
+
+@contextmanager
+def uncommitted() -> Iterator[None]:
+    """As in atomic mode: nobody sees them, but the index holds them."""
+    other: Any = connection.copy()
+    other.set_autocommit(False)
+    try:
+        fly(other, locked_until="NULL")
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+@contextmanager
+def committed(**values: str) -> Iterator[None]:
+    fly(connection, **values)
+    yield
+
+
+FLIGHTS: dict[str, Callable[[], Any]] = {
+    "leased": committed,
+    "abandoned": lambda: committed(locked_until="now() - interval '1 hour'"),
+    "one key of many callers": lambda: committed(key_hash=str(key_hash("in-flight"))),
+    "atomic": uncommitted,
+}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else_reads() -> Iterator[None]:
+    """Autovacuum's pages are counted too."""
+    tables = [model._meta.db_table for model in (IdempotencyKey, IdempotencyStep)]
+    with connection.cursor() as cursor:
+        for table in tables:
+            cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+        yield
+        for table in tables:
+            cursor.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")
+
+
+def reads(work: Callable[[], Any]) -> tuple[int, int]:
+    """How often whole tables of the package were read meanwhile, and how many pages of tables and indexes."""
+    before = counters()
+    work()
+    after = counters()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def counters() -> tuple[int, int]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute(
+            "SELECT sum(seq_scan), sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read) "
+            "FROM pg_stat_user_tables JOIN pg_statio_user_tables AS pages USING (relid) "
+            "WHERE pages.relname LIKE 'django_idempotency_%%'",
+            [],
+        )
+        whole, pages = cursor.fetchone()
+    return int(whole), int(pages)
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+@pytest.mark.parametrize("flight", FLIGHTS)
+def test_a_request_reads_its_own_row(post: Post, flight: str, analyzed: bool) -> None:
+    """First-hand, replayed, leased, refused because it is running: some pages, whatever the planner knows."""
+    create_key("running", operation="POST create", status="in_progress")
+    requests = [
+        ("/create", "in-flight", 200, 40),
+        ("/create", "in-flight", 200, 20),
+        ("/leased", "in-flight", 200, 90),
+        ("/leased", "in-flight", 200, 20),
+        ("/create", "running", 409, 20),
+    ]
+    with FLIGHTS[flight]():
+        if analyzed:
+            connection.cursor().execute("ANALYZE")
+        for path, key, status, most in requests:
+            whole, pages = reads(lambda: expect(status, post(path, key=key)))  # noqa: B023 (called at once)
+            assert (whole, pages <= most) == (0, True), (path, key, pages)
+
+
+@pytest.mark.parametrize("flight", ["leased", "abandoned", "one key of many callers"])
+def test_the_admin_and_the_cleanup_read_what_they_show_and_delete(flight: str) -> None:
+    """A list ends at its 2,000th key, and a purge does not look at keys that are living."""
+    for _ in range(100):
+        create_key(expired=True)
+    operator = staff("view_idempotencykey")
+    changelist = reverse("admin:django_idempotency_idempotencykey_changelist")
+    with FLIGHTS[flight]():
+        connection.cursor().execute("ANALYZE")
+        for page in ("", "?attention=stuck", "?q=in-flight"):
+            whole, pages = reads(lambda: expect(200, operator.get(changelist + page)))  # noqa: B023 (called at once)
+            assert (whole, pages <= 120) == (0, True), (page, pages)
+        whole, pages = reads(purge)
+        assert (whole, pages <= 1000) == (0, True), pages
+
+
+def expect(status: int, answer: Any) -> None:
+    assert answer.status_code == status
+
+
+def purge() -> None:
+    with transaction.atomic():
+        assert store_for("default").purge(5000)[0] == 100
