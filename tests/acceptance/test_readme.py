@@ -441,9 +441,17 @@ def test_every_setting_is_described():
 
 @pytest.mark.parametrize("page", ["CHANGELOG.md", *PAGES])
 def test_links_between_pages_lead_somewhere(page):
-    """Relative links name a file that exists."""
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
-        assert ((ROOT / page).parent / target).exists(), target
+    """Relative links name a file that exists, and a heading in it."""
+    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", (ROOT / page).read_text()):
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """The headings as a code forge and MyST make links of them."""
+    headings = re.findall(r"(?m)^#+ (.*)", page.read_text())
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_every_system_check_is_described():
