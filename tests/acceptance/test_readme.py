@@ -406,7 +406,8 @@ def test_every_argument_of_the_testing_tools_is_described():
 
 def test_every_python_block_is_executed_by_a_test_here():
     """A new block in a page needs a test above."""
-    assert {page: list(blocks(page)) for page in PAGES if blocks(page)} == {
+    others = [page for page in PAGES if page != "docs/tutorial.md"]  # test_tutorial.py types all of it
+    assert {page: list(blocks(page)) for page in others if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/members.py", "shop/api.py"],
         "docs/clients.md": ["client.py"],  # test_clients.py
         "docs/endpoints.md": ["shop/tests.py"],
