@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
-from django_idempotency.conf import OPTION_NAMES, SETTING_NAMES, Idempotency, settings
+from django_idempotency.conf import Idempotency, settings
 from django_idempotency.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent, create_key
@@ -424,22 +424,6 @@ def test_every_python_block_is_executed_by_a_test_here():
     }
 
 
-def test_every_option_is_described():
-    """A row of the first table for each option, and nothing that does not exist."""
-    options, _ = (ROOT / "docs/options.md").read_text().split("## The `IDEMPOTENCY` setting")
-
-    assert re.findall(r"(?m)^\| `(\w+)` \|", options) == list(OPTION_NAMES)
-
-
-def test_every_setting_is_described():
-    """Each option in upper case in the sentence, each other setting in a row of the table."""
-    _, text = (ROOT / "docs/options.md").read_text().split("## The `IDEMPOTENCY` setting")
-    rows = re.findall(r"(?m)^\| `([A-Z_]+)` \|", text)
-    sentence = re.findall(r"`([A-Z_]+)`", text.split("\n| Setting", 1)[0].split("project's default", 1)[1])
-
-    assert [*rows, *sentence] == list(SETTING_NAMES)
-
-
 @pytest.mark.parametrize("page", ["CHANGELOG.md", *PAGES])
 def test_links_between_pages_lead_somewhere(page):
     """Relative links name a file that exists, and a heading in it."""
@@ -453,11 +437,3 @@ def anchors(page: Path) -> list[str]:
     """The headings as a code forge and MyST make links of them."""
     headings = re.findall(r"(?m)^#+ (.*)", page.read_text())
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-
-
-def test_every_system_check_is_described():
-    """Each id in checks.py has a row in operations.md, and the other way round."""
-    source = (ROOT / "django_idempotency/checks.py").read_text()
-    ids = set(re.findall(r'id="(django_idempotency\.\w+)"', source))
-
-    assert set(re.findall(r"`(django_idempotency\.[EW]\d+)`", (ROOT / "docs/operations.md").read_text())) == ids
