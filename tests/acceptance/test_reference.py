@@ -83,3 +83,12 @@ def test_every_system_check_is_described() -> None:
 
     assert {id_ for _, id_ in raised} == set(re.findall(r"(?m)^\| `(\S+)`", (DOCS / "checks.md").read_text()))
     assert {(kind[0], id_.split(".")[1][0]) for kind, id_ in raised} == {("E", "E"), ("W", "W")}
+
+
+def test_every_test_that_is_named_exists() -> None:
+    """Each row about a failure names one, by file and function."""
+    root = DOCS.parent
+    named = re.findall(r"`(tests/\S+?)::(test_\w+)`", (DOCS / "failures.md").read_text())
+
+    assert len(named) > 40
+    assert [name for file, name in named if f"def {name}(" not in (root / file).read_text()] == []
