@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
+from django.test import Client, override_settings
 
+from tests.acceptance.pages import blocks
 from tests.databases import embedded_postgresql
 from tests.servers import DEADLINE, PAUSE, eventually
+from tests.shopapp import models
 
 SHOP = Path(__file__).resolve().parents[2] / "testproject"
 SECRET = "whsec_c2VjcmV0IG9mIHRoZSB0ZXN0cw=="
@@ -94,3 +98,59 @@ def shop() -> Iterator[RunningShop]:
     finally:
         process.terminate()
         process.wait(DEADLINE)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Execute a block as a module of a project whose shop is the tests' one."""
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+    monkeypatch.setitem(sys.modules, "shop.models", models)
+
+    def execute(page: str, name: str, **given: Any) -> SimpleNamespace:
+        module = ModuleType("documented")
+        monkeypatch.setitem(sys.modules, "documented", module)
+        vars(module).update(given)
+        exec(compile(blocks(page)[name], f"{page}:{name}", "exec"), vars(module))
+        return SimpleNamespace(**vars(module))
+
+    return execute
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make these routes the project's; give a function that posts twice under one key."""
+    with override_settings(ROOT_URLCONF="documented_urls"):
+
+        def routes(*urlpatterns: Any) -> Any:
+            module = ModuleType("documented_urls")
+            module.urlpatterns = list(urlpatterns)  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, "documented_urls", module)
+            return twice
+
+        yield routes
+
+
+def twice(client: Client, url: str, data: dict[str, Any], **kwargs: Any) -> None:
+    first, again = (client.post(url, data, headers={"Idempotency-Key": '"one"'}, **kwargs) for _ in range(2))
+    assert (first.status_code, first["Idempotency-Replayed"]) == (201, "false")
+    assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
+    assert first.content == again.content
+    assert models.Order.objects.count() == 1
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway that honours keys; `down` makes it charge and not answer."""
+    books: dict[str, Any] = {}
+    gateway: Any = ModuleType("shop.gateway")
+    gateway.books, gateway.down = books, False
+
+    def charge(amount: int, *, idempotency_key: str) -> Any:
+        books.setdefault(idempotency_key, {"id": f"ch_{len(books) + 1}"})
+        if gateway.down:
+            raise TimeoutError
+        return books[idempotency_key]
+
+    gateway.charge, gateway.find = charge, books.get
+    monkeypatch.setitem(sys.modules, "shop.gateway", gateway)
+    return gateway

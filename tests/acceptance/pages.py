@@ -1,0 +1,16 @@
+"""The pages, and the code in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: str) -> dict[str, str]:
+    """The page's python blocks by the file name in their first line."""
+    found = re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert len(found) == (ROOT / page).read_text().count("```python")
+    return dict(found)

@@ -1,0 +1,172 @@
+"""The parts of the reference that are made of the code.
+
+    python -m tests.acceptance.reference
+
+writes them into the pages of docs/, between the comments that name them; test_reference.py fails when that is due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PUBLIC = {
+    "django_idempotency": (
+        *("idempotent", "run_once", "arun_once", "once", "Result"),
+        *("get_operation", "IdempotentHttpRequest", "Operation"),
+    ),
+    "django_idempotency.views": ("IdempotencyMixin",),
+    "django_idempotency.rest_framework": ("IdempotencyMixin",),
+    "django_idempotency.ninja": ("idempotent_operation",),
+    "django_idempotency.keys": ("from_form_field", "from_header", "from_json", "from_cloudevent"),
+    "django_idempotency.endpoints": ("endpoints", "Endpoint"),
+    "django_idempotency.cleanup": ("cleanup_idempotency_keys", "Cleanup"),
+    "django_idempotency.erasure": ("scope_of_user", "forget", "forget_scope", "Forgotten"),
+    "django_idempotency.execution.resolution": ("release_for_retry", "record_outcome", "close_with"),
+    "django_idempotency.testing": ("assert_idempotent", "create_key"),
+}
+COMMANDS = ("cleanup_idempotency_keys", "idempotency_endpoints")
+DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
+
+
+def pages() -> dict[str, dict[str, Callable[[], str]]]:
+    """What is made, by page and name."""
+    return {
+        "api.md": {"names": names},
+        "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
+        "errors.md": {"answers": answers, "exceptions": exceptions},
+    }
+
+
+def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
+    """The page's text with its parts as they should be."""
+    text = (DOCS / page).read_text()
+    for name, make in parts.items():
+        begin, end = f"<!-- made of the code: {name} -->\n", "\n<!-- end -->"
+        head, rest = text.split(begin)
+        text = head + begin + "\n" + make().strip() + "\n" + rest[rest.index(end) :]
+    return text
+
+
+def names() -> str:
+    """Each public name with its signature and docstring."""
+    lines: list[str] = []
+    for module, members in PUBLIC.items():
+        lines += [f"## `{module}`", ""]
+        for member in members:
+            value = getattr(import_module(module), member)
+            lines += described("###", member, value)
+            if member == "Operation":
+                for name, method in vars(value).items():
+                    if not name.startswith("_"):
+                        lines += described("####", f"operation.{name}", method)
+    return "\n".join(lines)
+
+
+def described(level: str, name: str, value: Any) -> list[str]:
+    return [f"{level} `{name}{signature(name, value)}`", "", prose(value), ""]
+
+
+def signature(name: str, value: Any) -> str:
+    """The parameters without their types. Nothing for what nobody calls."""
+    if isinstance(value, type) or not callable(value):
+        return ""
+    given = inspect.signature(value)
+    parameters = [p.replace(annotation=p.empty) for p in given.parameters.values() if p.name != "self"]
+    text = str(given.replace(parameters=parameters, return_annotation=given.empty))
+    return re.sub(r"<[^=]* at 0x\w+>", "…", text)
+
+
+def prose(value: Any) -> str:
+    """A docstring as Markdown: `name: what it means` at the beginning of a line is an item of a list."""
+    text = re.sub(r"\n[ ]{4,}", " ", inspect.getdoc(value) or "")
+    lines: list[str] = []
+    for line in text.splitlines():
+        item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)
+        if lines and bool(item) != lines[-1].startswith("* "):
+            lines.append("")
+        lines.append("* {}: {}".format(re.sub(r"[a-z_*]{4,}|key", r"`\g<0>`", item[1]), item[2]) if item else line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+
+
+def command(name: str) -> str:
+    """A management command: its help, its arguments without those of every command."""
+    parser = import_module(f"django_idempotency.management.commands.{name}").Command().create_parser("manage.py", name)
+    lines = [parser.description or "", "", "| Argument | Meaning |", "|---|---|"]
+    own = [action for action in parser._actions if action.dest not in DJANGOS_OWN]
+    lines += [f"| `{argument(action)}` | {cell(str(action.help) % vars(action))} |" for action in own]
+    return "\n".join(lines)
+
+
+def argument(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return action.option_strings[-1]
+    value = "{" + ",".join(action.choices) + "}" if action.choices else action.metavar or action.dest.upper()
+    return f"{action.option_strings[-1]} {value}"
+
+
+def answers() -> str:
+    """The package's own answers, with the default options."""
+    from django_idempotency.conf import resolve
+    from django_idempotency.http import problems
+    from django_idempotency.protocol.snapshots import Snapshot
+
+    options = resolve()
+    found = [
+        problems.missing_key(options),
+        problems.invalid_key(options, "…"),
+        problems.anonymous_refused(),
+        problems.replay_refused(),
+        problems.outstanding(options),
+        problems.outcome_unknown(),
+        problems.response_not_stored(Snapshot(status_code=201, headers=(), body=None)),
+        problems.already_used(options),
+        problems.store_busy(),
+    ]
+    lines = ["| Status | Title | Detail | `Retry-After` |", "|---|---|---|---|"]
+    lines += [f"| {p.status} | {p.title} | {cell(p.detail)} | {p.headers.get('Retry-After', '')} |" for p in found]
+    return "\n".join(lines)
+
+
+def exceptions() -> str:
+    """What the package raises, as a tree of sections."""
+    from django_idempotency import exceptions
+
+    def below(parent: type) -> Iterable[str]:
+        yield f"### `{parent.__name__}`"
+        bases = [base.__name__ for base in parent.__bases__ if base is not Exception]
+        yield f"A kind of {', '.join(f'`{base}`' for base in bases)}." if bases else ""
+        yield prose(parent)
+        for child in sorted(parent.__subclasses__(), key=lambda child: child.__name__):
+            if child.__module__ == exceptions.__name__:
+                yield from below(child)
+
+    return "\n\n".join(part for part in below(exceptions.IdempotencyError) if part)
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> None:
+    import django
+    from django.conf import settings
+
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    apps = ["django.contrib.contenttypes", "django.contrib.auth", "django_idempotency"]
+    settings.configure(INSTALLED_APPS=apps, DATABASES={"default": database})
+    django.setup()
+    for page, parts in pages().items():
+        (DOCS / page).write_text(updated(page, parts))
+
+
+if __name__ == "__main__":
+    main()

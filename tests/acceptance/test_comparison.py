@@ -1,0 +1,51 @@
+"""docs/comparison.md: its shape, and our own column."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.acceptance.pages import ROOT
+
+SCRIPTS = ROOT / "docs/comparison"
+OURS = "django-idempotency"
+
+
+def tables(text: str) -> list[dict[str, dict[str, str]]]:
+    """Each table by column and row."""
+    found = []
+    for table in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        titles, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+        found.append({title: {row[0].strip(): row[i] for row in rows} for i, title in enumerate(titles)})
+    return found
+
+
+def test_the_page_has_a_cell_for_each_package_and_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names the versions that are compared."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from compare import PROBES
+    from peers import PEERS
+
+    page = (ROOT / "docs/comparison.md").read_text()
+
+    for table in tables(page):
+        assert list(table) == ["What happens", *PEERS]
+        assert all(list(column) == ["Runs with", *PROBES] for column in table.values())
+    assert len(tables(page)) == 2
+    for peer in PEERS.values():
+        assert peer.requirement is None or peer.requirement.replace("==", " ") in page
+
+
+def test_our_column_is_true() -> None:
+    """The script prints it again; the other packages are not here."""
+    pytest.importorskip("rest_framework")
+    printed = subprocess.run(
+        [sys.executable, SCRIPTS / "compare.py", OURS], stdout=subprocess.PIPE, text=True, check=True, timeout=110
+    ).stdout
+
+    for ours, page in zip(tables(printed), tables((ROOT / "docs/comparison.md").read_text()), strict=True):
+        ours[OURS].pop("Runs with"), page[OURS].pop("Runs with")
+        assert ours[OURS] == page[OURS]

@@ -1,0 +1,162 @@
+"""The how-to guides, block by block."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections
+from django.test import AsyncClient, Client, override_settings
+from django.urls import clear_url_caches, include, path
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
+from tests.shopapp.models import Order
+
+
+@pytest.fixture
+def ann(client: Client, django_user_model: Any) -> Any:
+    user = django_user_model.objects.create_user("ann")
+    client.force_login(user)
+    return user
+
+
+class TestRestFramework:
+    @pytest.fixture(autouse=True)
+    def orders(self, run: Any, serve: Any) -> Any:
+        routers = pytest.importorskip("rest_framework.routers")
+        module = run("docs/drf.md", "shop/orders.py")
+        router = routers.DefaultRouter()
+        router.register("orders", module.OrderViewSet, basename="order")
+        clear_url_caches()
+        return serve(path("reorder/", module.reorder), path("", include(router.urls)))
+
+    @pytest.mark.django_db
+    @pytest.mark.parametrize("url", ["/orders/", "/reorder/"])
+    def test_an_order_is_created_once(self, orders: Any, client: Client, ann: Any, url: str) -> None:
+        """The viewset and the function."""
+        orders(client, url, {"amount": 1})
+
+    @pytest.mark.django_db
+    def test_an_order_that_was_given_away_shows_nothing_more(self, client: Client, ann: Any) -> None:
+        """Not in a replay either."""
+        order = Order.objects.create(reference="ann", amount=2)
+
+        def double() -> Any:
+            return client.post(f"/orders/{order.pk}/double/", headers={"Idempotency-Key": "one"})
+
+        assert [double().json(), double().json()] == [{"amount": 4}] * 2
+        Order.objects.update(reference="ben")
+        assert double().status_code == 403
+
+    @pytest.mark.django_db
+    def test_options_differ_by_action_and_client(self, client: Client, ann: Any) -> None:
+        """Optional for one action and for one client, not protected for another action."""
+        order = Order.objects.create(reference="ann", amount=2)
+        url = f"/orders/{order.pk}/"
+        assert client.post("/orders/", {"amount": 1}).status_code == 400
+        assert client.post("/orders/", {"amount": 1}, headers={"X-Client": "legacy"}).status_code == 201
+        assert client.post(f"{url}double/").status_code == 200
+        changed = client.patch(url, {"amount": 3}, content_type="application/json")
+        assert (changed.status_code, "Idempotency-Replayed" in changed) == (200, False)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", ["create_order", "pay"])
+def test_the_asynchronous_views_run_once(run: Any, serve: Any, gateway: Any, view: str) -> None:
+    """Atomic and leased."""
+    sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
+    serve(path("orders/", getattr(run("docs/async.md", "shop/async_views.py"), view)))
+
+    async def twice() -> list[Any]:
+        send = AsyncClient().post
+        return [await send("/orders/", {"reference": "a book"}, headers={"Idempotency-Key": "one"}) for _ in range(2)]
+
+    first, again = async_to_sync(twice)()
+    assert [first["Idempotency-Replayed"], again["Idempotency-Replayed"]] == ["false", "true"]
+    assert first.content == again.content
+    assert Order.objects.count() == 1
+    assert len(gateway.books) == (view == "pay")
+
+
+@pytest.mark.django_db
+def test_tenants_share_no_keys(run: Any, serve: Any, client: Client, ann: Any) -> None:
+    """One user, one key, two hosts; nobody logged in is somebody else."""
+    tenants = run("docs/databases.md", "shop/tenants.py")
+    serve(path("orders/", tenants.create_order))
+
+    def order(sender: Client, host: str) -> Any:
+        return sender.post("/orders/", headers={"Idempotency-Key": "one", "Host": host}).json()["id"]
+
+    assert order(client, "a.example") == order(client, "a.example")
+    assert len({order(who, host) for who in (client, Client()) for host in ("a.example", "b.example")}) == 4
+    with override_settings(IDEMPOTENCY={"SCOPE": tenants.tenant_and_user}):
+        assert set(IdempotencyKey.objects.values_list("scope", flat=True)) == {
+            f"{host}:{who}" for who in (ann.pk, "anonymous") for host in ("a.example", "b.example")
+        }
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_keys_are_where_the_orders_are(run: Any, serve: Any, client: Client) -> None:
+    """On the other alias, both."""
+    serve(path("orders/", run("docs/databases.md", "shop/archive.py").create_order))
+    first, again = (client.post("/orders/", headers={"Idempotency-Key": "one"}).json() for _ in range(2))
+    assert first == again
+    assert [Order.objects.using(alias).count() for alias in connections] == [0, 1]
+    assert [IdempotencyKey.objects.using(alias).count() for alias in connections] == [0, 1]
+
+
+@pytest.mark.django_db
+def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
+    """A stuck key and one with a call in doubt, and none of the others."""
+    attention = run("docs/runbook.md", "shop/attention.py")
+    for status in ("completed", "in_progress", "failed", "abandoned"):
+        create_key(status, status=status)
+    rows = {row.key: row for row in IdempotencyKey.objects.all()}
+    now = timezone.now()
+    rows["failed"].steps.create(name="charge", kind="call", attempt=1, started_at=now)
+    rows["abandoned"].steps.create(name="order", kind="write", attempt=1, started_at=now, finished_at=now, result="7")
+
+    assert list(attention.stuck()) == [rows["abandoned"]]
+    assert list(attention.in_doubt()) == [rows["failed"]]
+    assert attention.story(rows["failed"]) == ["call charge: IN DOUBT"]
+    assert attention.story(rows["abandoned"]) == ["write order: done 7"]
+
+
+class TestMigrating:
+    @pytest.mark.django_db
+    def test_from_django_idempotency_key(self, run: Any, serve: Any, client: Client) -> None:
+        """The header stays, the key is optional where it was."""
+        after = run("docs/migrating.md", "after/django_idempotency_key.py")
+        create_order, sample = after.views()
+        serve(path("orders/", create_order), path("sample/", sample))
+        with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
+
+            def send(reference: str) -> Any:
+                return client.post("/orders/", {"reference": reference}, headers={"X-Request-Key": "one"})
+
+            first, again = send("a book"), send("a book")
+            assert (first.status_code, again.status_code, first.content) == (201, 201, again.content)
+            assert send("a car").status_code == 422
+            assert client.post("/orders/", {"reference": "a book"}).status_code == 400
+            assert client.post("/sample/").status_code == 201
+
+    @pytest.mark.django_db
+    def test_from_drf_idempotency(self, run: Any, serve: Any, client: Client) -> None:
+        """The header that marks a replay stays."""
+        pytest.importorskip("rest_framework")
+        after = run("docs/migrating.md", "after/drf_idempotency.py")
+        serve(path("orders/", *after.views()))
+        with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
+
+            def send(reference: str) -> Any:
+                return client.post("/orders/", {"reference": reference}, headers={"Idempotency-Key": "one"})
+
+            first, again = send("a book"), send("a book")
+            assert [first["Idempotent-Replayed"], again["Idempotent-Replayed"]] == ["false", "true"]
+            assert (first.status_code, first.content) == (201, again.content)
+            assert send("a car").status_code == 422
+            assert client.post("/orders/", {"reference": "a book"}).status_code == 400

@@ -1,0 +1,94 @@
+"""The reference says what the code says: made of it, or compared with it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import django_idempotency
+from django_idempotency.conf import OPTION_NAMES, SETTING_NAMES, Settings
+from django_idempotency.conf.options import DEFAULTS
+from tests.acceptance.reference import DOCS, PUBLIC, pages, updated
+
+
+@pytest.mark.parametrize("page", pages())
+def test_what_is_made_of_the_code_is_up_to_date(page: str) -> None:
+    """If not: python -m tests.acceptance.reference."""
+    for module in PUBLIC:
+        pytest.importorskip(module)
+
+    assert (DOCS / page).read_text() == updated(page, pages()[page])
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Each in one of three pages."""
+    text = "".join((DOCS / page).read_text() for page in ("api.md", "errors.md", "options.md"))
+
+    assert [name for name in django_idempotency.__all__ if not re.search(rf"`{name}\b", text)] == []
+
+
+def test_every_option_is_described():
+    """A row of the first table for each option, and nothing that does not exist."""
+    options, _ = (DOCS / "options.md").read_text().split("## The `IDEMPOTENCY` setting")
+
+    assert re.findall(r"(?m)^\| `(\w+)` \|", options) == list(OPTION_NAMES)
+
+
+def test_every_setting_is_described():
+    """Each option in upper case in the sentence, each other setting in a row of the table."""
+    _, text = (DOCS / "options.md").read_text().split("## The `IDEMPOTENCY` setting")
+    rows = re.findall(r"(?m)^\| `([A-Z_]+)` \|", text)
+    sentence = re.findall(r"`([A-Z_]+)`", text.split("\n| Setting", 1)[0].split("project's default", 1)[1])
+
+    assert [*rows, *sentence] == list(SETTING_NAMES)
+
+
+IN_WORDS = {
+    "scope": "the caller",
+    "operation": "method and route",
+    "key": "the header",
+    "record": "below 500, not 401, 403, 408, 409, 423, 425, 429",
+    "using": "the write alias",
+}
+
+
+def test_the_defaults_are_those_of_the_code() -> None:
+    """Those that are functions or decided later are described in words."""
+    rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", (DOCS / "options.md").read_text()))
+    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in DEFAULTS.given().items()}
+    expected |= {name: shown(getattr(Settings(), name.lower())) for name in rows if name.isupper()}
+
+    assert rows == expected
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds() / 3600:g} hours"
+    if value == 1024 * 1024:
+        return "1 MiB"
+    if type(value) is int:
+        return str(value)
+    return "`" + repr(value).replace("'", '"') + "`"
+
+
+def test_every_system_check_is_described() -> None:
+    """Each id in checks.py has a row, and the other way round; what is E is an Error, what is W a Warning."""
+    source = (DOCS.parent / "django_idempotency/checks.py").read_text()
+    raised = re.findall(
+        r'(Error|Warning)\((?:(?!Error\(|Warning\().)*?id="(django_idempotency\.\w+)"', source, re.DOTALL
+    )
+
+    assert {id_ for _, id_ in raised} == set(re.findall(r"(?m)^\| `(\S+)`", (DOCS / "checks.md").read_text()))
+    assert {(kind[0], id_.split(".")[1][0]) for kind, id_ in raised} == {("E", "E"), ("W", "W")}
+
+
+def test_every_test_that_is_named_exists() -> None:
+    """Each row about a failure names one, by file and function."""
+    root = DOCS.parent
+    named = re.findall(r"`(tests/\S+?)::(test_\w+)`", (DOCS / "failures.md").read_text())
+
+    assert len(named) > 40
+    assert [name for file, name in named if f"def {name}(" not in (root / file).read_text()] == []
