@@ -9,7 +9,7 @@ from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, Generic, ParamSpec, TypeVar, assert_never, cast
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
@@ -38,7 +38,7 @@ from ..protocol.snapshots import Snapshot
 from ..stores import Claim, alias_for, store_for
 from .atomic import run_atomically
 from .leased import run_leased
-from .steps import Operation
+from .steps import Operation, synchronous
 from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
@@ -95,9 +95,8 @@ async def arun_once(
     work: Callable[..., Awaitable[T] | T], *, scope: str, key: str, payload: Any = None, **options: Any
 ) -> Result[T]:
     """`run_once` for asynchronous callers. `work` may be either kind; it runs in the transaction all the same."""
-    plain: Any = async_to_sync(work) if iscoroutinefunction(work) else work
     options.setdefault("operation", _name(work, options))
-    return await sync_to_async(partial(run_once, plain, scope=scope, key=key, payload=payload, **options))()
+    return await sync_to_async(partial(run_once, synchronous(work), scope=scope, key=key, payload=payload, **options))()
 
 
 def once(
@@ -128,7 +127,7 @@ def once(
             }
 
         def bound(args: Any, kwargs: Any) -> Callable[..., Any]:
-            plain: Any = async_to_sync(function) if iscoroutinefunction(function) else function
+            plain = synchronous(function)
             if resolve(layer).lease is None:
                 return partial(plain, *args, **kwargs)
             return lambda operation: plain(*args, operation=operation, **kwargs)

@@ -126,8 +126,7 @@ class Operation:
         self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`write` for `async def` views. `function` may be either kind."""
-        plain: Any = async_to_sync(function) if iscoroutinefunction(function) else function
-        return cast(T, await sync_to_async(self.write)(name, plain, *args, **kwargs))
+        return cast(T, await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs))
 
     async def arenew(self) -> None:
         """`renew` for `async def` views."""
@@ -198,6 +197,21 @@ def checked_name(name: str) -> str:
             f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
         )
     return name
+
+
+def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for callers that cannot await: whatever has to be awaited is, such as what `objects.acreate` returns."""
+    if iscoroutinefunction(function):
+        return async_to_sync(function)
+
+    async def awaited(result: Awaitable[Any]) -> Any:
+        return await result
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return async_to_sync(awaited)(result) if isawaitable(result) else result
+
+    return plain
 
 
 def refuse_coroutine(name: str, function: Any, instead: str) -> None:

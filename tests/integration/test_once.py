@@ -284,10 +284,17 @@ class TestAsynchronous:
         """With the asynchronous steps."""
 
         async def pay(operation: Operation) -> Any:
+            await operation.awrite("order", Order.objects.acreate, reference="awaited")
             return await operation.acall("charge", self.work)
 
         answers = [async_to_sync(arun_once)(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
         assert [answer.replayed for answer in answers] == [False, True]
+        assert Order.objects.filter(reference="awaited").count() == 1
+
+    def test_a_plain_function_may_return_what_has_to_be_awaited(self) -> None:
+        """As managers' asynchronous methods do."""
+        answer = async_to_sync(arun_once)(lambda: self.work(), scope="s", key="k", operation="awaited")
+        assert answer.value == Order.objects.get().pk
 
 
 @once(scope="stripe", key=lambda event: event["id"], payload=lambda event: event["data"])

@@ -18,7 +18,11 @@ FOLDER = Path(os.environ["CELERY_FOLDER"])
 app = Celery(
     "tests.jobs.celery_worker",
     broker="filesystem://",
-    broker_transport_options={"data_folder_in": str(FOLDER / "queue"), "data_folder_out": str(FOLDER / "queue")},
+    broker_transport_options={
+        "data_folder_in": str(FOLDER / "queue"),
+        "data_folder_out": str(FOLDER / "queue"),
+        "control_folder": str(FOLDER / "control"),
+    },
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
 )
