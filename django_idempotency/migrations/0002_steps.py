@@ -2,46 +2,6 @@
 
 import django.db.models.deletion
 from django.db import migrations, models
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.migrations.state import StateApps
-from django.db.models import Index, Q
-
-
-def _indexes(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> list[tuple[type[models.Model], Index]]:
-    """What finds stuck keys and calls in doubt: partial indexes, which stay empty while all is well.
-
-    Not in the models' Meta: MariaDB has no partial indexes, would get none of these and warn at every migrate. It gets
-    plain ones. (A later migration that alters these tables on SQLite has to make them again.)
-    """
-    partial = schema_editor.connection.features.supports_partial_indexes
-    return [
-        (
-            apps.get_model("django_idempotency", "IdempotencyKey"),
-            Index(
-                fields=["locked_until"],
-                name="idempotency_locked_idx",
-                condition=Q(locked_until__isnull=False) if partial else None,
-            ),
-        ),
-        (
-            apps.get_model("django_idempotency", "IdempotencyStep"),
-            Index(
-                fields=["finished_at", "key"],
-                name="idempotency_doubt_idx",
-                condition=Q(finished_at__isnull=True) if partial else None,
-            ),
-        ),
-    ]
-
-
-def add_indexes(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    for model, index in _indexes(apps, schema_editor):
-        schema_editor.add_index(model, index)
-
-
-def remove_indexes(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    for model, index in _indexes(apps, schema_editor):
-        schema_editor.remove_index(model, index)
 
 
 class Migration(migrations.Migration):
@@ -94,5 +54,4 @@ class Migration(migrations.Migration):
                 "constraints": [models.UniqueConstraint(fields=("key", "name"), name="idempotency_step_uniq")],
             },
         ),
-        migrations.RunPython(add_indexes, remove_indexes, atomic=False, elidable=False),
     ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
@@ -10,6 +14,7 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.stores import store_for
 from tests.integration.test_stores import SNAPSHOT, a_claim
+from tests.servers import eventually
 
 TABLE = IdempotencyKey._meta.db_table
 
@@ -47,6 +52,47 @@ def test_a_filled_table_goes_back_and_forward() -> None:
         assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
         assert store.claim(a_claim(key="leased", lease=60.0)) == Conflicted()
     assert not IdempotencyStep.objects.exists()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("target", ["0003", "0002"])
+def test_keyed_requests_go_on_while_it_migrates(in_threads: Callable[..., list[Any]], target: str) -> None:
+    """Forward and back: even one that has to wait for an older transaction holds nobody up behind it.
+
+    A plain CREATE INDEX would wait for that transaction with a lock in its hands that every new claim queues behind.
+    """
+    call_command("migrate", "django_idempotency", "0002" if target == "0003" else "0003", verbosity=0)
+    store = store_for("default")
+
+    def migrate(number: int) -> None:
+        call_command("migrate", "django_idempotency", target, verbosity=0)
+
+    def waits() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    def claim(number: int) -> Any:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '5s'")
+            return type(store.claim(a_claim(key=str(number))))
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            with transaction.atomic():
+                store.claim(a_claim(key="older"))
+                running = pool.submit(in_threads, 1, migrate)
+                eventually("the migration to wait", waits)
+                assert in_threads(3, claim) == [Claimed] * 3
+                assert not running.done()
+            running.result(timeout=30)
+    finally:
+        call_command("migrate", "django_idempotency", verbosity=0)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_index WHERE NOT indisvalid")
+        assert cursor.fetchone() == (0,)
 
 
 @pytest.mark.django_db

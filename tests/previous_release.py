@@ -1,0 +1,56 @@
+"""The tests of an earlier release, with its code, against the schema of this one: what a deployment meets that migrates
+the database first and replaces its servers one by one afterwards.
+
+    python -m tests.previous_release [REVISION] [pytest's arguments]
+
+REVISION: of the earlier release; default: the newest tag that is not this very commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MIGRATIONS = Path("django_idempotency/migrations")
+SCHEMA_TESTS = "tests/integration/test_migrations.py"
+"""What these test is the earlier release's own migrations."""
+IN_PROCESS = ("tests/unit", "tests/integration", "tests/concurrency", "tests/rest_framework")
+
+
+def main(*arguments: str) -> int:
+    revision = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    chosen = arguments[1:] if revision else arguments
+    revision = revision or _newest_tag()
+    if revision is None:
+        print("There is no earlier release yet. Name a revision: python -m tests.previous_release REVISION")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = Path(folder)
+        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=BytesIO(archive)) as files:
+            files.extractall(earlier, filter="data")
+        shutil.rmtree(earlier / MIGRATIONS)
+        shutil.copytree(ROOT / MIGRATIONS, earlier / MIGRATIONS)
+        print(f"{revision}, its tests and its code, with these migrations:")
+        print(*sorted(path.stem for path in (earlier / MIGRATIONS).glob("0*.py")), flush=True)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *IN_PROCESS, f"--ignore={SCHEMA_TESTS}", *chosen], cwd=earlier, check=False
+        ).returncode
+
+
+def _newest_tag() -> str | None:
+    """Reachable from the commit before this one: on a release's own commit, the release before."""
+    found = subprocess.run(
+        ["git", "describe", "--tags", "--abbrev=0", "HEAD~1"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
