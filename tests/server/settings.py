@@ -13,6 +13,10 @@ if isolation := os.environ.get("SERVER_ISOLATION"):
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[isolation]
-DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
+if "SERVER_HOST" in os.environ:  # a pooler
+    DATABASES["default"].update(HOST=os.environ["SERVER_HOST"], PORT=os.environ["SERVER_PORT"])
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
+else:
+    DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
 del DATABASES["other"]
 ROOT_URLCONF = "tests.server.urls"

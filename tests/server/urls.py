@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
 import httpx
 from asgiref.sync import sync_to_async
 from django.db import connection
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views import View
@@ -46,6 +48,17 @@ def plain(request: HttpRequest) -> HttpResponse:
 class Rest(IdempotencyMixin, APIView):
     def post(self, request: Any) -> Response:
         return Response({"id": work(request)}, status=201)
+
+
+@csrf_exempt
+@idempotent
+def transfer(request: HttpRequest) -> HttpResponse:
+    """Lock two accounts in the order that the request names: two requests with other orders deadlock."""
+    source, target = json.loads(request.body)
+    for pk, amount in ((source, -1), (target, 1)):
+        Order.objects.filter(pk=pk).update(amount=F("amount") + amount)
+    Ledger.objects.create(entry=request.headers["Idempotency-Key"])
+    return JsonResponse({"moved": 1}, status=201)
 
 
 def read(request: HttpRequest) -> HttpResponse:
@@ -142,6 +155,7 @@ urlpatterns = [
     path("async/wait", waiting_async),
     path("async/ping", ping),
     path("plain", plain),
+    path("transfer", transfer),
     path("rest", Rest.as_view()),
     path("read", read),
 ]

@@ -1,0 +1,60 @@
+"""pgbouncer in transaction pooling, in front of the tests' database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from django.db import connection
+
+from tests.servers import eventually
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+PORT = 6432
+
+
+@contextmanager
+def pgbouncer(pool_size: int = 20) -> Iterator[dict[str, str]]:
+    """Give the environment with which the test server goes through it."""
+    assert PGBOUNCER
+    settings = connection.settings_dict
+    host, port = settings["HOST"] or "localhost", settings["PORT"] or "5432"
+    login = f"user={settings['USER']}" + (f" password={settings['PASSWORD']}" if settings["PASSWORD"] else "")
+    with tempfile.TemporaryDirectory() as folder:
+        configuration = Path(folder, "pgbouncer.ini")
+        configuration.write_text(
+            f"[databases]\n* = host={host} port={port} {login}\n"
+            f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = {PORT}\nlisten_addr =\nauth_type = any\n"
+            f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 1000\n"
+            "ignore_startup_parameters = extra_float_digits,options\n"
+        )
+        # It refuses to run as root; whoever runs the database can also reach its socket.
+        user = os.stat(host).st_uid if host.startswith("/") and os.getuid() == 0 else None
+        os.chmod(folder, 0o777)
+        process = subprocess.Popen(
+            [PGBOUNCER, str(configuration)],
+            user=user or (65534 if os.getuid() == 0 else None),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            eventually("pgbouncer's first answer", lambda: _answers(folder))
+            yield {"SERVER_HOST": folder, "SERVER_PORT": str(PORT)}
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _answers(folder: str) -> bool:
+    name = connection.settings_dict["NAME"]
+    try:
+        with psycopg.connect(host=folder, port=PORT, dbname=name, user="anyone") as pooled:
+            return pooled.execute("SELECT true").fetchone() == (True,)
+    except psycopg.OperationalError:
+        return False
