@@ -18,7 +18,7 @@ from django.test import Client, override_settings
 
 from tests.acceptance.pages import blocks
 from tests.databases import embedded_postgresql
-from tests.servers import DEADLINE, PAUSE, eventually
+from tests.servers import DEADLINE, PAUSE, eventually, fake_gateway
 from tests.shopapp import models
 
 SHOP = Path(__file__).resolve().parents[2] / "testproject"
@@ -27,11 +27,12 @@ SECRET = "whsec_c2VjcmV0IG9mIHRoZSB0ZXN0cw=="
 
 @dataclass(frozen=True)
 class RunningShop:
-    """The shop on gunicorn, and a look into its database."""
+    """The shop on gunicorn, a look into its database, and the books of its payment gateway."""
 
     url: str
     port: int
     dsn: str
+    gateway: httpx.Client
 
     def one(self, sql: str, *params: Any) -> Any:
         with psycopg.connect(self.dsn, autocommit=True) as database:
@@ -56,6 +57,11 @@ class RunningShop:
 def shop() -> Iterator[RunningShop]:
     pytest.importorskip("rest_framework")
     pytest.importorskip("drf_spectacular")
+    with fake_gateway() as gateway:
+        yield from _running_shop(gateway)
+
+
+def _running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
     url = embedded_postgresql()
     environment = {
         **os.environ,
@@ -63,6 +69,8 @@ def shop() -> Iterator[RunningShop]:
         "DJANGO_SETTINGS_MODULE": "config.settings",
         "PYTHONPATH": str(SHOP.parent),
         "WEBHOOK_SECRET": SECRET,
+        "GATEWAY_URL": str(gateway.base_url).rstrip("/"),
+        "GATEWAY_TIMEOUT": "2",
         "DEMO": "1",
     }
     subprocess.run(
@@ -94,7 +102,7 @@ def shop() -> Iterator[RunningShop]:
 
     try:
         eventually("the shop's first answer", answers)
-        yield RunningShop(f"http://127.0.0.1:{port}", port, url)
+        yield RunningShop(f"http://127.0.0.1:{port}", port, url, gateway)
     finally:
         process.terminate()
         process.wait(DEADLINE)
