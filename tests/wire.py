@@ -8,7 +8,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ class Tap:
     def cut(self) -> None:
         """Break all connections, as a failing network does."""
         for open_socket in self._sockets:
-            open_socket.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # ended already
+                open_socket.shutdown(socket.SHUT_RDWR)
 
     def take(self) -> list[str]:
         """The messages since the last time."""
@@ -111,11 +112,8 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
         except OSError:
             return
-    # The server has ended: let the client see it.
-    try:
+    with suppress(OSError):  # the server has ended: let the client see it
         target.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 def _received(source: socket.socket) -> bytes:

@@ -62,8 +62,10 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
         layers = (*layers, _only(verb.upper()))
 
     def exchange_of(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exchange:
-        refuse_class(view, args)
-        return _exchange(resolve(*layers), unprotected, args, kwargs)
+        exchange = _exchange(resolve(*layers), unprotected, args, kwargs)
+        if exchange.request.method in exchange.options.methods:
+            refuse_class(view, args)
+        return exchange
 
     attributes: Any = wraps(view)(guard(view, exchange_of))
     setattr(attributes, MARK, layers)
@@ -82,9 +84,11 @@ def _exchange(
     options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exchange:
     """Find the request: the first argument of a function, the second of a method."""
+    if args and isinstance(args[0], HttpRequest):
+        return Exchange(args[0], view, args, kwargs, options)
     for candidate in (*args[:2], kwargs.get("request")):
         if isinstance(candidate, HttpRequest):
-            return Exchange(request=candidate, view=view, args=args, kwargs=kwargs, options=options)
+            return Exchange(candidate, view, args, kwargs, options)
         if isinstance(getattr(candidate, "_request", None), HttpRequest):
             # A request of the REST framework. Imported by name: only a project that has it comes here.
             module = import_module("django_idempotency.rest_framework.exchange")

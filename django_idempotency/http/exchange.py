@@ -26,7 +26,6 @@ class Exchange:
 
     def __init__(
         self,
-        *,
         request: HttpRequest,
         view: Callable[..., Any],
         args: tuple[Any, ...],

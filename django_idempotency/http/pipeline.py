@@ -36,7 +36,7 @@ from .exchange import Exchange
 from .headers import read_key
 from .observing import observed
 from .status import accepted
-from .transactions import alias_of, as_django_would
+from .transactions import NO_TRANSACTION, alias_of, as_django_would
 
 RUNNING = "_idempotency_running"
 """Set on the request while its protected view runs."""
@@ -126,7 +126,10 @@ def _pass_through(exchange: Exchange) -> HttpResponseBase:
     if exchange.options.lease is not None:
         # The view is written for leased mode, and must work without a key as well.
         _give(exchange, UnkeyedOperation(alias_of(exchange.options)))
-    with as_django_would(exchange.request):
+    around = as_django_would(exchange.request)
+    if around is NO_TRANSACTION:
+        return exchange.pass_through()
+    with around:
         return exchange.pass_through()
 
 

@@ -42,6 +42,9 @@ class TakenOver(set[str]):
         return not super().__contains__(alias) and alias == self.alias()
 
 
+NO_TRANSACTION: AbstractContextManager[Any] = nullcontext()
+
+
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
     """The transaction of a request that passes through. See Note [Taking ATOMIC_REQUESTS over]."""
     match_ = getattr(request, "resolver_match", None)
@@ -50,4 +53,4 @@ def as_django_would(request: Any) -> AbstractContextManager[Any]:
         alias = mark.alias()
         if mark.covers(alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
-    return nullcontext()
+    return NO_TRANSACTION

@@ -9,16 +9,12 @@ the plain way is taken.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
-
-ClientCursor: Any = ()
-with suppress(ImportError):  # psycopg2
-    from psycopg import ClientCursor
 
 IDLE = 0
 """libpq's PQTRANS_IDLE"""
@@ -58,9 +54,19 @@ def close_with(cursor: CursorWrapper, sql: str, params: list[Any]) -> None:
     cursor.execute(f"{sql}; COMMIT", params)
 
 
+@cache
+def _client_cursor() -> Any:
+    """psycopg's class; imported late, because projects on other databases have no use for it."""
+    try:
+        from psycopg import ClientCursor
+    except ImportError:  # psycopg2
+        return ()
+    return ClientCursor
+
+
 def _may_shape(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     return (
-        isinstance(getattr(cursor, "cursor", None), ClientCursor)
+        isinstance(getattr(cursor, "cursor", None), _client_cursor())
         and not connection.execute_wrappers
         and not connection.queries_logged
         and connection.in_atomic_block
