@@ -27,8 +27,7 @@ class Tap:
     def cut(self) -> None:
         """Break all connections, as a failing network does."""
         for open_socket in self._sockets:
-            with suppress(OSError):  # ended already
-                open_socket.shutdown(socket.SHUT_RDWR)
+            _end(open_socket)
 
     def take(self) -> list[str]:
         """The messages since the last time."""
@@ -39,7 +38,10 @@ class Tap:
         with _server() as server:
             self._sockets += [client, server]
             threading.Thread(target=_copy, args=(server, client), daemon=True).start()
-            self._listen(client, server)
+            try:
+                self._listen(client, server)
+            finally:
+                _end(server)  # closing alone would not, while the other thread reads from it
 
     def _listen(self, client: socket.socket, server: socket.socket) -> None:
         pending, started, statements = b"", False, ""
@@ -112,8 +114,12 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
         except OSError:
             return
-    with suppress(OSError):  # the server has ended: let the client see it
-        target.shutdown(socket.SHUT_RDWR)
+    _end(target)  # the server has ended: let the client see it
+
+
+def _end(open_socket: socket.socket) -> None:
+    with suppress(OSError):  # it may have ended already
+        open_socket.shutdown(socket.SHUT_RDWR)
 
 
 def _received(source: socket.socket) -> bytes:
