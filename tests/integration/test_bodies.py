@@ -81,3 +81,35 @@ def test_a_parser_that_gives_up_after_a_file_leaves_the_body_to_the_view(rf: Req
     other = rf.generic("POST", "/", body + b" ", content_type="multipart/form-data; boundary=x")
     assert first != fingerprint_of(other, options, other)
     assert request.read() == body
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "expected"),
+    [
+        (
+            "application/json",
+            b'{"b": [1, 2.50, "\xc3\xa4"], "a": null}',
+            "de36a42ae6db545815adf888e7fc1ac87407722c4e3ba2d4984cdb1263c7208d",
+        ),
+        (
+            "application/x-www-form-urlencoded",
+            b"b=2&a=1&b=1&csrfmiddlewaretoken=t",
+            "007484dfdb83b91906f7896257360d0ec3bb4f0b7fa9851779d5fa600ab7aa07",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="f"; filename="f.txt"\r\nContent-Type: text/plain\r\n\r\n'
+            b'content\r\n--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n',
+            "c901c3dbefc270fba73706905b7a4c78a3e11db615482b7d31449c325463c6cc",
+        ),
+        ("text/plain", b"anything", "d9a457960bbd6cf6aa02b0f538369884d59103e3b007f36ebce66e72d8dc185b"),
+        ("", b"", "e45323c5173a770b29c2b569f5e10dda63449318019a7f379b6f5b1b3ca03c3c"),
+    ],
+    ids=["json", "form", "multipart", "bytes", "nothing"],
+)
+def test_they_stay_the_same_from_release_to_release(rf: Any, content_type: str, body: bytes, expected: str) -> None:
+    """A retry across an upgrade must not be refused: these numbers are a contract."""
+    request = rf.generic("POST", "/orders/?a=1", body, content_type=content_type)
+    fingerprint = fingerprint_of(request, resolve(), request)
+    assert fingerprint is not None
+    assert fingerprint.hex() == expected

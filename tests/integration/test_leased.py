@@ -282,6 +282,7 @@ class TestReconcile:
 
         def look_up(request: Any, operation: Any) -> HttpResponse:
             seen.append((operation.in_doubt, operation.derive_key("charge") in GATEWAY.charges, operation.attempt))
+            assert get_operation(request) is operation
             return HttpResponse("charged", status=201)
 
         HOOKS["reconcile"] = look_up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from threading import Event
@@ -14,6 +15,7 @@ from django.db import IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
 from django.urls import path
+from django.utils import timezone
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -31,7 +33,7 @@ from django_idempotency import (
     once,
     run_once,
 )
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.protocol.keys import InvalidKey
 from tests.shopapp.models import Ledger, Order
 
@@ -113,6 +115,18 @@ class TestAtomic:
         assert run_once(place, scope="s", key="k", payload=payloads[0]).replayed is True
         assert len(RUNS) == 1
 
+    @pytest.mark.parametrize(
+        ("payload", "fingerprint"),
+        [
+            ({"b": [1, "ä"], "a": Decimal("1.10")}, "4e684364fad3ff23bfa66980aa869dd36cac95dcca7e966828e7c22fe60a752b"),
+            (b"bytes", "4fe7aa7b3446d27644ddcb6096ef24efc8b9f19431a9f53b73ad265b5fb59cf4"),
+        ],
+    )
+    def test_the_fingerprint_stays_the_same_from_release_to_release(self, payload: Any, fingerprint: str) -> None:
+        """A retry across an upgrade must not be refused."""
+        run_once(place, scope="s", key="k", payload=payload)
+        assert bytes(IdempotencyKey.objects.get().fingerprint).hex() == fingerprint
+
     def test_payloads_are_compared_by_value(self) -> None:
         """The order of names does not matter, and no payload is compared with none."""
         run_once(place, scope="s", key="k", payload={"a": 1, "b": 2})
@@ -187,6 +201,24 @@ class TestLeased:
         assert [answer.replayed for answer in answers] == [False, True]
         assert answers[0].value == answers[1].value
         assert (RUNS, Order.objects.count()) == ([1, ()], 1)
+
+    def test_its_claim_has_a_lease(self) -> None:
+        """Or a crash would leave it stuck for ever."""
+
+        def look(operation: Operation) -> Any:
+            row = IdempotencyKey.objects.get()
+            return (row.locked_until - row.created_at).total_seconds()
+
+        assert run_once(look, scope="s", key="k", lease=60, operation="look").value == pytest.approx(60, abs=5)
+
+    def test_abandoned_it_runs_again(self) -> None:
+        """Without `reconcile` nobody is asked."""
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(breaks, scope="s", key="k", lease=60, operation="pay")
+        past = timezone.now() - timedelta(hours=1)
+        IdempotencyKey.objects.update(status="in_progress", locked_until=past)
+        assert run_once(self.pay, scope="s", key="k", lease=60, operation="pay").replayed is False
+        assert RUNS[1:] == [2, ()]
 
     def test_a_call_in_doubt_is_held(self) -> None:
         """A named exception until somebody knows."""
@@ -283,13 +315,25 @@ class TestAsynchronous:
     def test_leased(self) -> None:
         """With the asynchronous steps."""
 
+        async def charge(*, amount: int) -> int:
+            return amount
+
         async def pay(operation: Operation) -> Any:
             await operation.awrite("order", Order.objects.acreate, reference="awaited")
+            await operation.acall("asynchronous", charge, amount=5)
+            await operation.acall("plain", partial(dict), amount=6)
             return await operation.acall("charge", self.work)
 
         answers = [async_to_sync(arun_once)(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
         assert [answer.replayed for answer in answers] == [False, True]
         assert Order.objects.filter(reference="awaited").count() == 1
+        results = dict(IdempotencyStep.objects.values_list("name", "result"))
+        assert (results["asynchronous"], results["plain"]) == ('{"value": 5}', '{"value": {"amount": 6}}')
+
+    def test_another_payload_is_a_mismatch(self) -> None:
+        async_to_sync(arun_once)(place, scope="s", key="k", payload="a")
+        with pytest.raises(PayloadMismatch):
+            async_to_sync(arun_once)(place, scope="s", key="k", payload="b")
 
     def test_a_plain_function_may_return_what_has_to_be_awaited(self) -> None:
         """As managers' asynchronous methods do."""

@@ -119,10 +119,11 @@ def test_a_hidden_database_error_is_never_a_success(post: Post, raw: str) -> Non
     assert not IdempotencyKey.objects.exists()
 
 
-def test_a_refusal_after_a_hidden_database_error_is_kept(post: Post) -> None:
+@pytest.mark.parametrize("status", [400, 422, 499])
+def test_a_refusal_after_a_hidden_database_error_is_kept(post: Post, status: int) -> None:
     """A 4xx may stand without the writes."""
-    first, second = (post("/swallow?status=422") for _ in range(2))
-    assert (first.status_code, replayed(first), replayed(second)) == (422, "false", "true")
+    first, second = (post(f"/swallow?status={status}") for _ in range(2))
+    assert (first.status_code, replayed(first), replayed(second)) == (status, "false", "true")
     assert not Order.objects.exists()
 
 

@@ -1,0 +1,160 @@
+"""Everything about a key happens on the alias that `using` names, and nothing of it elsewhere."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, override_settings
+from django.utils import timezone
+
+from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
+from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.protocol.snapshots import Snapshot
+from django_idempotency.stores import store_for
+from tests.integration.test_stores import a_claim
+from tests.servers import eventually
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+HELD: dict[str, Any] = {
+    "scope": "s",
+    "key": "k",
+    "operation": "pay",
+    "using": "other",
+    "lease": 60,
+    "on_abandoned": "hold",
+}
+
+
+def depths() -> tuple[int, int]:
+    """How many transactions are open on each alias, the test's own included."""
+    return len(connections["default"].atomic_blocks), len(connections["other"].atomic_blocks)
+
+
+def charge(operation: Operation) -> Any:
+    return operation.call("charge", fails)
+
+
+def fails() -> Any:
+    raise OSError("the gateway hung up")
+
+
+@pytest.fixture
+def in_doubt() -> IdempotencyKey:
+    with pytest.raises(OSError, match="hung up"):
+        run_once(charge, **HELD)
+    with pytest.raises(OutcomeUnknown):
+        run_once(charge, **HELD)
+    assert not IdempotencyKey.objects.using("default").exists()
+    return IdempotencyKey.objects.using("other").get()
+
+
+def test_a_person_releases(in_doubt: IdempotencyKey) -> None:
+    release_for_retry(in_doubt.pk, attempt=in_doubt.attempt, using="other")
+    assert run_once(lambda operation: operation.attempt, **HELD).value == 2
+
+
+def test_a_person_records(in_doubt: IdempotencyKey) -> None:
+    """Any JSON that Django can write."""
+    record_outcome(in_doubt.pk, "charge", {"until": timedelta(days=1)}, attempt=in_doubt.attempt, using="other")
+    assert run_once(charge, **HELD).value == {"until": "P1DT00H00M00S"}
+
+
+def test_a_person_closes(in_doubt: IdempotencyKey) -> None:
+    snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")
+    close_with(in_doubt.pk, snapshot, attempt=in_doubt.attempt, using="other")
+    assert run_once(charge, **HELD).value == "refunded"
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_work_without_protection(leased: bool) -> None:
+    """Switched off, the transactions stay where they were."""
+    before = depths()
+
+    def work(operation: Operation | None = None) -> Any:
+        return depths() if operation is None else (operation.attempt, operation.write("look", depths))
+
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        options: dict[str, Any] = {"using": "other", "operation": "look", **({"lease": 60} if leased else {})}
+        result = run_once(work, scope="s", key="k", **options)
+    expected: Any = (before[0], before[1] + 1)
+    assert (result.value, result.replayed) == ((1, expected) if leased else expected, False)
+
+
+def test_a_leased_view_without_a_key() -> None:
+    before = depths()
+    seen: list[Any] = []
+
+    @idempotent(lease=60, using="other", required=False)
+    def view(request: HttpRequest) -> HttpResponse:
+        operation = get_operation(request)
+        seen.append(operation.write("look", lambda *, extra: (depths(), extra), extra="kept"))
+        seen.append(operation.call("ask", lambda *, extra: extra, extra="kept"))
+        return HttpResponse()
+
+    view(RequestFactory().post("/"))
+    assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_a_wait_that_is_given_up_aborts_its_own_transaction(in_threads: Any) -> None:
+    """And the caller's on another alias goes on."""
+    store = store_for("other")
+    with transaction.atomic(using="other"):
+        assert isinstance(store.claim(a_claim()), Claimed)
+
+        def wait(number: int) -> Any:
+            with transaction.atomic(using="default"), transaction.atomic(using="other"):
+                outcome = store.claim(a_claim(wait=0.01))
+                return outcome, connections["default"].needs_rollback, connections["other"].needs_rollback
+
+        assert in_threads(1, wait) == [(Conflicted(), False, True)]
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_who_has_waited_for_one_that_fails_claims(in_threads: Any) -> None:
+    """A row of its own, as a first claim has it."""
+    store = store_for("default")
+
+    def waits() -> bool:
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    def claim(number: int) -> Any:
+        with transaction.atomic():
+            if number == 0:
+                assert isinstance(store.claim(a_claim()), Claimed)
+                eventually("the other one to wait", waits)
+                transaction.set_rollback(True)
+                return None
+            eventually("the first claim", held)
+            return store.claim(a_claim(wait=30.0))
+
+    def held() -> bool:
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+            return bool(cursor.fetchone()[0])
+
+    _, claimed = in_threads(2, claim)
+    assert claimed == Claimed(id=IdempotencyKey.objects.get().pk, attempt=1)
+
+
+def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
+    store = store_for("other")
+    past = timezone.now() - timedelta(hours=1)
+    with transaction.atomic(using="other"):
+        for number in range(3):
+            claimed = store.claim(a_claim(key=str(number), lease=60.0))
+            assert isinstance(claimed, Claimed)
+            store.start_call(claimed, "charge", again=False)
+    IdempotencyKey.objects.using("other").update(locked_until=past)
+    assert (len(store.stuck_ids(2)), len(store.in_doubt_ids(2))) == (2, 2)
+    assert (store.count_stuck(), store.count_in_doubt()) == (3, 3)
