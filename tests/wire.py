@@ -7,6 +7,7 @@ import socketserver
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ PORT = 5432
 class Tap:
     """`messages`: each message after which the client waits for an answer, that is each round trip."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0) -> None:
+        self.delay = delay
         self.messages: list[str] = []
         self._sockets: list[socket.socket] = []
 
@@ -61,6 +63,7 @@ class Tap:
                     self.messages.append(statements)
                     statements = ""
                 started = True
+            time.sleep(self.delay)
             try:
                 server.sendall(data)
             except OSError:
@@ -68,9 +71,12 @@ class Tap:
 
 
 @contextmanager
-def tapped(**changes: Any) -> Iterator[Tap]:
-    """This thread's connection to the default database goes through a tap. `changes`: of its settings."""
-    tap = Tap()
+def tapped(delay: float = 0, **changes: Any) -> Iterator[Tap]:
+    """This thread's connection to the default database goes through a tap.
+
+    delay: seconds that each round trip takes longer. changes: of the connection's settings.
+    """
+    tap = Tap(delay)
     usual = connections["default"]
     with tempfile.TemporaryDirectory() as folder:
         address = str(Path(folder) / f".s.PGSQL.{PORT}")
