@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.db.models import F
 from django.http import HttpResponse
@@ -16,6 +17,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, ResultNotStorable, get_operation
+from django_idempotency.execution.unkeyed import UnkeyedOperation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS, LEASE
 from tests.shopapp.models import Order
@@ -359,6 +361,9 @@ class TestSteps:
         with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
             self.run(post, lambda operation: operation.call(name, breaks))
 
+    def test_the_longest_name_and_arguments_by_name(self, post: Post) -> None:
+        assert self.run(post, lambda operation: operation.call("x" * 100, dict, amount=5)) == {"amount": 5}
+
     def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
         """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
         value = (1, Decimal("1.10"), UUID(int=1))
@@ -594,6 +599,19 @@ class TestOtherModes:
         assert "Idempotency-Replayed" not in answers[0].headers
         assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
 
+    def test_without_a_key_coroutine_functions_need_the_twin_as_well(self) -> None:
+        """The same view must work with a key."""
+
+        async def charge(*, amount: int = 0) -> int:
+            return amount
+
+        operation = UnkeyedOperation("default")
+        with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
+            operation.call("one", charge)
+        with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
+            operation.write("two", charge)
+        assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
+
     def test_switched_off_they_just_run_too(self, post: Post) -> None:
         """ENABLED is False in some tests."""
         with override_settings(IDEMPOTENCY={"ENABLED": False}):
@@ -678,6 +696,8 @@ class TestDevelopment:
             Order.objects.count()
             with pytest.warns(RuntimeWarning, match=r"changed data outside of operation.write\(\): .INSERT INTO"):
                 Order.objects.create()
+            with connection.cursor() as cursor, pytest.warns(RuntimeWarning, match="changed data"):
+                cursor.executemany("UPDATE shopapp_order SET amount = %s WHERE reference = %s", [(1, "a"), (2, "b")])
 
         HOOKS["between"] = stray
         assert post("/pay").status_code == 201

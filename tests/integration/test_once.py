@@ -35,6 +35,7 @@ from django_idempotency import (
 )
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.protocol.keys import InvalidKey
+from django_idempotency.stores import store_for
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = pytest.mark.django_db
@@ -219,6 +220,25 @@ class TestLeased:
         IdempotencyKey.objects.update(status="in_progress", locked_until=past)
         assert run_once(self.pay, scope="s", key="k", lease=60, operation="pay").replayed is False
         assert RUNS[1:] == [2, ()]
+
+    def test_waiting_it_looks_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With pauses that grow, while somebody else holds the lease."""
+        store = store_for("default")
+        looks: list[float] = []
+        claim = store.claim
+
+        def counted(wanted: Any) -> Any:
+            looks.append(wanted.wait)
+            return claim(wanted)
+
+        def meet(operation: Operation) -> None:
+            monkeypatch.setattr(store, "claim", counted)
+            with pytest.raises(OperationInProgress):
+                run_once(self.pay, scope="s", key="k", lease=60, operation="meet", wait=0.6)
+
+        run_once(meet, scope="s", key="k", lease=60, operation="meet")
+        assert 3 <= len(looks) < 30
+        assert set(looks) == {0}
 
     def test_a_call_in_doubt_is_held(self) -> None:
         """A named exception until somebody knows."""

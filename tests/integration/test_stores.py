@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -182,3 +182,24 @@ class TestStoreContract:
 
         monkeypatch.setattr(store, "_take_over", too_late)
         assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+
+
+@pytest.mark.django_db
+def test_a_purge_says_where_it_stopped() -> None:
+    """The next batch begins there, and not at the rows that were deleted before it. SQLite has no use for it."""
+    store = store_for("default")
+    with transaction.atomic():
+        claimed = store.claim(a_claim(ttl=-5.0))
+        assert isinstance(claimed, Claimed)
+        store.complete(claimed, SNAPSHOT)
+        expired_at = IdempotencyKey.objects.get().expires_at
+        deleted, stopped = store.purge(10)
+        again = store.purge(10, stopped)
+    assert (deleted, again) == (1, (0, stopped))
+    assert stopped in ((None,) if connection.vendor == "sqlite" else (expired_at, expired_at.replace(tzinfo=None)))
+
+
+@pytest.mark.django_db
+def test_a_key_that_is_gone_has_expired() -> None:
+    """And has no lease to lapse."""
+    assert store_for("default").timeliness(2**40) == (True, False)

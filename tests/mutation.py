@@ -1,0 +1,12 @@
+"""A pytest plugin for `tox run -e mutation`: its processes are forks, which must not go on with what was made before."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_idempotency.stores import store_for
+
+
+@pytest.hookimpl
+def pytest_sessionstart() -> None:
+    store_for.cache_clear()  # with it goes the SQL
