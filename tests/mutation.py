@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 
-from django_idempotency.stores import store_for
-
-
-@pytest.hookimpl
 def pytest_sessionstart() -> None:
+    from django_idempotency.stores import store_for  # Django is ready only now
+
     store_for.cache_clear()  # with it goes the SQL
