@@ -1,4 +1,4 @@
-"""A pytest plugin for `tox run -e mutation`: its processes are forks, which must not go on with what was made before."""
+"""A pytest plugin for `tox run -e mutation`: its processes are forks, and must not use what was made before."""
 
 from __future__ import annotations
 

@@ -201,8 +201,6 @@ def checked_name(name: str) -> str:
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same for callers that cannot await: whatever has to be awaited is, such as what `objects.acreate` returns."""
-    if iscoroutinefunction(function):
-        return async_to_sync(function)
 
     async def awaited(result: Awaitable[Any]) -> Any:
         return await result

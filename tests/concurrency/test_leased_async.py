@@ -26,12 +26,19 @@ HOOKS: dict[str, Callable[..., Any]] = {}
 async def charge(key: str) -> dict[str, Any]:
     CALLS.append(key)
     await asyncio.sleep(0)
-    return {"charge": key, "loop": asyncio.get_running_loop().is_running()}
+    return {"charge": key, "loop": on_the_loop()}
+
+
+def on_the_loop() -> bool:
+    try:
+        return asyncio.get_running_loop().is_running()
+    except RuntimeError:
+        return False
 
 
 def charge_in_a_thread(key: str) -> dict[str, Any]:
     CALLS.append(key)
-    return {"charge": key, "loop": False, "atomic": connection.in_atomic_block}
+    return {"charge": key, "loop": on_the_loop(), "atomic": connection.in_atomic_block}
 
 
 async def order(reference: str) -> Order:

@@ -186,8 +186,9 @@ class TestAtomic:
     def test_what_a_person_closed_it_with_is_its_value(self) -> None:
         """Any text that is not a result of ours."""
         run_once(place, scope="s", key="k")
-        IdempotencyKey.objects.update(body=b"refunded by hand")
-        assert run_once(place, scope="s", key="k") == Result("refunded by hand", replayed=True)
+        for body, value in ((b"refunded by hand", "refunded by hand"), (b"\xff", "\ufffd"), (None, "")):
+            IdempotencyKey.objects.update(body=body)
+            assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
 
 
 class TestLeased:
