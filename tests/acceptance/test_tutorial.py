@@ -73,7 +73,8 @@ class Reader:
     def environment(self) -> dict[str, str]:
         """Nothing of the environment that the tests run in, but pip's configuration."""
         ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONPATH")
-        return {name: value for name, value in os.environ.items() if name not in ours}
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        return {**inherited, "PYTHONUNBUFFERED": "1"}  # lines come in the order in which a terminal would show them
 
 
 @pytest.fixture

@@ -389,6 +389,12 @@ async def handle_leased_async(event: dict[str, Any], operation: Operation) -> An
     return await operation.acall("charge", charge)
 
 
+@once(scope=lambda *, event: event["id"], key=lambda *, event: event["id"], payload=lambda *, event: event)
+def by_name(*, event: dict[str, Any]) -> Any:
+    RUNS.append("by name")
+    return event["id"]
+
+
 class TestDecorator:
     def test_it_returns_the_result(self) -> None:
         """As the function would, first time and again; it keeps its name."""
@@ -397,6 +403,8 @@ class TestDecorator:
         assert RUNS == ["evt_1"]
         assert (handle.__name__, handle.__doc__) == ("handle", "Handles an event.")
         assert IdempotencyKey.objects.get().operation == f"{__name__}.handle"
+        assert by_name(event=event) == by_name(event=event) == "evt_1"
+        assert RUNS == ["evt_1", "by name"]
 
     def test_another_payload(self) -> None:
         """Named."""
