@@ -9,6 +9,7 @@ from threading import Event
 
 from django.db import transaction
 
+from .events import tell_purged
 from .stores import alias_for, store_for
 
 BATCH_SIZE = 5000
@@ -74,7 +75,9 @@ def cleanup_idempotency_keys(
         if complete or at_limit or stop.wait(pause):
             break
     stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
-    return Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
+    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
+    tell_purged(cleanup, store.alias)
+    return cleanup
 
 
 def preview(using: str | None = None) -> Cleanup:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.timesince import timesince
@@ -14,7 +15,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import IdempotencyKey
-from ..protocol.digests import key_hash
+from ..protocol.digests import hash_of, key_hash
 from ..protocol.keys import InvalidKey, parse_header
 from ..protocol.snapshots import decode_headers
 from .bodies import readable_body
@@ -39,7 +40,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     paginator = BoundedPaginator
     show_full_result_count = False
     search_fields = ("key",)
-    search_help_text = _("The client's key, whole. With or without its quotes.")
+    search_help_text = _("The client's key, whole, with or without its quotes; or its reference in the log.")
     fieldsets = (
         (None, {"fields": ("key", "status", "attention", "operation", "scope", "attempt", "last_error")}),
         (_("Steps"), {"fields": ("timeline",)}),
@@ -84,7 +85,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
             key = parse_header(search_term)
         except InvalidKey:
             return queryset.none(), False
-        return queryset.filter(key_hash=key_hash(key), key=key), False
+        found = Q(key_hash=key_hash(key), key=key)
+        if re.fullmatch("[0-9a-f]{16}", key):  # perhaps a reference out of the log
+            found |= Q(key_hash=hash_of(key))
+        return queryset.filter(found), False
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
         if request.user.has_perm("django_idempotency.view_response"):

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from django.db import DatabaseError, transaction
 
+from ..events import CLAIMED, RELEASED, tell, tell_answer
 from ..exceptions import TransactionBroken
+from ..protocol.errors import describe
 from ..protocol.outcomes import Answer, Claimed, Conflicted, Discarded, Finished, Raised, Unavailable, Verdict
 from ..stores import Claim, Store
 
@@ -22,10 +24,20 @@ def run_atomically(store: Store, claim: Claim, work: Work[T], answer: Callable[[
     `answer` turns an exception of the work into a finished answer, outside that transaction, or raises it.
     Raises what `answer` raises, what COMMIT and `on_commit` callbacks raise, and database errors of the claim.
     """
+    answered = _run(store, claim, work, answer)
+    tell_answer(answered, claim.identity, store.alias)
+    return answered
+
+
+def _run(store: Store, claim: Claim, work: Work[T], answer: Callable[[Exception], Finished[T]]) -> Answer[T]:
     result = _claim_and_work(store, claim, work)
     match result:
         case Raised(error):
-            finished = answer(error)
+            try:
+                finished = answer(error)
+            except Exception:
+                tell(RELEASED, claim.identity, store.alias, reason=describe(error))
+                raise
         case Discarded(refusal):
             finished = refusal
         case _:
@@ -47,6 +59,7 @@ def _claim_and_work(store: Store, claim: Claim, work: Work[T]) -> Answer[T] | Ra
             with transaction.atomic(using=store.alias):
                 outcome = store.claim(claim)
                 if isinstance(outcome, Claimed):
+                    tell(CLAIMED, claim.identity, store.alias, attempt=outcome.attempt)
                     return _settle(store, outcome, work())
                 return outcome
         except DatabaseError as error:

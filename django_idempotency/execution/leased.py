@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error
 
+from ..events import CLAIMED, RELEASED, TAKEN_OVER, tell, tell_answer
 from ..exceptions import ClaimLost
 from ..protocol.errors import describe
 from ..protocol.outcomes import Answer, Claimed, ClaimOutcome, Conflicted, Finished, Raised, Unavailable, Verdict
@@ -45,9 +46,22 @@ def run_leased(
     Whatever is not finished by `Verdict.KEEP`, and any exception at all, leaves the key failed with its steps, so that
     the next retry runs at once. Only a worker that dies makes it wait for the lease.
     """
+    answered = _run(store, claim, work, answer, reconcile)
+    tell_answer(answered, claim.identity, store.alias)
+    return answered
+
+
+def _run(
+    store: Store,
+    claim: Claim,
+    work: Callable[[Operation], Finished[T] | Raised],
+    answer: Callable[[Exception], Finished[T]],
+    reconcile: Reconcile[T] | None,
+) -> Answer[T]:
     outcome = _claim(store, claim)
     if not isinstance(outcome, Claimed):
         return outcome
+    tell(TAKEN_OVER if outcome.abandoned else CLAIMED, claim.identity, store.alias, attempt=outcome.attempt)
     try:
         with _terminable(), _failing(store, claim, outcome):
             finished = _finish(store, claim, outcome, work, answer, reconcile)
@@ -133,6 +147,7 @@ def _failing(store: Store, claim: Claim, claimed: Claimed) -> Iterator[None]:
 def _fail(store: Store, claim: Claim, claimed: Claimed, error: BaseException) -> None:
     try:
         on_a_fresh_connection_if_need_be(store, lambda: store.fail(claimed, claim, describe(error)))
+        tell(RELEASED, claim.identity, store.alias, reason=describe(error))
     except Error:
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claimed.id)
 

@@ -14,6 +14,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
 from ..conf import Idempotency, as_options, resolve, settings
+from ..events import REPLAYED, tell
 from ..exceptions import (
     IdempotencyConfigurationError,
     OperationInProgress,
@@ -88,6 +89,8 @@ def run_once(work: Callable[..., T], *, scope: str, key: str, payload: Any = Non
         answer = run_atomically(store, claim, partial(_run, work), _raise)
     else:
         answer = run_leased(store, claim, partial(_run, work), _raise, reconcile)
+    if isinstance(answer, Completed):
+        tell(REPLAYED, claim.identity, alias)
     return _result(answer, claim)
 
 

@@ -49,7 +49,7 @@ def observed(
     outcome = _in_its_own(store, lambda: _claim(store, claim))
     if not isinstance(outcome, Claimed):
         if type(outcome) in WOULD:
-            _log(exchange, f"{WOULD[type(outcome)]} (key {claim.identity.key})")
+            _log(exchange, f"{WOULD[type(outcome)]} (key {claim.identity.reference})")
         return run()
     try:
         response = run()

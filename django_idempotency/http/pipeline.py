@@ -10,6 +10,7 @@ from asgiref.sync import async_to_sync
 from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, settings
+from ..events import REPLAYED, tell
 from ..exceptions import IdempotencyConfigurationError
 from ..execution.atomic import run_atomically
 from ..execution.leased import run_leased
@@ -87,7 +88,7 @@ def _deliver(exchange: Exchange, claim: Claim, outcome: Answer[HttpResponseBase]
         case Finished(value=response):
             return exchange.deliver(response, replayed=False)
         case Completed(snapshot=snapshot):
-            return _replay(exchange, snapshot)
+            return _replay(exchange, claim, snapshot)
         case Mismatched():
             return _refuse(exchange, problems.already_used(options))
         case Conflicted() if options.in_progress_status == 202:
@@ -137,10 +138,11 @@ def _refuse(exchange: Exchange, problem: problems.Problem) -> HttpResponseBase:
     return exchange.deliver(problems.respond(exchange.request, problem), replayed=False)
 
 
-def _replay(exchange: Exchange, snapshot: Snapshot) -> HttpResponseBase:
+def _replay(exchange: Exchange, claim: Claim, snapshot: Snapshot) -> HttpResponseBase:
     allowed = exchange.options.may_replay
     if allowed is not None and not exchange.may_replay(allowed):
         return _refuse(exchange, problems.replay_refused())
+    tell(REPLAYED, claim.identity, alias_of(exchange.options))
     if snapshot.is_tombstone:
         response = problems.respond(exchange.request, problems.response_not_stored(snapshot))
     else:

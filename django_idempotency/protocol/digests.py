@@ -31,6 +31,11 @@ def key_hash(key: str) -> int:
     return _signed(sha256(key.encode()).digest())
 
 
+def hash_of(reference: str) -> int:
+    """The `key_hash` that a reference stands for, see `Identity.reference`."""
+    return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
+
+
 def scope_hash(scope: str, operation: str, key: str) -> int:
     """8 bytes of SHA-256(scope, operation, key): with `key_hash` unique, and the advisory lock's number."""
     return _signed(digest(scope.encode(), operation.encode(), key.encode()))
@@ -49,6 +54,11 @@ class Identity:
     key: str
     key_hash: int
     scope_hash: int
+
+    @property
+    def reference(self) -> str:
+        """16 hex digits that name the key in logs, where the key itself, which may be a secret, does not belong."""
+        return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def kept_scope(scope: str) -> str:

@@ -8,10 +8,13 @@ writes them into the pages of docs/, between the comments that name them; test_r
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ PUBLIC = {
     "django_idempotency.keys": ("from_form_field", "from_header", "from_json", "from_cloudevent"),
     "django_idempotency.endpoints": ("endpoints", "Endpoint"),
     "django_idempotency.cleanup": ("cleanup_idempotency_keys", "Cleanup"),
+    "django_idempotency.metrics": ("install", "KeyCollector"),
     "django_idempotency.erasure": ("scope_of_user", "forget", "forget_scope", "Forgotten"),
     "django_idempotency.execution.resolution": ("release_for_retry", "record_outcome", "close_with"),
     "django_idempotency.testing": ("assert_idempotent", "create_key"),
@@ -43,6 +47,7 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
         "api.md": {"names": names},
         "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
         "errors.md": {"answers": answers, "exceptions": exceptions},
+        "signals.md": {"signals": signals, "metrics": metrics},
     }
 
 
@@ -150,6 +155,35 @@ def exceptions() -> str:
                 yield from below(child)
 
     return "\n\n".join(part for part in below(exceptions.IdempotencyError) if part)
+
+
+def signals() -> str:
+    """Each signal with the text below it."""
+    from django_idempotency import events
+    from django_idempotency import signals as module
+
+    lines = ["| Signal | Sent when | `event` of the log record | Level |", "|---|---|---|---|"]
+    logged = {id(e.signal): e for e in vars(events).values() if isinstance(e, events.Event)}
+    body = ast.parse(inspect.getsource(module)).body
+    for node, text in pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(text, ast.Expr):
+            name = ast.unparse(node.targets[0])
+            event = logged.get(id(getattr(module, name)))
+            told = (event.name, logging.getLevelName(event.level)) if event else ("purged", "INFO")
+            lines.append(f"| `{name}` | {cell(ast.literal_eval(text.value))} | `{told[0]}` | {told[1]} |")
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """Each metric as a scrape names it."""
+    from django_idempotency import metrics as module
+
+    lines = ["| Metric | Labels | Meaning |", "|---|---|---|"]
+    outcomes = ", ".join(f"`{name}`" for name in module.OUTCOMES)
+    lines.append(f"| `idempotency_key_outcomes_total` | `operation`, `outcome` | How often: {outcomes}. |")
+    lines.append("| `idempotency_keys_purged_total` | `database` | Expired keys that this process has deleted. |")
+    lines += [f"| `idempotency_keys_{name}` | `database` | {cell(text)} |" for name, text in module.GAUGES.items()]
+    return "\n".join(lines)
 
 
 def cell(text: str) -> str:

@@ -159,6 +159,14 @@ def test_a_key_is_found_as_the_client_sent_it(admin_client: Client, term: str) -
     assert [row.key for row in result] == ["k-7"]
 
 
+def test_a_key_is_found_by_its_reference_in_the_log(admin_client: Client) -> None:
+    """Or by its value, should a key look like a reference."""
+    make_key("evt_1")
+    make_key("7d4e5a76eae6d8c1")
+    found = admin_client.get(reverse(LIST), {"q": "7d4e5a76eae6d8c1"}).context["cl"].result_list
+    assert {row.key for row in found} == {"evt_1", "7d4e5a76eae6d8c1"}
+
+
 def test_something_that_is_no_key_finds_nothing(admin_client: Client) -> None:
     """An impossible key is no error."""
     make_key()

@@ -16,6 +16,7 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.digests import identify
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -68,6 +69,10 @@ def _clean(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="django_idempotency")
 
 
+def reference(key: str) -> str:
+    return identify(scope="", operation="", key=key).reference
+
+
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "django_idempotency"]
 
@@ -79,7 +84,7 @@ def test_a_retry_runs_again_and_is_logged(post: Post, key: str, caplog: pytest.L
     assert [first.status_code, second.status_code] == [201, 201]
     assert first.json()["id"] != second.json()["id"]
     assert "Idempotency-Replayed" not in second.headers
-    assert logged(caplog) == [f"Observed: POST {url[1:]} would have been replayed (key {key})."]
+    assert logged(caplog) == [f"Observed: POST {url[1:]} would have been replayed (key {reference(key)})."]
     assert IdempotencyKey.objects.get().status == "completed"
 
 
@@ -95,7 +100,7 @@ def test_what_would_have_been_refused(post: Post, key: str, caplog: pytest.LogCa
     assert {answer.status_code for answer in answers} == {200, 201}
     assert logged(caplog)[-3:] == [
         "Observed: POST create would have been refused with 400: Idempotency-Key is not valid.",
-        f"Observed: POST create would have been refused: the key was used for another request (key {key}).",
+        f"Observed: POST create would have been refused: the key was used for another request (key {reference(key)}).",
         "Observed: POST refusing would have been refused with 403: Idempotency-Key needs an identified caller.",
     ]
     assert logged(caplog)[0] == "Observed: POST create would have been refused with 400: Idempotency-Key is missing."
@@ -110,7 +115,9 @@ def test_a_running_request_is_seen(post: Post, key: str, caplog: pytest.LogCaptu
 
     HOOKS["view"] = duplicate
     assert post("/create").status_code == 201
-    message = f"Observed: POST create would have been refused: the first request is still running (key {key})."
+    message = (
+        f"Observed: POST create would have been refused: the first request is still running (key {reference(key)})."
+    )
     assert logged(caplog) == [message]
 
 

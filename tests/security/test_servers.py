@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -121,5 +122,8 @@ def peak(process: int) -> float:
 
 def open_files(process: int) -> set[str]:
     folder = f"/proc/{process}/fd"
-    names = {os.readlink(f"{folder}/{number}") for number in os.listdir(folder)}
+    names = set()
+    for number in os.listdir(folder):
+        with suppress(FileNotFoundError):  # closed since it was listed
+            names.add(os.readlink(f"{folder}/{number}"))
     return {name for name in names if not name.startswith(("socket:", "pipe:"))}

@@ -1,0 +1,152 @@
+"""Prometheus metrics, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_idempotency import PayloadMismatch, metrics, run_once
+from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.test_leased import as_if_killed, breaks
+
+Scrape = Callable[[], dict[tuple[Any, ...], float]]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    """Installed for one test."""
+    signals = [*metrics.OUTCOMES.values(), metrics.signals.keys_purged]
+    before = [list(signal.receivers) for signal in signals]
+    registry = CollectorRegistry(auto_describe=True)
+    metrics.install(registry)
+    yield registry
+    metrics._installed.clear()
+    for signal, receivers in zip(signals, before, strict=True):
+        signal.receivers = receivers
+        signal.sender_receivers_cache.clear()
+
+
+@pytest.fixture
+def scrape(registry: CollectorRegistry) -> Scrape:
+    """Every sample by its name and labels."""
+
+    def read() -> dict[tuple[Any, ...], float]:
+        families = text_string_to_metric_families(generate_latest(registry).decode())
+        samples = [sample for family in families for sample in family.samples]
+        return {(s.name, *s.labels.values()): s.value for s in samples if not s.name.endswith("_created")}
+
+    return read
+
+
+def test_outcomes_are_counted_by_operation(scrape: Scrape) -> None:
+    """What was done, what was replayed, what was refused."""
+    for _ in range(3):
+        run_once(lambda: 1, scope="s", key="k", operation="o", payload=1)
+    with pytest.raises(PayloadMismatch):
+        run_once(lambda: 1, scope="s", key="k", operation="o", payload=2)
+    run_once(lambda: 1, scope="s", key="k", operation="another")
+    found = scrape().items()
+    assert {tuple(labels): value for (name, *labels), value in found if name == "idempotency_key_outcomes_total"} == {
+        ("o", "claimed"): 1,
+        ("o", "completed"): 1,
+        ("o", "replayed"): 2,
+        ("o", "mismatched"): 1,
+        ("another", "claimed"): 1,
+        ("another", "completed"): 1,
+    }
+    assert metrics.totals() == {"claimed": 2, "completed": 2, "replayed": 2, "mismatched": 1}
+
+
+def test_nothing_is_counted_where_it_is_not_installed() -> None:
+    """And nothing fails."""
+    assert metrics.totals() == {}
+
+
+def test_gauges_show_what_is_in_flight_and_stuck(scrape: Scrape, post: Any) -> None:
+    """A worker has died in a call an hour ago."""
+    GATEWAY.before = breaks
+    with pytest.raises(Exception, match="it broke"):
+        post("/pay")
+    as_if_killed()
+    IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(hours=1))
+    gauges = scrape()
+    assert gauges["idempotency_keys_in_flight", "default"] == 1
+    assert gauges["idempotency_keys_stuck", "default"] == 1
+    assert gauges["idempotency_keys_in_doubt", "default"] == 1
+    assert 3600 <= gauges["idempotency_keys_oldest_in_flight_seconds", "default"] < 3700
+
+
+def test_with_nothing_to_show_the_gauges_are_zero(scrape: Scrape) -> None:
+    """So that an alert can resolve."""
+    assert set(scrape().values()) == {0}
+    assert {name for name, *_ in scrape()} == {f"idempotency_keys_{name}" for name in metrics.GAUGES}
+
+
+def test_the_lag_of_cleanup_is_the_age_of_the_oldest_expired_key(scrape: Scrape) -> None:
+    """A failed key may be held for a person, and does not count."""
+    for key in ("old", "older", "failed"):
+        run_once(lambda: 1, scope="s", key=key, operation="o")
+    for key, hours in (("old", 1), ("older", 2), ("failed", 9)):
+        IdempotencyKey.objects.filter(key=key).update(expires_at=timezone.now() - timedelta(hours=hours))
+    IdempotencyKey.objects.filter(key="failed").update(status="failed")
+    lag = ("idempotency_keys_cleanup_lag_seconds", "default")
+    assert 7200 <= scrape()[lag] < 7300
+    cleanup_idempotency_keys()
+    assert scrape()[lag] == 0
+    assert scrape()["idempotency_keys_purged_total", "default"] == 3
+
+
+def test_a_clock_that_is_ahead_shows_nothing_negative(scrape: Scrape) -> None:
+    """The database's clock and ours differ a little."""
+    run_once(lambda: 1, scope="s", key="k", operation="o")
+    ahead = timezone.now() + timedelta(seconds=60)
+    IdempotencyKey.objects.update(status="in_progress", locked_until=ahead, created_at=ahead)
+    assert scrape()["idempotency_keys_oldest_in_flight_seconds", "default"] == 0
+
+
+def test_a_database_that_does_not_answer_costs_only_its_gauges(
+    scrape: Scrape, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The counters are scraped all the same."""
+    run_once(lambda: 1, scope="s", key="k", operation="o")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_idempotency_idempotencykey RENAME TO away")
+    try:
+        found = scrape()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE away RENAME TO django_idempotency_idempotencykey")
+    assert found == {("idempotency_key_outcomes_total", "o", outcome): 1 for outcome in ("claimed", "completed")}
+    assert "could not be counted for Prometheus" in caplog.text
+
+
+def test_a_scrape_costs_four_queries(scrape: Scrape) -> None:
+    """By indexes that hold only what they look for."""
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        scrape()
+    assert len(queries) == 4
+
+
+def test_it_is_installed_once(registry: CollectorRegistry) -> None:
+    """Twice would count everything twice."""
+    with pytest.raises(ValueError, match="idempotency_key_outcomes"):
+        metrics.install(registry)
