@@ -1,9 +1,9 @@
-"""A pytest plugin for `tox run -e mutation`: its processes are forks, and must not use what was made before."""
+"""A pytest plugin for `tox run -e mutation`: no test may use the SQL that another one has made, before the fork."""
 
 from __future__ import annotations
 
 
-def pytest_sessionstart() -> None:
+def pytest_runtest_setup() -> None:
     from django_idempotency.stores import store_for  # Django is ready only now
 
     store_for.cache_clear()  # with it goes the SQL

@@ -43,7 +43,7 @@ def check(folder: Path, claim: str, *defines: str, fair: bool = False) -> tuple[
     assert errors, result.stdout + result.stderr
     assert states, result.stdout
     assert "truncated" not in result.stdout
-    print(f"{CLIENTS} clients, {claim} {' '.join(defines)}: {states[1]} states, {errors[1]} errors")  # noqa: T201
+    print(f"{CLIENTS} clients, {claim} {' '.join(defines)}: {states[1]} states, {errors[1]} errors")
     return int(errors[1]), int(states[1])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django_idempotency.protocol.digests import derived_key, digest, identify, key_hash, scope_hash
+import pytest
+
+from django_idempotency.protocol.digests import derived_key, digest, hash_of, identify, key_hash, scope_hash
 from django_idempotency.protocol.snapshots import Snapshot, decode_headers, encode_headers
 
 
@@ -12,6 +14,15 @@ def test_the_hashes_never_change() -> None:
     """Another release must find the rows of this one: these numbers are a contract."""
     assert key_hash("abc") == -5010229573455851542
     assert scope_hash("user:auth.User:1", "POST orders/", "abc") == 5418399700064966631
+
+
+@pytest.mark.parametrize(
+    ("key", "reference"), [("abc", "ba7816bf8f01cfea"), ("evt_1", "7d4e5a76eae6d8c1")], ids=["negative", "positive"]
+)
+def test_a_reference_stands_for_a_hash(key: str, reference: str) -> None:
+    """The first 8 bytes of the key's SHA-256, whatever their sign."""
+    assert identify(scope="s", operation="o", key=key).reference == reference
+    assert hash_of(reference) == key_hash(key)
 
 
 def test_parts_are_told_apart() -> None:
