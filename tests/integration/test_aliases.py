@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
-from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
+from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
 from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.protocol.outcomes import Claimed, Conflicted
@@ -63,6 +63,15 @@ def test_a_person_records(in_doubt: IdempotencyKey) -> None:
     """Any JSON that Django can write."""
     record_outcome(in_doubt.pk, "charge", {"until": timedelta(days=1)}, attempt=in_doubt.attempt, using="other")
     assert run_once(charge, **HELD).value == {"until": "P1DT00H00M00S"}
+
+
+def test_a_decision_that_cannot_be_carried_out_changes_nothing(in_doubt: IdempotencyKey) -> None:
+    """It is one transaction on its alias."""
+    with pytest.raises(NotResolvable, match="'refund' is not in doubt"):
+        record_outcome(in_doubt.pk, "refund", 1, attempt=in_doubt.attempt, using="other")
+    expires_at = in_doubt.expires_at
+    in_doubt.refresh_from_db()
+    assert in_doubt.expires_at == expires_at
 
 
 def test_a_person_closes(in_doubt: IdempotencyKey) -> None:

@@ -81,6 +81,11 @@ class TestAtomic:
         answers = [run_once(lambda: value, scope="s", key="k", operation="o") for _ in range(2)]
         assert [answer.value for answer in answers] == [kept, kept]
 
+    def test_an_instance_is_handed_on_as_it_is(self) -> None:
+        """The first caller gets the work's own, with whatever it has been given besides its fields."""
+        order = Order.objects.create()
+        assert run_once(lambda: order, scope="s", key="k", operation="o").value is order
+
     def test_scope_operation_and_key_tell_works_apart(self) -> None:
         """Each pair of scope and key, and each function, is its own."""
         run_once(place, scope="s", key="k")

@@ -177,8 +177,11 @@ class TestStoreContract:
         self.finish(store, a_claim())
         expire()
 
-        def too_late(row_id: int, claim: Claim) -> None:
+        take_over = store._take_over
+
+        def too_late(row_id: int, claim: Claim) -> int | None:
             IdempotencyKey.objects.update(expires_at=F("expires_at") + timedelta(days=4))
+            return take_over(row_id, claim)
 
         monkeypatch.setattr(store, "_take_over", too_late)
         assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
