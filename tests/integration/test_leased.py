@@ -702,6 +702,23 @@ class TestDevelopment:
         HOOKS["between"] = stray
         assert post("/pay").status_code == 201
 
+    @override_settings(DEBUG=True)
+    def test_a_wrapper_of_the_views_own_sees_what_django_says(self, post: Post) -> None:
+        """Ours hands on all of it."""
+        seen: list[Any] = []
+
+        def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            seen.append((many, context["connection"].alias))
+            return execute(sql, params, many, context)
+
+        def read(operation: Any) -> None:
+            with connection.execute_wrapper(watch):
+                Order.objects.count()
+
+        HOOKS["between"] = read
+        post("/pay")
+        assert seen == [(False, "default")]
+
     def test_without_debug_nobody_looks(self, post: Post) -> None:
         """Warnings are errors in these tests."""
         HOOKS["between"] = lambda operation: Order.objects.create() and None
