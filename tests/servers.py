@@ -31,9 +31,9 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
     return value
 
 
-def gunicorn(*options: str, **environment: str) -> AbstractContextManager[str]:
+def gunicorn(*options: str, application: str = "tests.server.wsgi", **environment: str) -> AbstractContextManager[str]:
     """The test server on gunicorn; gives its URL."""
-    command = ("gunicorn", "tests.server.wsgi", "--bind", "fd://{fd}", "--timeout", "120", "--graceful-timeout", "1")
+    command = ("gunicorn", application, "--bind", "fd://{fd}", "--timeout", "120", "--graceful-timeout", "1")
     return _serving(*command, *options, **environment)
 
 

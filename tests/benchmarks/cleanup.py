@@ -14,6 +14,9 @@ from django.db import connection, connections
 
 from django_idempotency.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
+from tests.benchmarks.tables import table
+
+TITLE = "Cleanup"
 
 
 @dataclass
@@ -91,7 +94,8 @@ def _old_snapshot() -> Iterator[None]:
         other.close()
 
 
-def measure(expired: int, living: int) -> list[Figures]:
+def measure(*, quick: bool) -> list[Figures]:
+    expired, living = (150_000, 30_000) if quick else (2_500_000, 500_000)
     found = []
     fill(expired, living)
     found.append(_figures("alone"))
@@ -102,3 +106,15 @@ def measure(expired: int, living: int) -> list[Figures]:
     found.append(_figures("two at once", cleaners=2))
     assert IdempotencyKey.objects.count() == living
     return found
+
+
+def told(measured: list[Figures]) -> str:
+    rows = [
+        [one.name, f"{one.rows_per_second:,.0f}", f"{one.worst_batch * 1000:.0f} ms", f"{one.grown:.0f} MB"]
+        for one in measured
+    ]
+    return table([f"{measured[0].rows:,} expired keys", "rows/s", "worst batch", "memory grown"], rows)
+
+
+def drawn(measured: list[Figures]) -> dict[str, str]:
+    return {}

@@ -12,31 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from django.db import connection, connections, models, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import connection, connections
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_idempotency import get_operation, idempotent, run_once
-from tests.shopapp.models import Order
+from django_idempotency import idempotent, run_once
+from tests.benchmarks import plots
+from tests.benchmarks.tables import table
+from tests.benchmarks.views import bare, by_hand, job, leased, protected
 from tests.wire import tapped
 
 BODY = json.dumps({"item": "tea", "quantity": 3})
 FACTORY = RequestFactory()
-ROUNDS, EACH = 15, 30
-
-
-class HandMadeKey(models.Model):
-    """What a project would write itself."""
-
-    key = models.CharField(max_length=255, unique=True)
-    status = models.IntegerField(null=True)
-    body = models.JSONField(null=True)
-
-    class Meta:
-        app_label = "benchmarks"
-
-    def __str__(self) -> str:
-        return self.key
+DELAY = 0.0005
+"""Seconds that a round trip takes longer: the database is on another machine."""
+TITLE = "Requests"
 
 
 @dataclass
@@ -59,40 +49,6 @@ class Figures:
 def request(key: str | None = None) -> HttpRequest:
     headers = {"Idempotency-Key": key or str(uuid4())}
     return FACTORY.post("/orders/", BODY, content_type="application/json", headers=headers)
-
-
-def create(request: HttpRequest) -> HttpResponse:
-    data = json.loads(request.body)
-    order = Order.objects.create(reference=data["item"], amount=data["quantity"])
-    return JsonResponse({"id": order.pk}, status=201)
-
-
-def create_in_steps(request: HttpRequest) -> HttpResponse:
-    operation = get_operation(request)
-    data = json.loads(request.body)
-    operation.call("charge", dict, id="ch_1")
-    order = operation.write("order", Order.objects.create, reference=data["item"], amount=data["quantity"])
-    return JsonResponse({"id": order.pk}, status=201)
-
-
-def by_hand(request: HttpRequest) -> HttpResponse:
-    with transaction.atomic():
-        row, created = HandMadeKey.objects.get_or_create(key=request.headers["Idempotency-Key"])
-        if not created:
-            return JsonResponse(row.body, status=row.status)
-        response = create(request)
-        row.status, row.body = response.status_code, json.loads(response.content)
-        row.save()
-        return response
-
-
-BARE = transaction.atomic(create)
-PROTECTED = idempotent(operation="create")(create)
-LEASED = idempotent(operation="leased", lease=60)(create_in_steps)
-
-
-def job() -> int:
-    return int(Order.objects.create(reference="tea", amount=3).pk)
 
 
 READY, DONE = threading.Event(), threading.Event()
@@ -136,22 +92,58 @@ def cases(done: str, busy: str) -> dict[str, Callable[[], Any]]:
         return send
 
     return {
-        "bare view": answers(BARE, 201),
-        "first request": answers(PROTECTED, 201),
-        "replay": answers(PROTECTED, 201, done),
-        "mismatch": answers(PROTECTED, 422, done, json.dumps({"item": "coffee", "quantity": 1})),
-        "conflict": answers(PROTECTED, 409, busy),
-        "leased: a call and a write": answers(LEASED, 201),
+        "bare view": answers(bare, 201),
+        "first request": answers(protected, 201),
+        "replay": answers(protected, 201, done),
+        "mismatch": answers(protected, 422, done, json.dumps({"item": "coffee", "quantity": 1})),
+        "conflict": answers(protected, 409, busy),
+        "leased: a call and a write": answers(leased, 201),
         "run_once": lambda: run_once(job, scope="bench", key=str(uuid4())),
         "by hand (get_or_create, save)": answers(by_hand, 201),
         "by hand, replay": answers(by_hand, 201, done),
     }
 
 
-def measure(delay: float | None) -> list[Figures]:
+@dataclass(frozen=True)
+class Measured:
+    near: list[Figures]
+    far: list[Figures]
+
+
+def measure(*, quick: bool) -> Measured:
+    rounds, each = (3, 10) if quick else (15, 30)
+    return Measured(_measure(None, rounds, each), _measure(DELAY, rounds, each))
+
+
+def told(measured: Measured) -> str:
+    near, far = measured.near, measured.far
+    rows = [
+        [
+            one.name,
+            f"{one.round_trips:.0f}",
+            f"{min(one.microseconds):.0f} µs",
+            f"×{one.ratio(near[0]):.2f}",
+            f"×{other.ratio(far[0]):.2f}",
+            f"×{one.cpu_ratio(near[0]):.2f}",
+            f"{one.wal:.0f}",
+        ]
+        for one, other in zip(near, far, strict=True)
+    ]
+    head = ["", "round trips", "at best", "× local socket", "× 0.5 ms away", "× CPU of the worker", "WAL bytes"]
+    return table(head, rows)
+
+
+def drawn(measured: Measured) -> dict[str, str]:
+    places = {"local socket": measured.near, "0.5 ms away": measured.far}
+    series = {place: [one.ratio(figures[0]) for one in figures] for place, figures in places.items()}
+    axis = "times the bare view"
+    return {"requests.svg": plots.bars(series, [one.name for one in measured.near], axis=axis)}
+
+
+def _measure(delay: float | None, rounds: int, each: int) -> list[Figures]:
     """delay: seconds that each round trip takes longer; None: on the socket itself."""
     done, busy = str(uuid4()), str(uuid4())
-    PROTECTED(request(done))
+    protected(request(done))
     by_hand(request(done))
     READY.clear()
     DONE.clear()
@@ -159,33 +151,33 @@ def measure(delay: float | None) -> list[Figures]:
         sends = cases(done, busy)
         figures = {name: Figures(name) for name in sends}
         for name, send in sends.items():
-            _count(figures[name], send)
-        for _ in range(ROUNDS):  # interleaved, so that a busy moment of the machine meets all
+            _count(figures[name], send, each)
+        for _ in range(rounds):  # interleaved, so that a busy moment of the machine meets all
             for name, send in sends.items():
-                _time(figures[name], send)
+                _time(figures[name], send, each)
     return list(figures.values())
 
 
-def _time(figures: Figures, send: Callable[[], Any]) -> None:
+def _time(figures: Figures, send: Callable[[], Any], each: int) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(EACH):
+    for _ in range(each):
         send()
-    figures.cpu.append((time.process_time() - cpu) / EACH * 1e6)
-    figures.microseconds.append((time.perf_counter() - wall) / EACH * 1e6)
+    figures.cpu.append((time.process_time() - cpu) / each * 1e6)
+    figures.microseconds.append((time.perf_counter() - wall) / each * 1e6)
 
 
-def _count(figures: Figures, send: Callable[[], Any]) -> None:
+def _count(figures: Figures, send: Callable[[], Any], each: int) -> None:
     """Round trips through a tap, and bytes of write-ahead log."""
     with tapped() as tap:
         send()
         tap.take()
-        for _ in range(EACH):
+        for _ in range(each):
             send()
-        figures.round_trips = len(tap.take()) / EACH
+        figures.round_trips = len(tap.take()) / each
     before = _wal()
-    for _ in range(EACH):
+    for _ in range(each):
         send()
-    figures.wal = (_wal() - before) / EACH
+    figures.wal = (_wal() - before) / each
 
 
 def _wal() -> int:

@@ -15,7 +15,7 @@ from django.db import connection
 from django.test.runner import DiscoverRunner
 from django.test.utils import setup_test_environment
 
-from tests.benchmarks.requests import HandMadeKey
+from tests.benchmarks.views import HandMadeKey
 
 
 def build() -> None:
