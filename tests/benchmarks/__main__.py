@@ -1,6 +1,6 @@
 """The figures and plots of docs/performance.md: `tox run -e benchmarks`, about twenty minutes.
 
-With --quick a small run that only prints, and so does naming some parts: `tox run -e benchmarks -- --quick server`.
+With --quick a small run that only prints; --only server runs that part, and only prints, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, requests, server
+from tests.benchmarks import cleanup, growth, requests, server
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
-PARTS = {part.__name__.rpartition(".")[2]: part for part in (requests, server, cleanup)}
+PARTS = {part.__name__.rpartition(".")[2]: part for part in (requests, server, growth, cleanup)}
 
 
 def conditions() -> str:
@@ -39,10 +39,12 @@ def conditions() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller tables, and print only")
-    parser.add_argument("parts", nargs="*", choices=PARTS, help="only these parts, and print only")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, help="only this part, and print only; may be repeated"
+    )
     options = parser.parse_args()
     written, images = [conditions()], {}
-    for name in options.parts or PARTS:
+    for name in options.only or PARTS:
         part = PARTS[name]
         print(name, "…", file=sys.stderr, flush=True)
         measured = part.measure(quick=options.quick)
@@ -51,7 +53,7 @@ def main() -> None:
         written += [f"### {part.TITLE}", part.told(measured), *(f"![{part.TITLE}](images/{file})" for file in drawn)]
     figures = "\n\n".join(written)
     print(figures)
-    if not (options.quick or options.parts):
+    if not (options.quick or options.only):
         write(figures, images)
 
 
