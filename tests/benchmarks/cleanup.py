@@ -1,92 +1,111 @@
-"""How fast expired keys go, in a table that is mostly expired."""
+"""How fast expired keys go, in a table that is mostly expired, and what the machine can do at all."""
 
 from __future__ import annotations
 
-import resource
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 
-from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.cleanup import BATCH_SIZE, cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.stores import store_for
+from tests.benchmarks import plots
+from tests.benchmarks.filling import fill
 from tests.benchmarks.tables import table
 
 TITLE = "Cleanup"
+ALONE, OLD_SNAPSHOT = "alone", "with an old snapshot open"
+POINTS = 40
+"""Of a line in the plot."""
+PROTOTYPE = """
+    WITH gone AS (
+        DELETE FROM django_idempotency_idempotencykey WHERE ctid = ANY(ARRAY(
+            SELECT ctid FROM django_idempotency_idempotencykey
+            WHERE expires_at <= (SELECT clock_timestamp()) AND expires_at >= COALESCE(%s::timestamptz, '-infinity')
+            ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED
+        )) RETURNING expires_at
+    ) SELECT count(*), max(expires_at) FROM gone
+"""
+"""The least that deletes a batch and knows where the next one begins."""
 
 
 @dataclass
 class Figures:
     name: str
-    rows: int
-    rows_per_second: float
-    worst_batch: float
-    grown: float
-    """Megabytes of memory that the process has grown by."""
+    seconds: float = 0
+    batches: list[tuple[float, float, int]] = field(default_factory=list)
+    """Of each: when it ended, seconds from the start; how long it took; rows."""
+    grown: float = 0
+    """Megabytes of memory that the process had more at most than before."""
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, _, rows in self.batches)
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def worst(self) -> float:
+        return max(taken for _, taken, _ in self.batches)
 
 
-def truncate() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
-
-
-def add(start: int, stop: int, expired: int = 0) -> None:
-    """Rows as a small response leaves them, the oldest first, as they are made; the first ones have expired."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            INSERT INTO django_idempotency_idempotencykey (
-                key_hash, scope_hash, scope, operation, key, fingerprint, status, attempt,
-                created_at, completed_at, expires_at, status_code, headers, body
-            )
-            SELECT hashint8extended(n, 1), hashint8extended(n, 2), 'user:auth.User:' || n %% 1000, 'POST orders/',
-                gen_random_uuid()::text, sha256(n::text::bytea), 'completed', 1,
-                now(), now(),
-                now() + (n - %s) * interval '1 ms' + CASE WHEN n <= %s THEN interval '0' ELSE interval '1 day' END,
-                201, '[["Content-Type", "application/json"]]', '{"id": 1, "amount": 1000, "currency": "EUR"}'
-            FROM generate_series(%s, %s) AS n
-            """,
-            [expired, expired, start + 1, stop],
-        )
-        cursor.execute("VACUUM ANALYZE django_idempotency_idempotencykey")
-        cursor.execute("CHECKPOINT")  # now, not while something is measured
-
-
-def fill(expired: int, living: int) -> None:
-    truncate()
-    add(0, expired + living, expired)
+def measure(*, quick: bool) -> list[Figures]:
+    expired, living = (150_000, 30_000) if quick else (2_500_000, 500_000)
+    measured = []
+    fill(expired, living)
+    measured.append(_figures(ALONE))
+    fill(expired, living)
+    with _old_snapshot():
+        measured.append(_figures(OLD_SNAPSHOT))
+    fill(expired, living)
+    measured.append(_figures("two at once", cleaners=2))
+    fill(expired, living)
+    measured += _beside_the_prototype()
+    assert IdempotencyKey.objects.count() == living
+    assert all(one.rows == expired for one in measured[:3])
+    return measured
 
 
 def _figures(name: str, cleaners: int = 1) -> Figures:
-    batches: list[float] = []
-    rows: list[int] = []
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    figures = Figures(name)
+    before = _memory()
+    started = time.perf_counter()
 
     def clean() -> None:
-        last = time.perf_counter()
+        last, total = started, 0
 
         def note(deleted: int) -> None:
-            nonlocal last
+            nonlocal last, total
             now = time.perf_counter()
-            batches.append(now - last)
-            last = now
+            figures.batches.append((now - started, now - last, deleted - total))
+            figures.grown = max(figures.grown, _memory() - before)
+            last, total = now, deleted
 
-        rows.append(cleanup_idempotency_keys(progress=note).deleted)
+        cleanup_idempotency_keys(progress=note)
         connections.close_all()
 
     threads = [Thread(target=clean) for _ in range(cleaners)]
-    started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds = time.perf_counter() - started
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    return Figures(name, sum(rows), sum(rows) / seconds, max(batches), grown)
+    figures.seconds = time.perf_counter() - started
+    return figures
+
+
+def _memory() -> float:
+    """Resident megabytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -104,27 +123,54 @@ def _old_snapshot() -> Iterator[None]:
         other.close()
 
 
-def measure(*, quick: bool) -> list[Figures]:
-    expired, living = (150_000, 30_000) if quick else (2_500_000, 500_000)
-    found = []
-    fill(expired, living)
-    found.append(_figures("alone"))
-    fill(expired, living)
-    with _old_snapshot():
-        found.append(_figures("with an old snapshot open"))
-    fill(expired, living)
-    found.append(_figures("two at once", cleaners=2))
-    assert IdempotencyKey.objects.count() == living
-    return found
+def _beside_the_prototype() -> list[Figures]:
+    """In turn on the same table, batch by batch, so that both meet the same machine."""
+    store = store_for("default")
+    ours, prototype = Figures("in turn with the prototype's bare SQL"), Figures("the prototype's bare SQL")
+
+    def purge(bound: Any) -> tuple[int, Any]:
+        with transaction.atomic(durable=True):
+            return store.purge(BATCH_SIZE, bound)
+
+    def purge_bare(bound: Any) -> tuple[int, Any]:
+        with connection.cursor() as cursor:
+            cursor.execute(PROTOTYPE, [bound, BATCH_SIZE])
+            return cursor.fetchone()
+
+    turns: list[tuple[Figures, Callable[[Any], tuple[int, Any]]]] = [(ours, purge), (prototype, purge_bare)]
+    with connection.cursor() as cursor:  # the plan that ours asks for
+        cursor.execute("SET enable_bitmapscan = off; SET enable_seqscan = off")
+    bound, count = None, BATCH_SIZE
+    while count:
+        for figures, purge_batch in turns:
+            started = time.perf_counter()
+            count, bound = purge_batch(bound)
+            taken = time.perf_counter() - started
+            if count:
+                figures.seconds += taken
+                figures.batches.append((figures.seconds, taken, count))
+        turns.reverse()
+    with connection.cursor() as cursor:
+        cursor.execute("RESET enable_bitmapscan; RESET enable_seqscan")
+    return [ours, prototype]
 
 
 def told(measured: list[Figures]) -> str:
     rows = [
-        [one.name, f"{one.rows_per_second:,.0f}", f"{one.worst_batch * 1000:.0f} ms", f"{one.grown:.0f} MB"]
+        [one.name, f"{one.rows:,}", f"{one.rate:,.0f}", f"{one.worst * 1000:.0f} ms", f"{one.grown:.1f} MB"]
         for one in measured
     ]
-    return table([f"{measured[0].rows:,} expired keys", "rows/s", "worst batch", "memory grown"], rows)
+    return table(["", "keys deleted", "keys/s", "worst batch", "memory grown"], rows)
 
 
 def drawn(measured: list[Figures]) -> dict[str, str]:
-    return {}
+    series = {one.name: _rates(one) for one in measured if one.name in (ALONE, OLD_SNAPSHOT)}
+    return {"cleanup.svg": plots.lines(series, x="seconds since the start", y="keys/s")}
+
+
+def _rates(figures: Figures) -> tuple[list[float], list[float]]:
+    """When, and how fast just then."""
+    size = -(-len(figures.batches) // POINTS)
+    groups = [figures.batches[start : start + size] for start in range(0, len(figures.batches), size)]
+    rates = [sum(rows for _, _, rows in group) / sum(taken for _, taken, _ in group) for group in groups]
+    return [group[-1][0] for group in groups], rates

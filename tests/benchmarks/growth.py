@@ -12,7 +12,7 @@ from uuid import uuid4
 from django.db import connection
 
 from tests.benchmarks import plots
-from tests.benchmarks.cleanup import add, truncate
+from tests.benchmarks.filling import add, truncate
 from tests.benchmarks.requests import request
 from tests.benchmarks.tables import table
 from tests.benchmarks.views import bare, protected
