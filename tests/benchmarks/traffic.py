@@ -1,0 +1,95 @@
+"""What cleanup does to the live traffic beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+from django.db import connections
+
+from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
+from tests.benchmarks.filling import fill
+from tests.benchmarks.load import Load, result
+from tests.benchmarks.server import serving
+from tests.benchmarks.tables import table
+
+TITLE = "Live traffic beside a cleanup"
+CLIENTS, INTERVAL = 8, 0.08
+"""A hundred first requests in a second: well below what the server can do, as in a project that is well."""
+PAUSE = 0.1
+CASES = {"no cleanup": None, f"cleanup with `--pause {PAUSE}`": PAUSE, "cleanup without a pause": 0}
+
+
+@dataclass
+class Figures:
+    """Of one case: the seconds that each request took, in each round; keys deleted in all, and in how many seconds."""
+
+    rounds: list[list[float]] = field(default_factory=list)
+    deleted: int = 0
+    seconds: float = 0
+
+    def milliseconds(self, percent: int) -> float:
+        taken = [one for found in self.rounds for one in found]
+        return statistics.quantiles(taken, n=100)[percent - 1] * 1000
+
+
+Measured = dict[str, Figures]
+
+
+def measure(*, quick: bool) -> Measured:
+    rounds, seconds, expired = (1, 1, 600_000) if quick else (4, 4, 3_000_000)
+    measured = {name: Figures() for name in CASES}
+    with serving() as port:
+        for _ in range(rounds):
+            fill(expired, living=100_000)  # enough for a cleaner that does not rest
+            for name, pause in CASES.items():
+                with _cleaning(pause) as cleaned:
+                    elapsed, taken = result(Load(port, "protected", False, CLIENTS, seconds, INTERVAL).start())
+                measured[name].rounds.append(taken)
+                measured[name].seconds += elapsed
+                measured[name].deleted += sum(one.deleted for one in cleaned)
+                assert not any(one.complete for one in cleaned), "the cleanup ended before the traffic"
+    return measured
+
+
+@contextmanager
+def _cleaning(pause: float | None) -> Iterator[list[Cleanup]]:
+    """A cleanup meanwhile; gives what it did, afterwards. None: no cleanup."""
+    done: list[Cleanup] = []
+    stop = Event()
+
+    def clean() -> None:
+        done.append(cleanup_idempotency_keys(pause=pause or 0, stop=stop))
+        connections.close_all()
+
+    thread = Thread(target=clean)
+    if pause is not None:
+        thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        if pause is not None:
+            thread.join()
+
+
+def told(measured: Measured) -> str:
+    quiet = measured["no cleanup"]
+    rows = [
+        [
+            name,
+            f"{one.milliseconds(50):.1f} ms",
+            f"{one.milliseconds(99):.1f} ms",
+            f"×{one.milliseconds(99) / quiet.milliseconds(99):.2f}",
+            f"{one.deleted / one.seconds:,.0f}",
+        ]
+        for name, one in measured.items()
+    ]
+    return table(["", "p50", "p99", "× p99 without", "keys deleted/s"], rows)
+
+
+def drawn(measured: Measured) -> dict[str, str]:
+    return {}
