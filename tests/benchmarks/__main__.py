@@ -18,12 +18,14 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, growth, peers, requests, server, traffic
+from tests.benchmarks import cleanup, elsewhere, growth, peers, requests, server, traffic
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
-PARTS = {part.__name__.rpartition(".")[2]: part for part in (requests, peers, server, growth, cleanup, traffic)}
+PARTS = {
+    part.__name__.rpartition(".")[2]: part for part in (requests, peers, server, growth, cleanup, traffic, elsewhere)
+}
 
 
 def conditions() -> str:
