@@ -19,10 +19,10 @@ from django import get_version
 from django.db import connection
 
 from tests.benchmarks import cleanup, elsewhere, growth, peers, requests, server, traffic
+from tests.benchmarks.page import with_figures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
-START, END = "<!-- figures -->", "<!-- end of figures -->"
 PARTS = {
     part.__name__.rpartition(".")[2]: part for part in (requests, peers, server, growth, cleanup, traffic, elsewhere)
 }
@@ -60,9 +60,7 @@ def main() -> None:
 
 
 def write(figures: str, images: dict[str, str]) -> None:
-    text = PAGE.read_text()
-    before, after = text[: text.index(START) + len(START)], text[text.index(END) :]
-    PAGE.write_text(f"{before}\n\n{figures}\n\n{after}")
+    PAGE.write_text(with_figures(PAGE.read_text(), figures))
     IMAGES.mkdir(exist_ok=True)
     for file, image in images.items():
         (IMAGES / file).write_text(image)

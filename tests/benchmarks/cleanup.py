@@ -18,7 +18,7 @@ from django_idempotency.models import IdempotencyKey
 from django_idempotency.stores import store_for
 from tests.benchmarks import plots
 from tests.benchmarks.filling import fill
-from tests.benchmarks.tables import table
+from tests.benchmarks.page import table
 
 TITLE = "Cleanup"
 ALONE, OLD_SNAPSHOT = "alone", "with an old snapshot open"

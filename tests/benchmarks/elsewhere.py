@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tests.benchmarks import mariadb
-from tests.benchmarks.tables import table
+from tests.benchmarks.page import table
 
 TITLE = "Cleanup on other databases"
 

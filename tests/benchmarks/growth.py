@@ -13,8 +13,8 @@ from django.db import connection
 
 from tests.benchmarks import plots
 from tests.benchmarks.filling import add, truncate
+from tests.benchmarks.page import table
 from tests.benchmarks.requests import request
-from tests.benchmarks.tables import table
 from tests.benchmarks.views import bare, protected
 
 TITLE = "Growth of the table"

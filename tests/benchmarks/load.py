@@ -14,17 +14,26 @@ from subprocess import PIPE, Popen
 from uuid import uuid4
 
 BODY = json.dumps({"item": "tea", "quantity": 3})
+OTHER_BODY = json.dumps({"item": "coffee", "quantity": 1})
 
 
 @dataclass(frozen=True)
 class Load:
-    """interval: seconds between two requests of one client; 0: each follows the answer to the one before."""
+    """Each client first sends one request under a key of its own, and then goes on with new keys or with that one.
+
+    status: what all answers must have. other_body: send another one than the first time. key: that of all clients,
+    whose first request is already running. interval: seconds between two requests of one client; 0: each follows the
+    answer to the one before.
+    """
 
     port: int
-    path: str
-    replay: bool
     clients: int
     seconds: float
+    path: str = "protected"
+    new_keys: bool = True
+    status: int = 201
+    other_body: bool = False
+    key: str = ""
     interval: float = 0
 
     def start(self) -> Popen[str]:
@@ -34,26 +43,29 @@ class Load:
         process.stdin.close()
         return process
 
-    async def send(self, key: str) -> None:
+    async def send(self, key: str, body: str, status: int) -> None:
         """A connection for each request, as behind a proxy: gunicorn's sync workers close it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(
             f"POST /{self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Idempotency-Key: {key}\r\nContent-Length: {len(BODY)}\r\n\r\n{BODY}".encode()
+            f"Idempotency-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         answer = await reader.read(-1)
         writer.close()
-        assert answer.startswith(b"HTTP/1.1 201"), answer
+        assert answer.startswith(b"HTTP/1.1 %d" % status), answer
 
-    async def client(self, number: int, key: str, ready: asyncio.Barrier) -> list[float]:
-        await self.send(key)  # what there is to replay
+    async def client(self, number: int, ready: asyncio.Barrier) -> list[float]:
+        key = self.key or str(uuid4())
+        body = OTHER_BODY if self.other_body else BODY
+        if not self.key:
+            await self.send(key, BODY, 201)
         await ready.wait()
         taken = []
         started = time.perf_counter()
         due = started + self.interval * number / self.clients
         while due < started + self.seconds:
             await asyncio.sleep(due - time.perf_counter())
-            await self.send(key if self.replay else str(uuid4()))
+            await self.send(str(uuid4()) if self.new_keys else key, body, self.status)
             now = time.perf_counter()
             taken.append(now - due)  # from when it was due: what waits behind a slow one is slow, too
             due = due + self.interval if self.interval else now
@@ -62,7 +74,7 @@ class Load:
     async def run(self) -> tuple[float, list[float]]:
         ready = asyncio.Barrier(self.clients + 1)
         async with asyncio.TaskGroup() as group:
-            clients = [group.create_task(self.client(number, str(uuid4()), ready)) for number in range(self.clients)]
+            clients = [group.create_task(self.client(number, ready)) for number in range(self.clients)]
             await ready.wait()
             started = time.perf_counter()
         return time.perf_counter() - started, [one for client in clients for one in client.result()]

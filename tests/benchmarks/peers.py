@@ -18,7 +18,7 @@ from typing import Any
 from django.db import connection
 
 from tests.benchmarks import plots
-from tests.benchmarks.tables import table
+from tests.benchmarks.page import table
 
 ROOT = Path(__file__).parents[2]
 COMPARISON = ROOT / "docs" / "comparison"

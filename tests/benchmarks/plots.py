@@ -35,6 +35,7 @@ def bars(series: Mapping[str, Sequence[float]], labels: Sequence[str], *, axis: 
             places = [place + (number - (len(series) - 1) / 2) * height for place in range(len(labels))]
             drawn = axes.barh(places, values, height, label=name)
             axes.bar_label(drawn, fmt="%.2f", padding=3, fontsize=8)
+        axes.margins(x=0.08)
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()
         axes.grid(visible=True, axis="x")
@@ -63,6 +64,7 @@ def lines(
         axes.set_ylim(bottom=0)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         _legend(axes, series)
     return text.getvalue()
 
@@ -78,4 +80,4 @@ def _axes(height: float) -> Iterator[tuple[Any, StringIO]]:
 
 def _legend(axes: Any, series: Mapping[str, Any]) -> None:
     if len(series) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series))

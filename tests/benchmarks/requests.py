@@ -18,7 +18,7 @@ from django.test import RequestFactory
 
 from django_idempotency import idempotent, run_once
 from tests.benchmarks import plots
-from tests.benchmarks.tables import table
+from tests.benchmarks.page import table
 from tests.benchmarks.views import bare, by_hand, job, leased, protected
 from tests.wire import tapped
 
@@ -69,6 +69,8 @@ def running(key: str) -> Iterator[None]:
         hanging(request(key))
         connections.close_all()
 
+    READY.clear()
+    DONE.clear()
     thread = threading.Thread(target=hang)
     thread.start()
     READY.wait()
@@ -145,8 +147,6 @@ def _measure(delay: float | None, rounds: int, each: int) -> list[Figures]:
     done, busy = str(uuid4()), str(uuid4())
     protected(request(done))
     by_hand(request(done))
-    READY.clear()
-    DONE.clear()
     with running(busy), nullcontext() if delay is None else tapped(delay):
         sends = cases(done, busy)
         figures = {name: Figures(name) for name in sends}

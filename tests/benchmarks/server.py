@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from tests.benchmarks import plots
 from tests.benchmarks.load import Load, result
-from tests.benchmarks.tables import table
+from tests.benchmarks.page import table
+from tests.benchmarks.requests import running
 from tests.servers import gunicorn
 
 TITLE = "Through a server"
 WORKERS = 3
 CLIENTS = (1, 4, 16, 64)
-CASES = {"bare view": ("bare", False), "first request": ("protected", False), "replay": ("protected", True)}
+BUSY = str(uuid4())
+CASES: dict[str, dict[str, Any]] = {
+    "bare view": {"path": "bare"},
+    "first request": {},
+    "replay": {"new_keys": False},
+    "mismatch": {"new_keys": False, "other_body": True, "status": 422},
+    "conflict": {"new_keys": False, "key": BUSY, "status": 409},
+    "leased: a call and a write": {"path": "leased"},
+    "by hand (get_or_create, save)": {"path": "by-hand"},
+}
+DRAWN = ("bare view", "first request", "replay", "by hand (get_or_create, save)")
 
 
 @dataclass
@@ -26,6 +39,10 @@ class Figures:
     rates: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
     def milliseconds(self, percent: int) -> float:
         return statistics.quantiles(self.seconds, n=100)[percent - 1] * 1000
 
@@ -33,7 +50,7 @@ class Figures:
         return statistics.median(a / b for a, b in zip(self.rates, bare.rates, strict=True))
 
 
-Measured = dict[int, dict[str, Figures]]
+Measured = dict[str, dict[int, Figures]]
 
 
 @contextmanager
@@ -46,36 +63,40 @@ def serving() -> Iterator[int]:
 
 
 def measure(*, quick: bool) -> Measured:
-    rounds, seconds = (1, 0.5) if quick else (9, 1)
-    measured = {clients: {name: Figures() for name in CASES} for clients in CLIENTS}
+    numbers, rounds, seconds = ((1, 16), 1, 0.3) if quick else (CLIENTS, 7, 1)
+    measured = {name: {clients: Figures() for clients in numbers} for name in CASES}
     with serving() as port:
         for _ in range(rounds):
-            for clients, figures in measured.items():
-                for name, (path, replay) in CASES.items():
-                    elapsed, taken = result(Load(port, path, replay, clients, seconds).start())
-                    figures[name].rates.append(len(taken) / elapsed)
-                    figures[name].seconds += taken
+            for clients in numbers:
+                for name, case in CASES.items():
+                    with running(BUSY) if "key" in case else nullcontext():
+                        elapsed, taken = result(Load(port, clients, seconds, **case).start())
+                    measured[name][clients].rates.append(len(taken) / elapsed)
+                    measured[name][clients].seconds += taken
     return measured
 
 
 def told(measured: Measured) -> str:
-    head = ["clients at once", *(f"{name}: requests/s (p50, p99)" for name in CASES)]
+    head = ["requests/s, × the bare view's (p50, p99)", *(_named(clients) for clients in measured["bare view"])]
     rows = [
         [
-            str(clients),
+            name,
             *(
-                f"{statistics.median(one.rates):.0f} = ×{one.ratio(figures['bare view']):.2f} "
-                f"({one.milliseconds(50):.1f} ms, {one.milliseconds(99):.1f} ms)"
-                for one in figures.values()
+                f"{one.rate:.0f}, ×{one.ratio(measured['bare view'][clients]):.2f} "
+                f"({one.milliseconds(50):.1f}, {one.milliseconds(99):.1f} ms)"
+                for clients, one in figures.items()
             ),
         ]
-        for clients, figures in measured.items()
+        for name, figures in measured.items()
     ]
     return table(head, rows)
 
 
+def _named(clients: int) -> str:
+    return "1 client" if clients == 1 else f"{clients} at once"
+
+
 def drawn(measured: Measured) -> dict[str, str]:
-    series = {
-        name: (CLIENTS, [statistics.median(figures[name].rates) for figures in measured.values()]) for name in CASES
-    }
-    return {"throughput.svg": plots.lines(series, x="clients at once", y="requests/s", ticks=CLIENTS)}
+    numbers = list(measured["bare view"])
+    series = {name: (numbers, [one.rate for one in measured[name].values()]) for name in DRAWN}
+    return {"throughput.svg": plots.lines(series, x="clients at once", y="requests/s", ticks=numbers)}

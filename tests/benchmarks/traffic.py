@@ -13,8 +13,8 @@ from django.db import connections
 from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
 from tests.benchmarks.filling import fill
 from tests.benchmarks.load import Load, result
+from tests.benchmarks.page import table
 from tests.benchmarks.server import serving
-from tests.benchmarks.tables import table
 
 TITLE = "Live traffic beside a cleanup"
 CLIENTS, INTERVAL = 8, 0.08
@@ -47,7 +47,7 @@ def measure(*, quick: bool) -> Measured:
             fill(expired, living=100_000)  # enough for a cleaner that does not rest
             for name, pause in CASES.items():
                 with _cleaning(pause) as cleaned:
-                    elapsed, taken = result(Load(port, "protected", False, CLIENTS, seconds, INTERVAL).start())
+                    elapsed, taken = result(Load(port, CLIENTS, seconds, interval=INTERVAL).start())
                 measured[name].rounds.append(taken)
                 measured[name].seconds += elapsed
                 measured[name].deleted += sum(one.deleted for one in cleaned)
