@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from django.db import connection, connections, transaction
@@ -94,11 +94,9 @@ def clean(name: str, cleaners: int = 1) -> Figures:
         cleanup_idempotency_keys(progress=note)
         connections.close_all()
 
-    threads = [Thread(target=run) for _ in range(cleaners)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(cleaners) as pool:
+        for cleaner in [pool.submit(run) for _ in range(cleaners)]:
+            cleaner.result()  # an error, such as a deadlock, ends the benchmark
     figures.seconds = time.perf_counter() - started
     return figures
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event
 
 from django.db import connections
 
@@ -61,19 +62,20 @@ def _cleaning(pause: float | None) -> Iterator[list[Cleanup]]:
     done: list[Cleanup] = []
     stop = Event()
 
-    def clean() -> None:
-        done.append(cleanup_idempotency_keys(pause=pause or 0, stop=stop))
-        connections.close_all()
+    def clean(seconds: float) -> Cleanup:
+        try:
+            return cleanup_idempotency_keys(pause=seconds, stop=stop)
+        finally:
+            connections.close_all()
 
-    thread = Thread(target=clean)
-    if pause is not None:
-        thread.start()
-    try:
-        yield done
-    finally:
-        stop.set()
-        if pause is not None:
-            thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        cleaner = None if pause is None else pool.submit(clean, pause)
+        try:
+            yield done
+        finally:
+            stop.set()
+        if cleaner is not None:
+            done.append(cleaner.result())
 
 
 def told(measured: Measured) -> str:
