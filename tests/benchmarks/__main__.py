@@ -34,7 +34,8 @@ def conditions() -> str:
         version = cursor.fetchone()[0]
     return (
         f"PostgreSQL {version} in its default settings with fsync, Django {get_version()}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores for client, server and database together."
+        f"{platform.python_version()}, {os.cpu_count()} cores for client, server and database together; load of the "
+        f"machine before: {os.getloadavg()[0]:.1f}."
     )
 
 
