@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
 from django.urls import path
@@ -457,6 +457,50 @@ class TestDecorator:
         """It has no name that stays."""
         with pytest.raises(IdempotencyConfigurationError, match="has no name that stays the same"):
             once(scope="s", key=str)(lambda: None)
+
+
+@pytest.mark.only_on("postgresql")
+class TestALeasedClaimThatFails:
+    """A transaction that the database asks to repeat has done nothing yet: it is repeated once."""
+
+    @pytest.fixture
+    def failing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Let the next claims fail with real errors of the database."""
+        store = store_for("default")
+        claim, left = store.claim, []
+
+        def claim_or_fail(wanted: Any) -> Any:
+            if left:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{left.pop()}'; END $$")
+            return claim(wanted)
+
+        monkeypatch.setattr(store, "claim", claim_or_fail)
+        return lambda *states: left.extend(states)
+
+    @staticmethod
+    def run() -> int:
+        return run_once(lambda operation: operation.attempt, scope="s", key="k", operation="o", lease=60).value
+
+    @pytest.mark.parametrize("state", ["40001", "40P01"])
+    def test_once_it_is_repeated(self, failing: Callable[..., None], state: str) -> None:
+        """The caller does not hear of it."""
+        failing(state)
+        assert self.run() == 1
+
+    def test_twice_it_is_a_conflict(self, failing: Callable[..., None]) -> None:
+        """Somebody else is at this key all the time."""
+        failing("40001", "40P01")
+        with pytest.raises(OperationInProgress):
+            self.run()
+        assert self.run() == 1
+
+    def test_any_other_error_propagates(self, failing: Callable[..., None]) -> None:
+        """And is not repeated."""
+        failing("53100")
+        with pytest.raises(DatabaseError):
+            self.run()
+        assert self.run() == 1
 
 
 @pytest.mark.django_db(transaction=True)
