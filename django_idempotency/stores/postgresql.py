@@ -175,15 +175,16 @@ class PostgreSQLStore(Store):
     @cached_property
     def _purge_sql(self) -> str:
         sql = self._sql
-        expires_at = sql.column["expires_at"]
-        # By ctid: no second index look-up for each row. The lower bound steps over what earlier batches deleted,
-        # which an old snapshot elsewhere may keep in the index for hours.
+        id_, expires_at = sql.column["id"], sql.column["expires_at"]
+        # Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. The
+        # lower bound steps over what earlier batches deleted, which an old snapshot elsewhere may keep in the index
+        # for hours.
         return (
-            f"WITH purged AS (DELETE FROM {sql.table} WHERE ctid = ANY(ARRAY("
-            f"SELECT ctid FROM {sql.table} WHERE {sql.are_expired} "
+            f"WITH purged AS (DELETE FROM {sql.table} WHERE {id_} = ANY(ARRAY("
+            f"SELECT {id_} FROM {sql.table} WHERE {sql.are_expired} "
             f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
-            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {sql.column['id']}, {expires_at}), "
-            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.step['key']} = purged.{sql.column['id']}) "
+            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {id_}, {expires_at}), "
+            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.step['key']} = purged.{id_}) "
             f"SELECT count(*), max({expires_at}) FROM purged"
         )
 

@@ -1,0 +1,142 @@
+"""The key table hash-partitioned, by the recipe of docs/sizing.md, under the contracts of the plain one.
+
+In a database of its own, beside the tests' one: so threads and transactions are as real as everywhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.protocol.outcomes import Claimed, Completed
+from django_idempotency.stores import Store, store_for
+from tests.concurrency.test_leased import (  # noqa: F401 - tests and their fixture, run once more
+    _clean,
+    test_a_takeover_has_one_winner,
+    test_a_zombie_commits_nothing_beside_the_winner,
+    test_fifty_duplicates_run_once,
+)
+from tests.concurrency.test_stores import (  # noqa: F401 - the same
+    attempt,
+    finish,
+    test_one_of_twenty_wins,
+)
+from tests.integration.test_stores import (
+    TestStoreContract,  # noqa: F401 - the same
+    a_claim,
+    expire,
+)
+
+TABLE = IdempotencyKey._meta.db_table
+PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+NAME = "test_idempotency_partitioned"
+KEYS = 40
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls("tests.integration.leased_urls"),
+]
+
+
+@pytest.fixture
+def store() -> Store:
+    return store_for("default")
+
+
+def recipe() -> str:
+    (block,) = re.findall(r"^```postgresql\n(BEGIN;.*?COMMIT;)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _partitioned(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    if connection.vendor != "postgresql":
+        yield  # every test here is skipped
+        return
+    settings, plain = connection.settings_dict, connection.settings_dict["NAME"]
+    quote = connection.ops.quote_name
+    with django_db_blocker.unblock():
+        with connection._nodb_cursor() as cursor:  # type: ignore[attr-defined]
+            connection.close()
+            cursor.execute(f"DROP DATABASE IF EXISTS {quote(NAME)} WITH (FORCE)")
+            cursor.execute(f"CREATE DATABASE {quote(NAME)} TEMPLATE {quote(plain)}")
+        settings["NAME"] = NAME
+        with transaction.atomic():
+            before = store_for("default").claim(a_claim(key="before"))
+        with connection.cursor() as cursor:
+            cursor.execute(recipe())
+            after = IdempotencyKey.objects.get()
+            assert before == Claimed(id=after.pk, attempt=1)
+            IdempotencyKey.objects.all().delete()
+    yield
+    with django_db_blocker.unblock():
+        connections.close_all()
+        settings["NAME"] = plain
+        with connection._nodb_cursor() as cursor:  # type: ignore[attr-defined]
+            cursor.execute(f"DROP DATABASE {quote(NAME)} WITH (FORCE)")
+
+
+def addresses() -> dict[str, list[str]]:
+    """The keys of each ctid that occurs more than once."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT ctid::text, array_agg(key) FROM {TABLE} GROUP BY ctid HAVING count(*) > 1")
+        return dict(cursor.fetchall())
+
+
+class TestCleanup:
+    """A row's address, its ctid, is unique in one partition only."""
+
+    @pytest.fixture(autouse=True)
+    def _old(self, store: Store) -> None:
+        for number in range(KEYS):
+            finish(store, key=f"old{number}")
+        expire()
+
+    def test_it_deletes_no_living_key_at_the_address_of_an_expired_one(self, store: Store) -> None:
+        """That would be a second charge."""
+        living = {f"new{number}" for number in range(KEYS)}
+        for key in living:
+            finish(store, key=key)
+        assert any(0 < len(living.intersection(keys)) < len(keys) for keys in addresses().values())
+        assert cleanup_idempotency_keys().deleted == KEYS
+        assert set(IdempotencyKey.objects.values_list("key", flat=True)) == living
+        assert {type(attempt(store, key=key)) for key in living} == {Completed}
+
+    def test_a_batch_is_as_large_as_was_asked_for(self) -> None:
+        """It takes no other expired key along, from beyond those where the next batch begins."""
+        sizes: list[int] = []
+        cleanup_idempotency_keys(batch_size=3, progress=sizes.append)
+        assert sizes == [*range(3, KEYS, 3), KEYS]
+
+    def test_keys_that_others_hold_are_passed_over(self, store: Store, in_threads: Callable[..., list[Any]]) -> None:
+        """Nobody waits for them, at whatever address they are."""
+        held = next(iter(addresses().values()))[0]
+
+        def clean(number: int) -> int:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '7s'")
+            return cleanup_idempotency_keys().deleted
+
+        with transaction.atomic():
+            assert isinstance(store.claim(a_claim(key=held)), Claimed)
+            assert in_threads(1, clean) == [KEYS - 1]
+
+
+def test_names_and_room_are_those_of_the_plain_table() -> None:
+    """For migrations to come, and for HOT updates."""
+    with connection.cursor() as cursor:
+        constraints = connection.introspection.get_constraints(cursor, TABLE)
+        cursor.execute(
+            "SELECT DISTINCT reloptions FROM pg_class, pg_partition_tree(%s) WHERE oid = relid AND isleaf", [TABLE]
+        )
+        options = cursor.fetchall()
+    assert constraints["idempotency_key_uniq"]["unique"] is True
+    assert {"idempotency_expires_idx", "idempotency_locked_idx"} < constraints.keys()
+    assert options == [(["fillfactor=95"],)]
