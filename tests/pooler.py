@@ -1,4 +1,4 @@
-"""pgbouncer in transaction pooling, in front of the tests' database."""
+"""pgbouncer, in front of the tests' database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORT = 6432
 
 
 @contextmanager
-def pgbouncer(pool_size: int = 20) -> Iterator[dict[str, str]]:
+def pgbouncer(pool_size: int = 20, mode: str = "transaction") -> Iterator[dict[str, str]]:
     """Give the environment with which the test server goes through it."""
     assert PGBOUNCER
     settings = connection.settings_dict
@@ -31,7 +31,7 @@ def pgbouncer(pool_size: int = 20) -> Iterator[dict[str, str]]:
         configuration.write_text(
             f"[databases]\n* = host={host} port={port} {login}\n"
             f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = {PORT}\nlisten_addr =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 1000\n"
+            f"pool_mode = {mode}\ndefault_pool_size = {pool_size}\nmax_client_conn = 1000\n"
             "ignore_startup_parameters = extra_float_digits,options\n"
         )
         # It refuses to run as root; whoever runs the database can also reach its socket.
@@ -54,7 +54,7 @@ def pgbouncer(pool_size: int = 20) -> Iterator[dict[str, str]]:
 def _answers(folder: str) -> bool:
     name = connection.settings_dict["NAME"]
     try:
-        with psycopg.connect(host=folder, port=PORT, dbname=name, user="anyone") as pooled:
+        with psycopg.connect(host=folder, port=PORT, dbname=name, user="anyone", autocommit=True) as pooled:
             return pooled.execute("SELECT true").fetchone() == (True,)
     except psycopg.OperationalError:
         return False

@@ -16,6 +16,7 @@ if isolation := os.environ.get("SERVER_ISOLATION"):
 if "SERVER_HOST" in os.environ:  # a pooler
     DATABASES["default"].update(HOST=os.environ["SERVER_HOST"], PORT=os.environ["SERVER_PORT"])
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
+    DATABASES["default"]["OPTIONS"]["server_side_binding"] = bool(os.environ.get("SERVER_SIDE_BINDING"))
 else:
     DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
 del DATABASES["other"]

@@ -1,0 +1,67 @@
+"""Behind pgbouncer: pooling by session and by transaction work, pooling by statement is refused by pgbouncer itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from django_idempotency.models import IdempotencyKey
+from tests.pooler import PGBOUNCER, pgbouncer
+from tests.servers import DEADLINE, gunicorn
+from tests.shopapp.models import Order
+
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed"),
+]
+THREADS = 12
+
+
+@contextmanager
+def serving(mode: str, pool_size: int, **environment: str) -> Iterator[str]:
+    with (
+        pgbouncer(pool_size, mode) as pooler,
+        gunicorn("--threads", str(THREADS), **pooler, **environment) as url,
+    ):
+        yield url
+
+
+def send(url: str, key: str) -> httpx.Response:
+    return httpx.post(f"{url}/plain", json={"a": 1}, headers={"Idempotency-Key": key}, timeout=DEADLINE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pool_size", "environment"),
+    [
+        ("session", THREADS + 2, {}),
+        ("transaction", 3, {}),
+        ("transaction", 3, {"SERVER_SIDE_BINDING": "yes"}),
+    ],
+    ids=["session", "transaction", "transaction-bound-on-the-server"],
+)
+def test_duplicates_make_one_order(
+    in_threads: Callable[..., list[Any]], key: str, mode: str, pool_size: int, environment: dict[str, str]
+) -> None:
+    """In transaction pooling with fewer connections than requests; there with parameters bound on the server, too."""
+    with serving(mode, pool_size, **environment) as url:
+        answers = in_threads(THREADS, lambda number: send(url, key))
+        replay = send(url, key)
+    assert {a.status_code for a in answers} <= {201, 409}
+    assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
+    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Order.objects.count() == 1
+    assert IdempotencyKey.objects.get().status == "completed"
+
+
+def test_statement_pooling_runs_nothing(key: str) -> None:
+    """It ends a connection that begins a transaction. The claim is the first statement of one, so no view runs."""
+    with serving("statement", 3) as url:
+        assert [send(url, key).status_code for _ in range(2)] == [500, 500]
+    assert not Order.objects.exists()
+    assert not IdempotencyKey.objects.exists()
