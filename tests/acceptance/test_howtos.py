@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.db import connections
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import clear_url_caches, include, path
 from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
 
+from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
@@ -107,6 +111,27 @@ def test_keys_are_where_the_orders_are(run: Any, serve: Any, client: Client) -> 
     assert first == again
     assert [Order.objects.using(alias).count() for alias in connections] == [0, 1]
     assert [IdempotencyKey.objects.using(alias).count() for alias in connections] == [0, 1]
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_keys_are_on_the_shard_of_the_orders(run: Any, serve: Any, client: Client) -> None:
+    """The project's router decides for each request."""
+
+    @csrf_exempt
+    @idempotent
+    def create_order(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(Order.objects.create(reference=request.get_host(), amount=1).reference, status=201)
+
+    serve(path("orders/", create_order))
+    shards = run("docs/sizing.md", "shop/shards.py")
+    middleware = [*settings.MIDDLEWARE, "documented.tenants"]
+    with override_settings(DATABASE_ROUTERS=["documented.ByTenant"], MIDDLEWARE=middleware):
+        for host in shards.SHARDS:
+            answers = [client.post("/orders/", headers={"Idempotency-Key": "one", "Host": host}) for _ in range(2)]
+            assert [a.headers["Idempotency-Replayed"] for a in answers] == ["false", "true"]
+    for host, alias in shards.SHARDS.items():
+        assert Order.objects.using(alias).get().reference == host
+        assert IdempotencyKey.objects.using(alias).count() == 1
 
 
 @pytest.mark.django_db

@@ -365,6 +365,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/options.md": ["settings.py"],
         "docs/rollout.md": ["settings.py"],
         "docs/runbook.md": ["shop/attention.py"],
+        "docs/sizing.md": ["shop/shards.py"],
         "docs/testing.md": ["shop/tests/test_orders.py", "shop/tests/test_retries.py"],
         "docs/webhooks.md": ["shop/webhooks.py"],
     }

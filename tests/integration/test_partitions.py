@@ -50,9 +50,9 @@ def store() -> Store:
     return store_for("default")
 
 
-def recipe() -> str:
-    (block,) = re.findall(r"^```postgresql\n(BEGIN;.*?COMMIT;)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return str(block)
+def block(start: str) -> str:
+    (found,) = re.findall(rf"^```postgresql\n({start}.*?)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return str(found)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def _partitioned(django_db_setup: None, django_db_blocker: Any) -> Iterator[None
         with transaction.atomic():
             before = store_for("default").claim(a_claim(key="before"))
         with connection.cursor() as cursor:
-            cursor.execute(recipe())
+            cursor.execute(block("BEGIN"))
             after = IdempotencyKey.objects.get()
             assert before == Claimed(id=after.pk, attempt=1)
             IdempotencyKey.objects.all().delete()
@@ -140,3 +140,13 @@ def test_names_and_room_are_those_of_the_plain_table() -> None:
     assert constraints["idempotency_key_uniq"]["unique"] is True
     assert {"idempotency_expires_idx", "idempotency_locked_idx"} < constraints.keys()
     assert options == [(["fillfactor=95"],)]
+
+
+@pytest.mark.django_db
+def test_the_settings_for_vacuum_are_those_of_a_partition() -> None:
+    """The partitioned table itself takes none."""
+    with connection.cursor() as cursor:
+        cursor.execute(block("ALTER TABLE").replace(TABLE, "idempotency_part_0"))
+        cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'idempotency_part_0'")
+        (options,) = cursor.fetchone()
+    assert {"fillfactor=95", "autovacuum_vacuum_scale_factor=0.05"} < set(options)
