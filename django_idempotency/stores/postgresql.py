@@ -176,14 +176,15 @@ class PostgreSQLStore(Store):
     def _purge_sql(self) -> str:
         sql = self._sql
         id_, expires_at = sql.column["id"], sql.column["expires_at"]
-        # Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. The
-        # lower bound steps over what earlier batches deleted, which an old snapshot elsewhere may keep in the index
-        # for hours.
+        # Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. There
+        # nothing but a sequence makes ids unique either, so what is deleted must itself have expired. The lower bound
+        # steps over what earlier batches deleted, which an old snapshot elsewhere may keep in the index for hours.
         return (
             f"WITH purged AS (DELETE FROM {sql.table} WHERE {id_} = ANY(ARRAY("
             f"SELECT {id_} FROM {sql.table} WHERE {sql.are_expired} "
             f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
-            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) RETURNING {id_}, {expires_at}), "
+            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) AND {sql.are_expired} "
+            f"RETURNING {id_}, {expires_at}), "
             f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.step['key']} = purged.{id_}) "
             f"SELECT count(*), max({expires_at}) FROM purged"
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.models import F
 
 from django_idempotency.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
@@ -108,6 +109,14 @@ class TestCleanup:
         assert cleanup_idempotency_keys().deleted == KEYS
         assert set(IdempotencyKey.objects.values_list("key", flat=True)) == living
         assert {type(attempt(store, key=key)) for key in living} == {Completed}
+
+    def test_it_deletes_no_living_key_with_the_id_of_an_expired_one(self, store: Store) -> None:
+        """As when a failover has set the sequence back: nothing but the sequence makes ids unique here."""
+        living = finish(store, key="living")
+        IdempotencyKey.objects.filter(pk=living).update(id=F("id") - 1)
+        assert IdempotencyKey.objects.filter(pk=living - 1).count() == 2
+        assert cleanup_idempotency_keys().deleted == KEYS
+        assert isinstance(attempt(store, key="living"), Completed)
 
     def test_a_batch_is_as_large_as_was_asked_for(self) -> None:
         """It takes no other expired key along, from beyond those where the next batch begins."""
