@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -15,10 +16,10 @@ from secrets import token_urlsafe
 from typing import Any
 from uuid import uuid4
 
-from tests.benchmarks.__main__ import conditions, table
+from tests.benchmarks import stage
 
-# isort: split
-# The stage is built.
+stage.build()
+
 from django.db import connection, transaction
 from django.http import HttpResponse
 
@@ -29,7 +30,8 @@ from django_idempotency.protocol.digests import identify
 from django_idempotency.protocol.outcomes import Claimed
 from django_idempotency.protocol.snapshots import Snapshot
 from django_idempotency.stores import Claim, store_for
-from tests.benchmarks.cleanup import fill
+from tests.benchmarks.filling import fill
+from tests.benchmarks.page import table
 from tests.benchmarks.requests import request
 
 TABLE = IdempotencyKey._meta.db_table
@@ -258,7 +260,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["sizes", "wal", "vacuum", "partitions"])
     options = parser.parse_args()
     scale = 10 if options.quick else 1
-    print(conditions())
+    print(f"PostgreSQL {query('SHOW server_version')[0][0]}; load of the machine before: {os.getloadavg()[0]:.1f}.")
     for name, work in {
         "sizes": lambda: sizes(50_000 // scale),
         "wal": lambda: wal_of_requests(1_000_000 // scale, 3_000 // scale),
