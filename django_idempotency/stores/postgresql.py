@@ -67,8 +67,8 @@ class PostgreSQLStore(Store):
                 super()._write(sql, params, last=last)
                 return
             try:
-                # Divides by zero if the row is gone: the COMMIT behind it must not be reached.
-                checked = f"WITH written AS ({sql} RETURNING 1) SELECT 1 / count(*) FROM written"
+                # Divides by zero unless one row was written: the COMMIT behind it must not be reached.
+                checked = f"WITH written AS ({sql} RETURNING 1) SELECT 1 / (count(*) = 1)::int FROM written"
                 round_trips.close_with(cursor, checked, params)
             except DataError as error:
                 if _sqlstate(error) != DIVISION_BY_ZERO:
