@@ -108,6 +108,10 @@ def _not_listed(setting: str, names: list[str]) -> str:
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
+    try:
+        settings()
+    except IdempotencyConfigurationError:
+        return []  # E001 tells, once and not for each route
     problems = {
         problem
         for callback in _callbacks()

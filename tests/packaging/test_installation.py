@@ -48,8 +48,8 @@ for module in pkgutil.walk_packages(django_idempotency.__path__, "django_idempot
     try:
         importlib.import_module(module.name)
     except ImportError as error:
-        failed[module.name] = type(error).__name__
-print(json.dumps(sorted(failed)))
+        failed[module.name] = str(error)
+print(json.dumps(failed))
 """
 
 
@@ -112,4 +112,46 @@ def test_a_retry_creates_no_second_order(python: Path, project: Path) -> None:
 def test_only_the_adapters_cannot_be_imported(python: Path, project: Path) -> None:
     """Every other module works without the REST framework, Ninja and database drivers."""
     shown = run(python, "manage.py", "shell", "--verbosity", "0", "-c", IMPORTS, cwd=project)
-    assert {name.split(".")[1] for name in json.loads(shown)} == {"ninja", "rest_framework"}
+    failed = json.loads(shown)
+    assert {name.split(".")[1] for name in failed} == {"ninja", "rest_framework"}
+    assert set(failed.values()) == {
+        "django_idempotency.ninja needs Django Ninja, which is not installed. Run: pip install django-ninja",
+        "django_idempotency.rest_framework needs Django REST framework, which is not installed. "
+        "Run: pip install djangorestframework",
+    }
+
+
+@pytest.mark.timeout(INSTALLATION)
+@pytest.mark.parametrize(
+    ("forgotten", "command", "message"),
+    [
+        (
+            "INSTALLED_APPS.remove('django_idempotency')",
+            ["check"],
+            'Add it there: INSTALLED_APPS = [..., "django_idempotency"]. Then run: python manage.py migrate',
+        ),
+        (
+            "DATABASES['default']['NAME'] = BASE_DIR / 'not-migrated.sqlite3'",
+            ["shell", "--verbosity", "0", "-c", RETRY],
+            "no up-to-date table 'django_idempotency_idempotencykey'. Run: python manage.py migrate",
+        ),
+        (
+            "IDEMPOTENCY = {'TLL': 60}",
+            ["check"],
+            "unknown IDEMPOTENCY setting 'TLL'. Did you mean 'TTL'?",
+        ),
+        (
+            "IDEMPOTENCY = {'USING': 'orders'}",
+            ["shell", "--verbosity", "0", "-c", RETRY],
+            "database 'orders', which does not exist. Known are: default.",
+        ),
+    ],
+    ids=["the app", "migrate", "a letter", "the alias"],
+)
+def test_what_was_forgotten_is_told(
+    python: Path, project: Path, forgotten: str, command: list[str], message: str
+) -> None:
+    """By the first command, or by the first request."""
+    (project / "config/forgotten.py").write_text(f"from config.settings import *\n{forgotten}\n")
+    said = run(python, "manage.py", *command, "--settings", "config.forgotten", cwd=project, fails=True)
+    assert message in said

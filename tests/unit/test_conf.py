@@ -65,6 +65,8 @@ def test_an_unknown_option_gets_a_suggestion() -> None:
     """A typo is the usual reason."""
     with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
         as_options({"tll": 5})
+    with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
+        Idempotency(tll=5)  # type: ignore[call-arg]
     with pytest.raises(IdempotencyConfigurationError, match="neither an Idempotency nor a dict"):
         as_options("ttl")  # type: ignore[arg-type]
 
@@ -138,7 +140,10 @@ def test_when_a_call_in_doubt_may_be_made_again() -> None:
         ({"HEADERS": "x"}, "unknown IDEMPOTENCY setting 'HEADERS'. Did you mean 'HEADER'?"),
         ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: give a value of type str."),
         ({"CREDENTIAL_HEADERS": "X-Key"}, "give a value of type list or tuple."),
-        ({"KEY_VALIDATOR": "nowhere.at_all"}, "IDEMPOTENCY['KEY_VALIDATOR']: No module named 'nowhere'"),
+        (
+            {"KEY_VALIDATOR": "nowhere.at_all"},
+            "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
+        ),
         ({"ERROR_RESPONSE": 5}, "give a callable or its dotted path."),
         ({"TTL": 0}, "idempotency option ttl=0"),
     ],
