@@ -151,13 +151,20 @@ def test_an_app_that_is_not_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "install"), [("rest_framework", "djangorestframework"), ("ninja", "django-ninja")]
+    ("needed", "file", "install"),
+    [
+        ("rest_framework", "rest_framework/__init__.py", "djangorestframework"),
+        ("ninja", "ninja/__init__.py", "django-ninja"),
+        ("prometheus_client", "metrics.py", "prometheus-client"),
+    ],
 )
-def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, framework: str, install: str) -> None:
+def test_a_framework_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, needed: str, file: str, install: str
+) -> None:
     """The adapter says what it needs. A project may still ask with `except ImportError`."""
-    monkeypatch.setitem(sys.modules, framework, None)
+    monkeypatch.setitem(sys.modules, needed, None)
     with pytest.raises(ModuleNotFoundError, match=rf"is not installed\. Run: pip install {install}$"):
-        runpy.run_path(str(PACKAGE / framework / "__init__.py"))
+        runpy.run_path(str(PACKAGE / file))
 
 
 @pytest.mark.urls("tests.integration.view_urls")

@@ -113,11 +113,14 @@ def test_only_the_adapters_cannot_be_imported(python: Path, project: Path) -> No
     """Every other module works without the REST framework, Ninja and database drivers."""
     shown = run(python, "manage.py", "shell", "--verbosity", "0", "-c", IMPORTS, cwd=project)
     failed = json.loads(shown)
-    assert {name.split(".")[1] for name in failed} == {"ninja", "rest_framework"}
+    assert {name.split(".")[1] for name in failed} == {"metrics", "ninja", "rest_framework"}
     assert set(failed.values()) == {
-        "django_idempotency.ninja needs Django Ninja, which is not installed. Run: pip install django-ninja",
-        "django_idempotency.rest_framework needs Django REST framework, which is not installed. "
-        "Run: pip install djangorestframework",
+        f"django_idempotency.{module}, which is not installed. Run: pip install {package}"
+        for module, package in (
+            ("metrics needs prometheus-client", "prometheus-client"),
+            ("ninja needs Django Ninja", "django-ninja"),
+            ("rest_framework needs Django REST framework", "djangorestframework"),
+        )
     }
 
 
