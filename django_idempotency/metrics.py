@@ -1,4 +1,4 @@
-"""Prometheus metrics. Imported by nobody but you: `pip install "django-idempotency[prometheus]"`, then
+"""Prometheus metrics. Imported by nobody but you: `pip install prometheus-client`, then
 
     class ShopConfig(AppConfig):
         def ready(self):

@@ -14,8 +14,10 @@ SCRIPTS = Path(sys.executable).parent
 
 def files(folder: str) -> set[str]:
     """Those of the checkout, by the names that they have in it."""
-    paths = (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(ROOT).as_posix() for path in paths}
+    paths = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {
+        path.as_posix() for path in paths if not any(part[0] == "." or part == "__pycache__" for part in path.parts)
+    }
 
 
 def test_two_builds_have_the_same_bytes(distributions: Distributions, rebuilt: Distributions) -> None:
@@ -54,6 +56,7 @@ def test_the_sdist_holds_all_that_is_needed_to_test_it(distributions: Distributi
     assert names - folders == {
         ".gitignore",  # hatchling needs it to leave out the same files
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "LICENSE",
         "PKG-INFO",
         "README.md",

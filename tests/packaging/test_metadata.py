@@ -38,3 +38,12 @@ def test_it_depends_on_django_alone():
     """Everything else is an extra."""
     assert PROJECT["dependencies"] == ["django>=5.2"]
     assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_contributing_names_each_environment():
+    """Whoever adds one says there what it is for."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    environments = {name.removeprefix("testenv:") for name in tox.sections() if name.startswith("testenv:")}
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert {name for name in environments if not re.search(rf"`{name}`|-e {name}\b", contributing)} == set()
