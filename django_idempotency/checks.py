@@ -188,7 +188,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     ):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",
             id="django_idempotency.W001",
         )
     if connection.vendor == "postgresql" and not _reads_committed(given["OPTIONS"]):
