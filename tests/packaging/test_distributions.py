@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Distributio
     metadata = {name for name in names if ".dist-info/" in name}
     assert names - metadata == files("django_idempotency")
     assert {name.split(".dist-info/")[1] for name in metadata} == {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE"}
-    assert {Path(name).suffix for name in names - metadata} >= {".css", ".html", ".py", ".typed"}
+    assert {Path(name).suffix for name in names - metadata} >= {".css", ".html", ".mo", ".po", ".py", ".typed"}
     assert "django_idempotency/migrations/0001_initial.py" in names
 
 
