@@ -141,8 +141,8 @@ def once(
     scope: str | Callable[..., str],
     key: Callable[..., str],
     payload: Callable[..., Any] | None = None,
-    **options: Any,
-) -> Any:
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
     scope, key, payload: callables with the function's own arguments (`scope` may be a plain string); see `run_once`.
