@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from gettext import GNUTranslations
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ ENTRY = re.compile(rf"^msgid {STRING}(?:msgid_plural {STRING})?((?:msgstr(?:\[\d
 PLACEHOLDER = re.compile(r"%\(\w+\)[-#0 +]*[\d.]*[a-z]|\{\w+\}")
 
 Post = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """The language that LocaleMiddleware has activated stays, for the next test too."""
+    with override("en"):
+        yield
 
 
 def text_of(literals: str) -> str:
