@@ -1,0 +1,128 @@
+"""How many keys were created in each of the last 24 hours.
+
+# Note [Sampling by primary key]
+`created_at` has no index: it would cost every claim, for one chart. But primary keys are drawn in the order of time, so
+keys are looked up by their number: the latest ones all, then every second, every fourth and so on, as many of each
+step. A number that is there stands for as many keys as the step is long. One query, whatever the size of the table; no
+order is assumed, gaps (keys that were freed or cleaned up) are left out like any other number, and a step's looks
+are spread over its remainders, for databases that hand out every second number only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from . import limits
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from ..models import IdempotencyKey
+
+SHOWN = 24
+BAR, GAP, HEIGHT = 26, 4, 90
+"""In units of the drawing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hour:
+    """One bar. x, y and height are in units of the drawing."""
+
+    start: str
+    keys: str
+    x: int
+    y: int
+    height: int
+    labelled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """The last 24 hours by the clock on the wall, the last one of them still running."""
+
+    starts: list[datetime]
+    counts: list[int]
+    estimated: bool
+
+    @classmethod
+    def of(cls, keys: QuerySet[IdempotencyKey], newest: int) -> Hours:
+        """newest: the highest primary key."""
+        starts = last_hours(timezone.now())
+        steps = dict(sampled(newest))
+        found = keys.filter(pk__in=steps, created_at__gte=starts[0]).order_by().values_list("pk", "created_at")
+        counts, estimated = [0] * SHOWN, False
+        for pk, created_at in found:
+            counts[bisect_right(starts, created_at) - 1] += steps[pk]
+            estimated |= steps[pk] > 1
+        return cls(starts=starts, counts=counts, estimated=estimated)
+
+    def bars(self) -> list[Hour]:
+        highest = max(self.counts) or 1
+        heights = [max(count * HEIGHT // highest, int(count > 0)) for count in self.counts]
+        return [
+            Hour(
+                start=_clock(start),
+                keys=self._said(count),
+                x=number * (BAR + GAP),
+                y=HEIGHT - height,
+                height=height,
+                labelled=number % 3 == 2,
+            )
+            for number, (start, count, height) in enumerate(zip(self.starts, self.counts, heights, strict=True))
+        ]
+
+    @property
+    def description(self) -> str:
+        """What the drawing shows, for those who do not see it."""
+        highest = max(self.counts)
+        if not highest:
+            return _("No keys.")
+        return _("In all: %(total)s. Most in one hour: %(highest)s, from %(time)s.") % {
+            "total": self._said(sum(self.counts)),
+            "time": _clock(self.starts[self.counts.index(highest)]),
+            "highest": self._said(highest),
+        }
+
+    @property
+    def highest(self) -> str:
+        return self._said(max(self.counts))
+
+    def _said(self, count: int) -> str:
+        said = number_format(count, decimal_pos=0, force_grouping=True)
+        return _("about %(count)s") % {"count": said} if self.estimated else said
+
+
+def last_hours(now: datetime) -> list[datetime]:
+    """The beginnings of the last 24 hours, by the clock of the current time zone; the last one is running."""
+    local = _local(now)
+    running = now - (local - local.replace(minute=0, second=0, microsecond=0))
+    return [running - timedelta(hours=SHOWN - 1 - number) for number in range(SHOWN)]
+
+
+def sampled(newest: int) -> Iterator[tuple[int, int]]:
+    """Primary keys to look up, and how many keys each stands for. See Note [Sampling by primary key]."""
+    top, step = newest, 1
+    while top > 0:
+        for number in range(limits.SAMPLED):
+            pk = top - number * step - number % step
+            if pk > 0:
+                yield pk, step
+        top -= limits.SAMPLED * step
+        step *= 2
+
+
+def _clock(start: datetime) -> str:
+    return f"{_local(start):%H:%M}"
+
+
+def _local(value: datetime) -> datetime:
+    """Projects without time zones have naive times, which are local already."""
+    return timezone.localtime(value) if timezone.is_aware(value) else value

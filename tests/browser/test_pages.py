@@ -1,0 +1,72 @@
+"""Every page of the admin: by a strict policy, in both themes, by keyboard and for screen readers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib import resources
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyStep
+from tests.integration.test_admin import make_key
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
+LIST = "/admin/django_idempotency/idempotencykey/"
+PAGES = {
+    "list": "",
+    "filtered list": "?attention=in_doubt",
+    "completed key": "{done}/change/",
+    "key in doubt": "{doubt}/change/",
+    "release": "{doubt}/release/",
+    "record": "{doubt}/record/",
+    "close": "{doubt}/close/",
+}
+DJANGOS_OWN = ["#changelist-search"]
+"""What axe finds fault with on these pages and Django makes: a search field that is labelled by an image only."""
+
+
+@pytest.fixture
+def rows() -> dict[str, int]:
+    """One key in each state, and a response that would like to run."""
+    hour = timedelta(hours=1)
+    now = timezone.now()
+    rows = {
+        "done": make_key("done", body=b'["<script>document.title=1</script><style>body{display:none}</style>"]'),
+        "live": make_key("live", status="in_progress", locked_until=now + hour),
+        "stuck": make_key("stuck", status="in_progress", locked_until=now - hour),
+        "doubt": make_key("doubt", status="failed", last_error="TimeoutError: no answer"),
+    }
+    make_key("<b onclick=alert(1)>", headers='[["Content-Type","text/html"]]', body=b"<script>a()</script>")
+    step: dict[str, Any] = {"key": rows["doubt"], "attempt": 1, "started_at": now}
+    IdempotencyStep.objects.create(name="order", kind="write", finished_at=now, result='{"id": 7}', **step)
+    IdempotencyStep.objects.create(name="charge", kind="call", error="TimeoutError", **step)
+    return {name: row.pk for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_keep_to_the_policy_and_to_the_rules_of_accessibility(
+    rows: dict[str, int], admin: Any, theme: str
+) -> None:
+    """The fixture sees violations of the policy, axe those of the Web Content Accessibility Guidelines."""
+    admin.emulate_media(color_scheme=theme)
+    found = []
+    for name, address in PAGES.items():
+        admin.goto(LIST + address.format(**rows))
+        assert admin.title() != "1"
+        found += [f"{name}: {violation}" for violation in axe(admin)]
+    assert not found, "\n".join(found)
+
+
+def axe(page: Any) -> list[str]:
+    pytest.importorskip("axe_playwright_python")
+    # Evaluated by the debugger, which no policy forbids.
+    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = page.evaluate("exclude => axe.run({exclude: exclude})", DJANGOS_OWN)
+    assert found["passes"]
+    return [
+        f"{rule['id']} ({rule['help']}): {node['html']} {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
