@@ -139,24 +139,25 @@ class Leases:
 
     def live_ids(self, limit: int) -> list[int]:
         """Primary keys of keys whose worker holds a lease, at most `limit`."""
-        return self._ids(self._sql.are_live, limit)
+        return self._ids(self._sql.are_live, limit, order=self._sql.by_lease)
 
     def stuck_ids(self, limit: int, among: list[int] | None = None) -> list[int]:
         """Primary keys of stuck keys, at most `limit`; among: of these only."""
-        return self._ids(self._sql.are_stuck, limit, among)
+        return self._ids(self._sql.are_stuck, limit, among, order=self._sql.by_lease)
 
     def in_doubt_ids(self, limit: int, among: list[int] | None = None) -> list[int]:
         """Primary keys of keys in doubt, at most `limit`; among: of these only."""
         return self._ids(self._sql.are_in_doubt, limit, among)
 
-    def _ids(self, condition: str, limit: int, among: list[int] | None = None) -> list[int]:
-        if among == []:
-            return []
+    def _ids(self, condition: str, limit: int, among: list[int] | None = None, order: str = "") -> list[int]:
         id_, params = self._sql.column["id"], among or []
-        if params:
-            condition = f"{condition} AND {id_} IN ({', '.join(['%s'] * len(params))})"
+        if among is not None:
+            if not among:
+                return []
+            condition = f"{condition} AND {id_} IN ({', '.join(['%s'] * len(among))})"
         with self._cursor() as cursor:
-            cursor.execute(f"SELECT {id_} FROM {self._sql.table} WHERE {condition} LIMIT %s", [*params, limit])
+            sql = f"SELECT {id_} FROM {self._sql.table} WHERE {condition} {order} LIMIT %s"
+            cursor.execute(sql, [*params, limit])
             return [row[0] for row in cursor.fetchall()]
 
     def _count(self, condition: str) -> int:

@@ -20,6 +20,7 @@ from django_idempotency.admin import limits
 from django_idempotency.admin.hours import Hours, last_hours, sampled
 from django_idempotency.admin.overview import Number, overview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.stores import store_for
 from tests.integration.test_admin import LIST, make_key, staff
 
 pytestmark = pytest.mark.django_db
@@ -271,37 +272,39 @@ class TestHours:
         assert abs(sum(looks.values()) - newest) <= newest * 0.002
 
 
+def make_many(count: int) -> int:
+    """Completed keys of the last 40 hours, a finished call each. The primary key of the last one."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "WITH keys AS (INSERT INTO django_idempotency_idempotencykey "
+            "(key_hash, scope_hash, scope, operation, key, status, status_code, attempt, created_at, expires_at) "
+            "SELECT n, n, 's', 'o', 'k' || n, 'completed', 201, 1, now() - (%s - n) * interval '40 hours' / %s, now() "
+            "FROM generate_series(1, %s) AS n RETURNING id) "
+            "INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at) "
+            "SELECT id, 'charge', 'call', 1, now(), now() FROM keys RETURNING key_id",
+            [count] * 3,
+        )
+        return int(cursor.fetchall()[-1][0])
+
+
 @pytest.mark.only_on("postgresql")
 class TestCost:
     @pytest.fixture
-    def filled(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """20,000 keys, and limits in proportion to a table of millions."""
+    def _in_proportion(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """20,000 keys, and limits as they are to a table of millions."""
         monkeypatch.setattr("django_idempotency.admin.IdempotencyKeyAdmin.list_per_page", 20)
-        monkeypatch.setattr(limits, "LISTED", 50)
-        monkeypatch.setattr(limits, "FILTERED", 200)
-        monkeypatch.setattr(limits, "SAMPLED", 8)
+        for name, limit in {"LISTED": 50, "FILTERED": 200, "SAMPLED": 8}.items():
+            monkeypatch.setattr(limits, name, limit)
+        last = make_many(20_000)
         now = timezone.now()
-        rows = fill([now - HOUR * (20_000 - number) / 500 for number in range(20_000)])
-        IdempotencyStep.objects.bulk_create(
-            IdempotencyStep(
-                key=row, name="charge", kind="call", attempt=1, started_at=now, finished_at=None if n >= 19_910 else now
-            )
-            for n, row in enumerate(rows)
-        )
-        IdempotencyKey.objects.filter(pk__in=[row.pk for row in rows[-90:]]).update(status="failed")
-        IdempotencyKey.objects.filter(pk__in=[row.pk for row in rows[90:180]]).update(
-            status="in_progress", locked_until=now - HOUR
-        )
-        IdempotencyKey.objects.filter(pk__in=[row.pk for row in rows[180:270]]).update(
-            status="in_progress", locked_until=now + HOUR
-        )
-        with connection.cursor() as cursor:
-            cursor.execute("ANALYZE")
-        yield
-        with connection.cursor() as cursor:
-            cursor.execute("ANALYZE")
+        keys, steps = IdempotencyKey.objects.filter, IdempotencyStep.objects.filter
+        keys(pk__gt=last - 90).update(status="failed")
+        keys(pk__range=(last - 189, last - 100)).update(status="in_progress", locked_until=now - HOUR)
+        keys(pk__range=(last - 289, last - 200)).update(status="in_progress", locked_until=now + HOUR)
+        steps(key__gt=last - 90).update(finished_at=None)
+        analyze()
 
-    @pytest.mark.usefixtures("filled")
+    @pytest.mark.usefixtures("_in_proportion")
     def test_no_query_reads_the_whole_table(self, admin_client: Client) -> None:
         """As the database itself says: by indexes only, and a few hundred rows and index entries of 20,000 each."""
         with CaptureQueriesContext(connection) as queries:
@@ -315,12 +318,34 @@ class TestCost:
             assert "Seq Scan" not in scans, sql
             assert rows <= 400, (rows, sql)
 
-    @pytest.mark.usefixtures("filled")
+    @pytest.mark.usefixtures("_in_proportion")
     def test_such_a_query_would_be_seen(self) -> None:
         """What the test above rules out: a sequential scan, and an index that is read to its end."""
         everything = IdempotencyKey.objects.order_by().values("status")
         assert "Seq Scan" in planned(str(everything.query))[0]
         assert planned(str(everything.order_by("-pk").filter(status_code=404).query))[1] >= 20_000
+
+    @pytest.mark.parametrize("find", ["live_ids", "stuck_ids", "in_doubt_ids"])
+    def test_a_single_key_that_needs_attention_is_found_by_its_index(self, find: str) -> None:
+        """In the order of an index: the bitmap scan that this could be here would be a sequential one of millions.
+
+        The planner does not know the clock, and takes `locked_until <= clock` for a third of all keys.
+        """
+        last = make_many(20_000)
+        until = timezone.now() + (HOUR if find == "live_ids" else -HOUR)
+        IdempotencyKey.objects.filter(pk=last).update(status="in_progress", locked_until=until)
+        IdempotencyStep.objects.filter(key=last).update(finished_at=None)
+        analyze()
+        with CaptureQueriesContext(connection) as queries:
+            assert getattr(store_for("default"), find)(2000) == [last]
+        scans, rows = planned(queries[-1]["sql"])
+        assert scans <= {"Index Scan", "Index Only Scan"}
+        assert rows <= 10
+
+
+def analyze() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
 
 
 def planned(sql: str) -> tuple[set[str], int]:
