@@ -2,10 +2,10 @@
 
 # Note [Sampling by primary key]
 `created_at` has no index: it would cost every claim, for one chart. But primary keys are drawn in the order of time, so
-keys are looked up by their number: the latest ones all, then every second, every fourth and so on, as many of each
-step. A number that is there stands for as many keys as the step is long. One query, whatever the size of the table; no
-order is assumed, gaps (keys that were freed or cleaned up) are left out like any other number, and a step's looks
-are spread over its remainders, for databases that hand out every second number only.
+keys are looked up by their number: the latest ones all, then every 8th, 16th, 32nd and so on, as many of each step. A
+number that is there stands for as many keys as the step is long. One query, whatever the size of the table. No order is
+relied upon, gaps (keys that were freed or cleaned up) count for nothing, and where in its step a look falls is
+scattered, for databases that hand out every second or third number only.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SHOWN = 24
 BAR, GAP, HEIGHT = 26, 4, 90
 """In units of the drawing."""
+GOLDEN = 2654435769
+"""2^32 by the golden ratio: its multiples fill 0 to 2^32 evenly and in no rhythm (Knuth's Fibonacci hashing)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +111,15 @@ def last_hours(now: datetime) -> list[datetime]:
 
 def sampled(newest: int) -> Iterator[tuple[int, int]]:
     """Primary keys to look up, and how many keys each stands for. See Note [Sampling by primary key]."""
-    top, step = newest, 1
+    top, step, looks = newest, 1, 8 * limits.SAMPLED
     while top > 0:
-        for number in range(limits.SAMPLED):
-            pk = top - number * step - number % step
+        for number in range(looks):
+            pk = top - number * step - (number * GOLDEN % 2**32 * step >> 32)
             if pk > 0:
                 yield pk, step
-        top -= limits.SAMPLED * step
-        step *= 2
+        top -= looks * step
+        # As far again as everything before.
+        step, looks = max(8, 2 * step), limits.SAMPLED
 
 
 def _clock(start: datetime) -> str:

@@ -4,5 +4,6 @@ LISTED = 2_000
 """How many keys the list pages through. Whoever looks further back knows the key and searches for it."""
 FILTERED = 100_000
 """How many of the latest keys a filter looks at: a rare value would otherwise be sought in the whole table."""
-SAMPLED = 512
-"""How many keys the chart looks at before it doubles its steps: some 7,000 in a table of 5 million."""
+SAMPLED = 256
+"""How many keys the chart looks at for each doubling of the distance, beyond the latest 8 x 256, which it counts: 5,000 in
+a table of 5 million. One look is 1/10 of an average hour at yesterday's end of the chart, and less on this side of it."""

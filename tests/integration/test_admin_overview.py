@@ -147,7 +147,7 @@ class TestPage:
     def test_the_drawing_is_the_same_in_every_language(self, admin_client: Client) -> None:
         """A number with a comma or a dot is no number of SVG; the words have them."""
         now = timezone.now()
-        fill([now] * 1200)
+        fill([now] * 3000)
         with override_settings(USE_THOUSAND_SEPARATOR=True, LANGUAGE_CODE="de"), translation.override("de"):
             page = admin_client.get(reverse(LIST), headers={"Accept-Language": "de"}).content.decode()
         drawing = page[page.index("<figure") : page.index("</figure>")].partition("</svg>")[0]
@@ -206,10 +206,10 @@ class TestHours:
         assert (found.counts, found.estimated) == (hours, False)
         assert [bar.keys for bar in found.bars()][:3] == ["0", "3", "7"]
 
-    @pytest.mark.parametrize("keep", [None, 2, 3, 10])
+    @pytest.mark.parametrize("keep", [None, 2, 3])
     def test_many_keys_are_estimated(self, monkeypatch: pytest.MonkeyPatch, keep: int | None) -> None:
         """Also where most of the numbers are free, be it every second one; nothing is estimated from a gap."""
-        monkeypatch.setattr(limits, "SAMPLED", 64)
+        monkeypatch.setattr(limits, "SAMPLED", 48)
         hours = [100, 200, 0] * 8
         rows = fill(spread(hours))
         if keep:
@@ -219,8 +219,8 @@ class TestHours:
         if keep is None:
             for number, (count, estimate) in enumerate(zip(hours, found.counts, strict=True)):
                 age = 24 - number
-                assert abs(estimate - count) <= age * 100 / 64 + 1, (number, found)
-        assert abs(sum(found.counts) - 2400 / share) <= 2400 / share * 0.3
+                assert abs(estimate - count) <= 2 * age * 100 / 48, (number, found)
+        assert abs(sum(found.counts) - 2400 / share) <= 2400 / share * (0.05 if keep is None else 0.3)
         assert found.bars()[0].keys.startswith("about ")
         assert found.description.startswith("In all: about ")
 
@@ -263,13 +263,13 @@ class TestHours:
         hours = last_hours(datetime(2026, 11, 21, 13, 45))
         assert (hours[0], hours[-1]) == (datetime(2026, 11, 20, 14), datetime(2026, 11, 21, 13))
 
-    @pytest.mark.parametrize("newest", [0, 1, 511, 5_000_000, 2**40])
+    @pytest.mark.parametrize("newest", [0, 1, 2047, 5_000_000, 2**40])
     def test_a_sample_is_small_and_looks_at_no_key_twice(self, newest: int) -> None:
         """Each number stands for those of its step, and together they stand for all."""
         looks = dict(sampled(newest))
-        assert len(looks) == len(list(sampled(newest))) <= 16_000
+        assert len(looks) == len(list(sampled(newest))) <= 10_000
         assert all(0 < pk <= newest for pk in looks)
-        assert abs(sum(looks.values()) - newest) <= newest * 0.002
+        assert abs(sum(looks.values()) - newest) <= newest * 0.005
 
 
 def make_many(count: int) -> int:
