@@ -28,19 +28,22 @@ if TYPE_CHECKING:
     from ..models import IdempotencyKey
 
 SHOWN = 24
-BAR, GAP, HEIGHT = 26, 4, 90
-"""In units of the drawing."""
+BAR, GAP, HEIGHT = 15, 3, 72
+"""In units of the drawing, as is all of its template."""
+TOP = 16
+"""Above the bars: the highest number."""
 GOLDEN = 2654435769
 """2^32 by the golden ratio: its multiples fill 0 to 2^32 evenly and in no rhythm (Knuth's Fibonacci hashing)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hour:
-    """One bar. x, y and height are in units of the drawing."""
+    """One bar. x, middle, y and height are in units of the drawing."""
 
     start: str
     keys: str
     x: int
+    middle: int
     y: int
     height: int
     labelled: bool
@@ -74,9 +77,10 @@ class Hours:
                 start=_clock(start),
                 keys=self._said(count),
                 x=number * (BAR + GAP),
-                y=HEIGHT - height,
+                middle=number * (BAR + GAP) + BAR // 2,
+                y=TOP + HEIGHT - height,
                 height=height,
-                labelled=number % 3 == 2,
+                labelled=number % 4 == 2,
             )
             for number, (start, count, height) in enumerate(zip(self.starts, self.counts, heights, strict=True))
         ]

@@ -5,5 +5,5 @@ LISTED = 2_000
 FILTERED = 100_000
 """How many of the latest keys a filter looks at: a rare value would otherwise be sought in the whole table."""
 SAMPLED = 256
-"""How many keys the chart looks at for each doubling of the distance, beyond the latest 8 x 256, which it counts: 5,000 in
-a table of 5 million. One look is 1/10 of an average hour at yesterday's end of the chart, and less on this side of it."""
+"""How many keys the chart looks at for each doubling of the distance, beyond the latest 8 x 256, which it counts: 5,000
+in a table of 5 million. At its far end one look stands for a tenth of an average hour, on this side of it for less."""

@@ -59,6 +59,51 @@ def test_pages_keep_to_the_policy_and_to_the_rules_of_accessibility(
     assert not found, "\n".join(found)
 
 
+def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
+    """The numbers, the table of the chart, the filters and the keys; then a decision, from its button to the end."""
+    admin.reload()
+    reached = tabbed(admin)
+    for number in ("?attention=in_flight", "?attention=stuck", "?attention=in_doubt", "?status=failed"):
+        assert sum(address.endswith(number) for address in reached) == 2, number  # in the overview, and in the filters
+    assert "summary The chart as a table" in reached
+    assert any(address.endswith(f"/{rows['doubt']}/change/") for address in reached)
+
+    admin.focus("summary")
+    assert not admin.is_visible(".idempotency-overview table")
+    admin.keyboard.press("Enter")
+    assert admin.is_visible(".idempotency-overview table")
+
+    admin.goto(f"{LIST}{rows['doubt']}/change/")
+    reached = tabbed(admin)
+    for decision in ("release", "record", "close"):
+        assert any(address.endswith(f"/{rows['doubt']}/{decision}/") for address in reached)
+    admin.focus("text=Release for retry")
+    admin.keyboard.press("Enter")
+    admin.wait_for_url("**/release/")
+    assert "input Release for retry" in tabbed(admin)
+    admin.focus("input[value='Release for retry']")
+    admin.keyboard.press("Enter")
+    admin.wait_for_selector(".messagelist .success")
+
+
+def tabbed(page: Any) -> list[str]:
+    """What has the focus after each press of Tab, until the page is through: addresses, or elements and their texts."""
+    page.evaluate("document.activeElement.blur()")
+    reached: list[str] = []
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            """() => {
+                const on = document.activeElement;
+                return on.href || `${on.localName} ${on.value || on.textContent.trim()}`;
+            }"""
+        )
+        if focused.startswith("body") or (reached and focused == reached[0]):
+            break
+        reached.append(focused)
+    return reached
+
+
 def axe(page: Any) -> list[str]:
     pytest.importorskip("axe_playwright_python")
     # Evaluated by the debugger, which no policy forbids.

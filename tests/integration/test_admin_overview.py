@@ -151,7 +151,7 @@ class TestPage:
         with override_settings(USE_THOUSAND_SEPARATOR=True, LANGUAGE_CODE="de"), translation.override("de"):
             page = admin_client.get(reverse(LIST), headers={"Accept-Language": "de"}).content.decode()
         drawing = page[page.index("<figure") : page.index("</figure>")].partition("</svg>")[0]
-        assert re.findall(r'<rect x="690" y="14" width="26" height="90"/>', drawing)
+        assert re.findall(r'<rect x="414" y="16" width="15" height="72"/>', drawing)
         assert not re.findall(r'="\d+[.,]\d+"', drawing)
 
     def test_it_needs_no_inline_style_or_script(self, admin_client: Client) -> None:
@@ -239,7 +239,7 @@ class TestHours:
     def test_a_single_key_in_a_busy_day_has_a_bar(self) -> None:
         """However small beside the others."""
         fill(spread([1, 400] + [0] * 22))
-        assert [bar.height for bar in counted().bars()][:3] == [1, 90, 0]
+        assert [bar.height for bar in counted().bars()][:3] == [1, 72, 0]
 
     @pytest.mark.parametrize(
         ("zone", "first", "last"),
