@@ -142,7 +142,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     @admin.display(description=_("headers"))
     def response_headers(self, obj: IdempotencyKey) -> str:
-        rows = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", decode_headers(obj.headers))
+        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(obj.headers))
         return format_html("<table>{}</table>", rows) if rows else "-"
 
     @admin.display(description=_("body"))

@@ -26,6 +26,12 @@ PAGES = {
 DJANGOS_OWN = ["#changelist-search"]
 """What axe finds fault with on these pages and Django makes: a search field that is labelled by an image only."""
 
+DANGLING = """() => [...document.querySelectorAll("[aria-describedby], [aria-labelledby]")].flatMap(element =>
+    `${element.getAttribute("aria-describedby") ?? ""} ${element.getAttribute("aria-labelledby") ?? ""}`
+        .split(" ").filter(id => id && !document.getElementById(id)).map(id => `${id} is nowhere`)
+)"""
+"""What axe leaves to a person: names and descriptions that point at nothing."""
+
 
 @pytest.fixture
 def rows() -> dict[str, int]:
@@ -55,8 +61,21 @@ def test_pages_keep_to_the_policy_and_to_the_rules_of_accessibility(
     for name, address in PAGES.items():
         admin.goto(LIST + address.format(**rows))
         assert admin.title() != "1"
-        found += [f"{name}: {violation}" for violation in axe(admin)]
+        found += [f"{name}: {violation}" for violation in [*axe(admin), *admin.evaluate(DANGLING)]]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("chosen", "system"), [("light", "dark"), ("dark", "light")])
+def test_the_theme_that_a_person_has_chosen_is_followed(
+    rows: dict[str, int], admin: Any, chosen: str, system: str
+) -> None:
+    """Whatever the system prefers: our colours change with Django's, or the contrast is lost."""
+    admin.emulate_media(color_scheme=system)
+    admin.evaluate("theme => localStorage.setItem('theme', theme)", chosen)
+    admin.reload()
+    assert axe(admin) == []
+    colours = admin.evaluate("name => getComputedStyle(document.body).getPropertyValue(name)", "--idempotency-bar")
+    assert colours == {"light": "#417690", "dark": "#6ba3bf"}[chosen]
 
 
 def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
