@@ -48,3 +48,9 @@ def test_contributing_names_each_environment():
     environments = {name.partition("{")[0] for name in sections}  # benchmarks{,-mariadb}
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     assert {name for name in environments if not re.search(rf"`{name}`|-e {name}\b", contributing)} == set()
+
+
+def test_the_changelog_begins_with_the_version():
+    """Below what is not released yet."""
+    unreleased, released = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[:2]
+    assert (unreleased, released) == ("Unreleased", PROJECT["version"])
