@@ -60,8 +60,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import late: Django imports this package before its models may be."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, ".exceptions"), __name__), name)
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        """Import late: Django imports this package before its models may be."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME.get(name, ".exceptions"), __name__), name)

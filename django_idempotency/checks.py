@@ -108,6 +108,10 @@ def _not_listed(setting: str, names: list[str]) -> str:
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
+    try:
+        settings()
+    except IdempotencyConfigurationError:
+        return []  # E001 tells, once and not for each route
     problems = {
         problem
         for callback in _callbacks()
@@ -184,7 +188,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     ):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",
             id="django_idempotency.W001",
         )
     if connection.vendor == "postgresql" and not _reads_committed(given["OPTIONS"]):

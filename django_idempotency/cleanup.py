@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 
 from .events import tell_purged
-from .stores import alias_for, store_for
+from .stores import Store, alias_for, store_for
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -55,8 +56,9 @@ def cleanup_idempotency_keys(
     stop: once set, ends the run after the running batch, and any pause at once.
     progress: called after each batch with the number of rows deleted so far.
 
-    Raises ValueError for impossible numbers, RuntimeError inside an outer transaction, and database errors; what
-    earlier batches deleted stays deleted.
+    Raises ValueError for impossible numbers, RuntimeError inside an outer transaction,
+    `IdempotencyConfigurationError` if a migration is missing, and database errors; what earlier batches deleted stays
+    deleted.
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
     store = store_for(alias_for(using))
@@ -65,7 +67,7 @@ def cleanup_idempotency_keys(
     not_before = None
     stop = stop or Event()
     while True:
-        with transaction.atomic(using=store.alias, durable=True):
+        with _explained(store), transaction.atomic(using=store.alias, durable=True):
             count, not_before = store.purge(batch_size, not_before)
         if count:
             deleted, batches = deleted + count, batches + 1
@@ -74,7 +76,8 @@ def cleanup_idempotency_keys(
         at_limit = batches == max_batches or (deadline is not None and time.monotonic() >= deadline)
         if complete or at_limit or stop.wait(pause):
             break
-    stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
+    with _explained(store):
+        stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
     cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
     tell_purged(cleanup, store.alias)
     return cleanup
@@ -83,13 +86,23 @@ def cleanup_idempotency_keys(
 def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
     store = store_for(alias_for(using))
-    return Cleanup(
-        deleted=store.count_expired(),
-        batches=0,
-        complete=False,
-        stuck=store.count_stuck(),
-        in_doubt=store.count_in_doubt(),
-    )
+    with _explained(store):
+        return Cleanup(
+            deleted=store.count_expired(),
+            batches=0,
+            complete=False,
+            stuck=store.count_stuck(),
+            in_doubt=store.count_in_doubt(),
+        )
+
+
+@contextmanager
+def _explained(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        store.explain(error)
+        raise
 
 
 def _refuse_impossible(batch_size: int, max_batches: int | None, max_seconds: float | None, pause: float) -> None:

@@ -24,7 +24,7 @@ class IdempotencyError(Exception):
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
-    """A decorator, mixin, option or setting was used in a way that cannot protect the view.
+    """A decorator, mixin, option or setting was used in a way that cannot protect the view, or a migration is missing.
 
     Raised when the code is imported where that is possible, else on the first request, before the view runs.
     """

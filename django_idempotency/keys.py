@@ -13,6 +13,10 @@ from hashlib import sha256
 from typing import Any
 
 from django.http.request import RawPostDataException
+from django.utils.functional import Promise
+from django.utils.text import format_lazy
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from .exceptions import IdempotencyConfigurationError
 from .protocol.keys import InvalidKey, check_key
@@ -30,7 +34,7 @@ class KeyReader:
     """
 
     read: Callable[[Any], str | None]
-    source: str
+    source: str | Promise
 
     def __call__(self, request: Any) -> str | None:
         return self.read(request)
@@ -46,7 +50,7 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
         value: str | None = request.POST.get(name)
         return value
 
-    return KeyReader(read=read, source=f"the form field {name!r}")
+    return KeyReader(read=read, source=format_lazy(_("the form field {name}"), name=repr(name)))
 
 
 def from_header(name: str) -> KeyReader:
@@ -56,7 +60,7 @@ def from_header(name: str) -> KeyReader:
         value: str | None = request.headers.get(name)
         return value
 
-    return KeyReader(read=read, source=f"the request header {name}")
+    return KeyReader(read=read, source=format_lazy(_("the request header {name}"), name=name))
 
 
 def from_json(*path: str) -> KeyReader:
@@ -66,7 +70,7 @@ def from_json(*path: str) -> KeyReader:
     """
     if not path or not all(isinstance(name, str) and name for name in path):
         raise IdempotencyConfigurationError(f'from_json{path!r}: name the field, as in from_json("data", "id").')
-    source = f"a string in the field {'.'.join(path)} of its JSON body"
+    field = ".".join(path)
 
     def read(request: Any) -> str | None:
         value = _json_body(request)
@@ -75,10 +79,10 @@ def from_json(*path: str) -> KeyReader:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if value is not None and not isinstance(value, str):
-            raise InvalidKey(f"The field {'.'.join(path)} is not a string.")
+            raise InvalidKey(gettext("The field %(field)s is not a string.") % {"field": field})
         return value
 
-    return KeyReader(read=read, source=source)
+    return KeyReader(read=read, source=format_lazy(_("a string in the field {field} of its JSON body"), field=field))
 
 
 def from_cloudevent() -> KeyReader:
@@ -104,7 +108,7 @@ def from_cloudevent() -> KeyReader:
             # Long, or with spaces, which a CloudEvent may be and a key may not. JSON may hold half a surrogate pair.
             return f"sha256:{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
-    return KeyReader(read=read, source="the CloudEvents attributes source and id")
+    return KeyReader(read=read, source=_("the CloudEvents attributes source and id"))
 
 
 def _json_body(request: Any) -> Any:
@@ -117,4 +121,4 @@ def _json_body(request: Any) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidKey("The body is not JSON.") from error
+        raise InvalidKey(gettext("The body is not JSON.")) from error

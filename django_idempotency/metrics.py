@@ -1,4 +1,4 @@
-"""Prometheus metrics. Imported by nobody but you: `pip install "django-idempotency[prometheus]"`, then
+"""Prometheus metrics. Imported by nobody but you: `pip install prometheus-client`, then
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -13,7 +13,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
+
+if find_spec("prometheus_client") is None:
+    raise ModuleNotFoundError(
+        "django_idempotency.metrics needs prometheus-client, which is not installed. "
+        "Run: pip install prometheus-client",
+        name="prometheus_client",
+    )
 
 from django.db import DatabaseError
 from django.db.models import Count, Min

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from django.apps import apps
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+
+from .exceptions import IdempotencyConfigurationError
+
+if not apps.is_installed("django_idempotency"):
+    raise IdempotencyConfigurationError(
+        "django_idempotency is not among the INSTALLED_APPS, so it has no table for the keys. Add it there: "
+        'INSTALLED_APPS = [..., "django_idempotency"]. Then run: python manage.py migrate'
+    )
 
 
 class IdempotencyKey(models.Model):

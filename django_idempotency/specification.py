@@ -68,7 +68,9 @@ def key_format(options: Idempotency) -> str:
 
 def key_source(key: Any) -> str:
     """What a callable of the `key` option reads."""
-    return key.source if isinstance(key, KeyReader) else _("read by %(callable)s") % {"callable": callable_name(key)}
+    return (
+        str(key.source) if isinstance(key, KeyReader) else _("read by %(callable)s") % {"callable": callable_name(key)}
+    )
 
 
 def lifetime(options: Idempotency) -> str:

@@ -18,6 +18,7 @@ from ..models import IdempotencyKey
 from ..protocol.digests import hash_of, key_hash
 from ..protocol.keys import InvalidKey, parse_header
 from ..protocol.snapshots import decode_headers
+from .badges import badges
 from .bodies import readable_body
 from .decisions import decision_urls, possible_decisions
 from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
@@ -32,7 +33,7 @@ else:  # Django's class takes no parameters when it runs
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(_ModelAdmin):
     actions = None
-    list_display = ("key", "status", "operation", "scope", "status_code", "attempt", "age", "created_at", "expires_at")
+    list_display = ("key", "state", "operation", "scope", "status_code", "attempt", "age", "created_at", "expires_at")
     list_filter = (AttentionFilter, StatusFilter, ResponseFilter)
     sortable_by = ()
     # Facets count every key of the table for every choice of every filter.
@@ -42,13 +43,13 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     search_fields = ("key",)
     search_help_text = _("The client's key, whole, with or without its quotes; or its reference in the log.")
     fieldsets = (
-        (None, {"fields": ("key", "status", "attention", "operation", "scope", "attempt", "last_error")}),
+        (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "last_error")}),
         (_("Steps"), {"fields": ("timeline",)}),
         (_("Times"), {"fields": ("age", "created_at", "completed_at", "expires_at", "locked_until")}),
         (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
         (_("Request"), {"fields": ("fingerprint_hex",)}),
     )
-    readonly_fields = ("attention", "timeline", "age", "response_headers", "response_body", "fingerprint_hex")
+    readonly_fields = ("state", "attention", "timeline", "age", "response_headers", "response_body", "fingerprint_hex")
 
     class Media:
         css = {"all": ["django_idempotency/admin.css"]}
@@ -115,6 +116,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         context["decisions"] = possible_decisions(request, obj) if obj else []
         return super().render_change_form(request, context, *args, **kwargs)
 
+    @admin.display(description=_("status"))
+    def state(self, obj: IdempotencyKey) -> str:
+        return badges(obj)
+
     @admin.display(description=_("age"))
     def age(self, obj: IdempotencyKey) -> str:
         return timesince(obj.created_at)
@@ -137,7 +142,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     @admin.display(description=_("headers"))
     def response_headers(self, obj: IdempotencyKey) -> str:
-        rows = format_html_join("", "<tr><th>{}</th><td>{}</td></tr>", decode_headers(obj.headers))
+        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(obj.headers))
         return format_html("<table>{}</table>", rows) if rows else "-"
 
     @admin.display(description=_("body"))

@@ -14,16 +14,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import IdempotencyKey
 from ..stores import store_for
+from . import limits
+from .badges import mark
+from .overview import Overview, overview
 
 if TYPE_CHECKING:
     _Paginator = Paginator[IdempotencyKey]
 else:  # Django's class takes no parameters when it runs
     _Paginator = Paginator
-
-LISTED = 2_000
-"""How many keys the list pages through. Whoever looks further back knows the key and searches for it."""
-FILTERED = 100_000
-"""How many of the latest keys a filter looks at: a rare value would otherwise be sought in the whole table."""
 
 
 class BoundedPaginator(_Paginator):
@@ -32,7 +30,7 @@ class BoundedPaginator(_Paginator):
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list
-        return int(rows.values("pk")[:LISTED].count())
+        return int(rows.values("pk")[: limits.LISTED].count())
 
 
 class NewestFirst(ChangeList):
@@ -40,6 +38,16 @@ class NewestFirst(ChangeList):
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["-pk"]
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        mark(self.result_list, self.root_queryset.db)
+        self.is_plain = not request.GET
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        """Above the plain list only: whoever searches, filters or turns pages has seen it."""
+        return overview(self.root_queryset) if self.is_plain else None
 
 
 class LatestFilter(admin.SimpleListFilter):
@@ -49,7 +57,7 @@ class LatestFilter(admin.SimpleListFilter):
         if self.value() is None:
             return queryset
         newest = IdempotencyKey.objects.using(queryset.db).aggregate(newest=Max("pk"))["newest"] or 0
-        return queryset.filter(pk__gt=newest - FILTERED, **self.condition(str(self.value())))
+        return queryset.filter(pk__gt=newest - limits.FILTERED, **self.condition(str(self.value())))
 
     def condition(self, value: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -79,19 +87,25 @@ class ResponseFilter(LatestFilter):
 
 
 class AttentionFilter(admin.SimpleListFilter):
-    """Keys that wait for a retry or for a person. They are few, and partial indexes find them however old they are."""
+    """Keys with a lease or a doubt. They are few, and partial indexes find them however old they are."""
 
     title = _("attention")
     parameter_name = "attention"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("stuck", _("Stuck: the lease is over")), ("in_doubt", _("In doubt: a call without a result"))]
+        return [
+            ("stuck", _("Stuck: the lease is over")),
+            ("in_doubt", _("In doubt: a call without a result")),
+            ("in_flight", _("In flight: a worker holds the lease")),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyKey]) -> QuerySet[IdempotencyKey]:
         store = store_for(queryset.db)
         match self.value():
             case "stuck":
-                return queryset.filter(pk__in=store.stuck_ids(LISTED))
+                return queryset.filter(pk__in=store.stuck_ids(limits.LISTED))
             case "in_doubt":
-                return queryset.filter(pk__in=store.in_doubt_ids(LISTED))
+                return queryset.filter(pk__in=store.in_doubt_ids(limits.LISTED))
+            case "in_flight":
+                return queryset.filter(pk__in=store.live_ids(limits.LISTED))
         return queryset

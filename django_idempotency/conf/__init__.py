@@ -1,5 +1,6 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
+from .keywords import Keywords, OnceKeywords, UnleasedKeywords
 from .layers import resolve
 from .options import OPTION_NAMES, SAFE_METHODS, UNSET, Idempotency, as_options, is_final
 from .project import SETTING_NAMES, Settings, settings
@@ -10,7 +11,10 @@ __all__ = [
     "SETTING_NAMES",
     "UNSET",
     "Idempotency",
+    "Keywords",
+    "OnceKeywords",
     "Settings",
+    "UnleasedKeywords",
     "as_options",
     "is_final",
     "resolve",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..exceptions import IdempotencyConfigurationError
 
@@ -75,6 +75,14 @@ class Idempotency:
     max_body_bytes: int = UNSET
     using: str | None = UNSET
     observe: bool = UNSET
+
+    if not TYPE_CHECKING:  # a dataclass would not say which names there are
+
+        def __new__(cls, **options):
+            for name in options:
+                if name not in OPTION_NAMES:
+                    raise IdempotencyConfigurationError(unknown_name("idempotency option", name, OPTION_NAMES))
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
@@ -188,6 +196,7 @@ _PROBLEMS: dict[str, Callable[[Any], str | None]] = {
     "observe": _one_of(True, False),
 }
 
+OPTION_NAMES = tuple(f.name for f in fields(Idempotency))
 DEFAULTS = Idempotency(
     ttl=timedelta(hours=24),
     required=True,
@@ -210,7 +219,6 @@ DEFAULTS = Idempotency(
     using=None,
     observe=False,
 )
-OPTION_NAMES = tuple(f.name for f in fields(Idempotency))
 
 
 def unknown_name(kind: str, name: str, known: Collection[str]) -> str:
@@ -225,8 +233,7 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     if isinstance(value, Idempotency):
         return value
     if not isinstance(value, Mapping):
-        raise IdempotencyConfigurationError(f"{value!r} is neither an Idempotency nor a dict of its options.")
-    for name in value:
-        if name not in OPTION_NAMES:
-            raise IdempotencyConfigurationError(unknown_name("idempotency option", str(name), OPTION_NAMES))
-    return Idempotency(**value)
+        raise IdempotencyConfigurationError(
+            f"{value!r} is neither an Idempotency nor a dict of its options. Write Idempotency(ttl=3600), say."
+        )
+    return Idempotency(**{str(name): given for name, given in value.items()})

@@ -84,7 +84,9 @@ def _setting_value(name: str, value: Any) -> Any:
         try:
             value = import_string(value) if isinstance(value, str) else value
         except ImportError as error:
-            raise IdempotencyConfigurationError(f"IDEMPOTENCY[{name.upper()!r}]: {error}") from error
+            raise IdempotencyConfigurationError(
+                f"IDEMPOTENCY[{name.upper()!r}]={value!r} cannot be imported: {error}. Correct the dotted path."
+            ) from error
         if value is not None and not callable(value):
             raise IdempotencyConfigurationError(
                 f"IDEMPOTENCY[{name.upper()!r}]={value!r}: give a callable or its dotted path."

@@ -69,6 +69,7 @@ def _claim_and_work(store: Store, claim: Claim, work: Work[T]) -> Answer[T] | Ra
                 return Unavailable()
             # Nothing has run yet. Inside somebody else's transaction only they can start afresh.
             if not (outermost and store.may_repeat(error)):
+                store.explain(error)
                 raise
     return Conflicted()
 

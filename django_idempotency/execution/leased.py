@@ -98,6 +98,7 @@ def _claim_once(store: Store, claim: Claim) -> ClaimOutcome:
             if store.is_busy(error):
                 return Unavailable()
             if not store.may_repeat(error):
+                store.explain(error)
                 raise
     return Conflicted()
 

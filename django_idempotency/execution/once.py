@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
-from typing import Any, Generic, ParamSpec, TypeVar, assert_never, cast
+from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
 
 from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
-from ..conf import Idempotency, as_options, resolve, settings
+from ..conf import Idempotency, OnceKeywords, UnleasedKeywords, as_options, resolve, settings
 from ..events import REPLAYED, tell
 from ..exceptions import (
     IdempotencyConfigurationError,
@@ -44,7 +44,7 @@ from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
 """The options that mean something without a request."""
 JSON = (("Content-Type", "application/json"),)
@@ -60,7 +60,9 @@ class Result(Generic[T]):
     replayed: bool
 
 
-def run_once(work: Callable[..., T], *, scope: str, key: str, payload: Any = None, **options: Any) -> Result[T]:
+def run_once(
+    work: Callable[..., T], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+) -> Result[T]:
     """Run `work` once for this scope, operation and key, and return its result; later, return the same result again.
 
     Without `lease` `work()` runs in a transaction that also holds the key and the result; inside a transaction of the
@@ -94,12 +96,44 @@ def run_once(work: Callable[..., T], *, scope: str, key: str, payload: Any = Non
     return _result(answer, claim)
 
 
+@overload
 async def arun_once(
-    work: Callable[..., Awaitable[T] | T], *, scope: str, key: str, payload: Any = None, **options: Any
-) -> Result[T]:
+    work: Callable[..., Awaitable[T]], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+) -> Result[T]: ...
+
+
+@overload
+async def arun_once(
+    work: Callable[..., T], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+) -> Result[T]: ...
+
+
+async def arun_once(
+    work: Callable[..., Any], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+) -> Result[Any]:
     """`run_once` for asynchronous callers. `work` may be either kind; it runs in the transaction all the same."""
     options.setdefault("operation", _name(work, options))
     return await sync_to_async(partial(run_once, synchronous(work), scope=scope, key=key, payload=payload, **options))()
+
+
+@overload
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[UnleasedKeywords],
+) -> Callable[[F], F]: ...
+
+
+@overload
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., T]], Callable[..., T]]: ...  # callers leave `operation` out
 
 
 def once(
@@ -107,8 +141,8 @@ def once(
     scope: str | Callable[..., str],
     key: Callable[..., str],
     payload: Callable[..., Any] | None = None,
-    **options: Any,
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
     scope, key, payload: callables with the function's own arguments (`scope` may be a plain string); see `run_once`.
@@ -117,7 +151,7 @@ def once(
     """
     layer = _layer(options)
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = _name(function, options)
 
         def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
@@ -136,19 +170,19 @@ def once(
             return lambda operation: plain(*args, operation=operation, **kwargs)
 
         @wraps(function)
-        def protected(*args: P.args, **kwargs: P.kwargs) -> T:
-            return cast(T, run_once(bound(args, kwargs), **arguments(args, kwargs)).value)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return run_once(bound(args, kwargs), **arguments(args, kwargs)).value
 
         @wraps(function)
-        async def aprotected(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async def aprotected(*args: Any, **kwargs: Any) -> Any:
             return (await arun_once(bound(args, kwargs), **arguments(args, kwargs))).value
 
-        return cast("Callable[P, T]", aprotected) if iscoroutinefunction(function) else protected
+        return aprotected if iscoroutinefunction(function) else protected
 
     return decorate
 
 
-def _layer(options: dict[str, Any]) -> Idempotency:
+def _layer(options: Mapping[str, Any]) -> Idempotency:
     for name in options:
         if name not in OPTIONS:
             raise IdempotencyConfigurationError(
@@ -177,7 +211,7 @@ def _claim(options: Idempotency, work: Any, scope: str, key: str, payload: Any) 
     )
 
 
-def _name(work: Any, options: dict[str, Any]) -> str:
+def _name(work: Any, options: Mapping[str, Any]) -> str:
     """What is being done. A function without a name of its own could be taken for another one, and never run."""
     if (operation := options.get("operation")) is not None:
         return cast(str, operation)

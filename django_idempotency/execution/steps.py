@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from asgiref.sync import async_to_sync, sync_to_async
 
@@ -103,13 +103,19 @@ class Operation:
         """Take the lease anew, from now on. For work that may take longer than `lease`. Raises `LeaseLost`."""
         self._store.renew(self._claimed, self._claim.lease or 0)
 
+    @overload
     async def acall(
-        self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. `function` may be either kind; a plain one runs in a thread."""
         known, value = await sync_to_async(self._start)(name)
         if known:
-            return cast(T, value)
+            return value
         try:
             result = (
                 function(*args, **kwargs)
@@ -120,13 +126,19 @@ class Operation:
         except Exception as error:  # not a cancellation: nothing more is awaited then
             await sync_to_async(self._note)(name, error)
             raise
-        return cast(T, await sync_to_async(self._finish)(name, value))
+        return await sync_to_async(self._finish)(name, value)
 
+    @overload
     async def awrite(
-        self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`write` for `async def` views. `function` may be either kind."""
-        return cast(T, await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs))
+        return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
         """`renew` for `async def` views."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from importlib import import_module
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
 
-from ..conf import Idempotency, as_options, resolve
+from ..conf import Idempotency, Keywords, as_options, resolve
 from ..exceptions import IdempotencyConfigurationError
 from .exchange import Exchange
 from .guard import guard
@@ -27,7 +27,7 @@ def idempotent(view: F, /) -> F: ...
 
 
 @overload
-def idempotent(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
+def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def idempotent(view: Any = None, /, **options: Any) -> Any:

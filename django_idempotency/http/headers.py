@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, settings
 from ..exceptions import IdempotencyConfigurationError
@@ -35,4 +36,4 @@ def _validate(key: str, validator: Callable[[str], Any]) -> None:
         raise InvalidKey(" ".join(error.messages)) from error
     # Django's own validators return None and raise.
     if valid is False:
-        raise InvalidKey("It does not have the form that this server demands.")
+        raise InvalidKey(_("It does not have the form that this server demands."))

@@ -53,7 +53,7 @@ def refuse_view(view: Any) -> None:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
     if is_drf_view(getattr(view, "cls", None)):
         _refuse(
-            f"idempotent stands above the REST framework view {_name(view)}, where nobody is authenticated yet. "
+            f"idempotent stands above the REST framework view {view.cls.__name__}, where nobody is authenticated yet. "
             f"Put it below:\n{DRF_ORDER}"
         )
     if "redirect_field_name" in getattr(view, "__dict__", {}):

@@ -52,7 +52,9 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
         detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
     else:
         detail = _("The request does not carry a usable key.")
-    return Problem(status=400, title="Idempotency-Key is not valid", detail=f"{detail} {reason}")
+    if reason:  # the translation of nothing is the catalogue's header
+        detail = f"{detail} {_(reason)}"
+    return Problem(status=400, title="Idempotency-Key is not valid", detail=detail)
 
 
 def anonymous_refused() -> Problem:

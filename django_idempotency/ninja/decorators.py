@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
 from ninja.operation import Operation
 from ninja.signature.utils import get_typed_signature
 
-from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..conf import SAFE_METHODS, Idempotency, Keywords, as_options, resolve
 from ..exceptions import IdempotencyConfigurationError
 from ..http.guard import guard
 from ..http.placement import NINJA_ORDER, refuse_view
@@ -28,7 +28,7 @@ def idempotent_operation(view: F, /) -> F: ...
 
 
 @overload
-def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
+def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:

@@ -33,6 +33,11 @@ class InvalidKey(ValueError):
     """The text is not an idempotency key; the message says what is wrong with it."""
 
 
+def gettext_noop(sentence: str) -> str:
+    """Mark a sentence for translators. `http.problems` translates it: nothing of Django is imported here."""
+    return sentence
+
+
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
     """Return the key that a header field carries.
 
@@ -43,25 +48,27 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
     text = value.strip(" \t")
     if text.startswith('"'):
         if (match := _QUOTED_KEY.fullmatch(text)) is None:
-            raise InvalidKey('It is not one quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+            raise InvalidKey(
+                gettext_noop('It is not one quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+            )
         return check_key(re.sub(r"\\(.)", r"\1", match["string"][1:-1]))
     if require_quoted and text:
-        raise InvalidKey('It must be a quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
+        raise InvalidKey(gettext_noop('It must be a quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'))
     if not _NEVER_IN_A_BARE_KEY.isdisjoint(text):
-        raise InvalidKey('Without quotes it must not contain any of " , ; ( ). Send the field once.')
+        raise InvalidKey(gettext_noop('Without quotes it must not contain any of " , ; ( ). Send the field once.'))
     if text.startswith(_OTHER_STRUCTURED_TYPES):
-        raise InvalidKey("It must be a string, not another structured field type.")
+        raise InvalidKey(gettext_noop("It must be a string, not another structured field type."))
     return check_key(text)
 
 
 def check_key(key: str) -> str:
     """Return `key` if it is 1 to 255 visible ASCII characters; raise `InvalidKey` otherwise."""
     if not key.strip():
-        raise InvalidKey("It is empty.")
+        raise InvalidKey(gettext_noop("It is empty."))
     if len(key) > MAX_LENGTH:
-        raise InvalidKey(f"It is longer than {MAX_LENGTH} characters.")
+        raise InvalidKey(gettext_noop("It is longer than 255 characters."))
     if _VISIBLE.fullmatch(key) is None:
-        raise InvalidKey("It may contain visible ASCII characters only, and no spaces.")
+        raise InvalidKey(gettext_noop("It may contain visible ASCII characters only, and no spaces."))
     return key
 
 

@@ -25,12 +25,17 @@ def alias_for(using: str | None) -> str:
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """The store of a database alias. Raises `IdempotencyConfigurationError` for a database without one."""
+    """The store of a database alias. Raises `IdempotencyConfigurationError` if there is none, or no such database."""
+    if alias not in connections:
+        raise IdempotencyConfigurationError(
+            f"idempotency keys should be kept in database {alias!r}, which does not exist. Known are: "
+            f"{', '.join(connections)}. Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
+        )
     connection = connections[alias]
     store = _STORES.get(connection.vendor)
     if store is None or (store is MariaDBStore and not connection.mysql_is_mariadb):  # type: ignore[attr-defined]
         raise IdempotencyConfigurationError(
-            f"database {alias!r} is {connection.display_name}, for which django-idempotency has no store. "
-            "Use PostgreSQL, MariaDB or SQLite."
+            f"database {alias!r} is {connection.display_name} (ENGINE {connection.settings_dict['ENGINE']!r}), "
+            "for which django-idempotency has no store. Use PostgreSQL, MariaDB or SQLite."
         )
     return store(alias)

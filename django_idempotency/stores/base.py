@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.db.backends.utils import CursorWrapper
 
-from ..exceptions import ClaimLost
+from ..exceptions import ClaimLost, IdempotencyConfigurationError
+from ..models import IdempotencyKey
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
 from ..protocol.snapshots import Snapshot, encode_headers
 from .leases import Leases
@@ -141,6 +142,21 @@ class Store(Leases, ABC):
     @abstractmethod
     def may_repeat(self, error: DatabaseError) -> bool:
         """Does this error of a claim go away in a fresh transaction (deadlock, serialization failure)?"""
+
+    @abstractmethod
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        """Does this error of a statement of ours mean that a table or a column is not there?"""
+
+    def explain(self, error: DatabaseError) -> None:
+        """Raise `IdempotencyConfigurationError` where this error of a statement of ours means a missing migration."""
+        if not self.is_unmigrated(error):
+            return
+        routed = router.allow_migrate_model(self.alias, IdempotencyKey)
+        raise IdempotencyConfigurationError(
+            f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
+            + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
+            + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
+        ) from error
 
     def is_busy(self, error: DatabaseError) -> bool:
         """Does this error of a claim only mean that the database could not be asked in time?"""

@@ -137,18 +137,27 @@ class Leases:
         """How many keys nobody works on whose external call may or may not have happened."""
         return self._count(self._sql.are_in_doubt)
 
-    def stuck_ids(self, limit: int) -> list[int]:
-        """Primary keys of stuck keys, at most `limit`."""
-        return self._ids(self._sql.are_stuck, limit)
+    def live_ids(self, limit: int) -> list[int]:
+        """Primary keys of keys whose worker holds a lease, at most `limit`."""
+        return self._ids(self._sql.are_live, limit, order=self._sql.by_lease)
 
-    def in_doubt_ids(self, limit: int) -> list[int]:
-        """Primary keys of keys in doubt, at most `limit`."""
-        return self._ids(self._sql.are_in_doubt, limit)
+    def stuck_ids(self, limit: int, among: list[int] | None = None) -> list[int]:
+        """Primary keys of stuck keys, at most `limit`; among: of these only."""
+        return self._ids(self._sql.are_stuck, limit, among, order=self._sql.by_lease)
 
-    def _ids(self, condition: str, limit: int) -> list[int]:
+    def in_doubt_ids(self, limit: int, among: list[int] | None = None) -> list[int]:
+        """Primary keys of keys in doubt, at most `limit`; among: of these only."""
+        return self._ids(self._sql.are_in_doubt, limit, among)
+
+    def _ids(self, condition: str, limit: int, among: list[int] | None = None, order: str = "") -> list[int]:
+        id_, params = self._sql.column["id"], among or []
+        if among is not None:
+            if not among:
+                return []
+            condition = f"{condition} AND {id_} IN ({', '.join(['%s'] * len(among))})"
         with self._cursor() as cursor:
-            id_ = self._sql.column["id"]
-            cursor.execute(f"SELECT {id_} FROM {self._sql.table} WHERE {condition} LIMIT %s", [limit])
+            sql = f"SELECT {id_} FROM {self._sql.table} WHERE {condition} {order} LIMIT %s"
+            cursor.execute(sql, [*params, limit])
             return [row[0] for row in cursor.fetchall()]
 
     def _count(self, condition: str) -> int:

@@ -23,6 +23,8 @@ SEEN = frozenset({1048, 1062})
 """What an INSERT of a key says that is there: no NULL for `key_hash`, which is NULL then, and duplicate entry."""
 LOCK_WAIT_TIMEOUT = 1205
 DEADLOCK = 1213
+UNKNOWN = frozenset({1054, 1146})
+"""Unknown column, no such table."""
 TAKE_OVER_WAIT = 5
 """Seconds. Rivals for an expired row share its lock and want it alone: InnoDB's deadlock detection needs them to
 wait in order to pick a winner, which it does at once."""
@@ -43,6 +45,9 @@ class MariaDBStore(Store):
     def may_repeat(self, error: DatabaseError) -> bool:
         # A deadlock has rolled back the whole transaction.
         return _code(error) == DEADLOCK
+
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        return _code(error) in UNKNOWN
 
     @cached_property
     def _insert_sql(self) -> str:

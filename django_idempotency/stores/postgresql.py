@@ -21,6 +21,8 @@ REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
 GAVE_UP_WAITING = frozenset({"55P03", "57014"})
 """lock_not_available, query_canceled (the project's own statement_timeout)"""
+UNDEFINED = frozenset({"42P01", "42703"})
+"""undefined_table, undefined_column"""
 DIVISION_BY_ZERO = "22012"
 IN_ERROR = 3
 """libpq's PQTRANS_INERROR"""
@@ -77,6 +79,9 @@ class PostgreSQLStore(Store):
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in REPEATABLE
+
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        return _sqlstate(error) in UNDEFINED
 
     def is_broken(self) -> bool:
         if super().is_broken():

@@ -12,6 +12,8 @@ from django.db import DatabaseError
 from .base import Claim, Store
 from .statements import Row
 
+UNKNOWN = ("no such table:", "no such column:", "has no column named")
+"""SQLite has one code for all errors in a statement."""
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
@@ -23,6 +25,9 @@ class SQLiteStore(Store):
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return False
+
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        return any(words in str(error) for words in UNKNOWN)
 
     def is_busy(self, error: DatabaseError) -> bool:
         # The low byte is the primary result code. It may be about another key: nobody can tell.

@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ class Reader:
     folder: Path
     port: int
     servers: ExitStack
+    variables: dict[str, str] = field(default_factory=dict)
 
     def write(self, name: str, place: str, code: str) -> None:
         with (self.folder / name).open("a" if place else "w") as file:
@@ -74,7 +75,8 @@ class Reader:
         """Nothing of the environment that the tests run in, but pip's configuration."""
         ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONPATH")
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
-        return {**inherited, "PYTHONUNBUFFERED": "1"}  # lines come in the order in which a terminal would show them
+        # Lines come in the order in which a terminal would show them.
+        return {**inherited, "PYTHONUNBUFFERED": "1", **self.variables}
 
 
 @pytest.fixture
@@ -94,7 +96,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.timeout(INSTALLATION + 120)
 def test_the_tutorial_works_as_it_is_written(reader: Reader) -> None:
     """Each file is written, each command typed, and each shows what the page shows."""
-    page = (ROOT / "docs/tutorial.md").read_text().replace("localhost:8000", f"localhost:{reader.port}")
+    follow_tutorial(reader, (ROOT / "docs/tutorial.md").read_text())
+
+
+def follow_tutorial(reader: Reader, page: str) -> None:
+    page = page.replace("localhost:8000", f"localhost:{reader.port}")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
     for language, text in blocks:
         if language == "python":

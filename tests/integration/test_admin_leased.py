@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.stores import store_for
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_admin import LIST, detail, make_key, staff
 from tests.integration.test_leased import Broken, as_if_killed, breaks, lapse, row
@@ -84,21 +81,6 @@ class TestList:
         assert listed(client, "stuck") == {"stuck"}
         assert listed(client, "in_doubt") == {"doubt"}
         assert len(listed(client, "")) == 5
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.parametrize(
-        ("find", "index"), [("stuck_ids", "idempotency_locked_idx"), ("in_doubt_ids", "idempotency_doubt_idx")]
-    )
-    def test_filters_read_their_partial_indexes(self, find: str, index: str) -> None:
-        """However large the table is."""
-        with CaptureQueriesContext(connection) as queries:
-            getattr(store_for("default"), find)(2000)
-        with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL enable_seqscan = off")
-            cursor.execute("EXPLAIN " + queries[-1]["sql"])
-            plan = "\n".join(line for (line,) in cursor.fetchall())
-        assert index in plan
-        assert "Seq Scan" not in plan
 
 
 class TestDetail:

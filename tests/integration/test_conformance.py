@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import connection
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from django_idempotency.exceptions import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
@@ -178,12 +179,11 @@ def test_the_header_names_can_change(post: Post, settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_r19_without_a_store_nothing_runs(post: Post) -> None:
-    """The key table is gone: the request fails closed with the database's own error."""
-
+    """The key table is gone: the request fails closed, with an error that says what to do."""
     with connection.schema_editor() as editor:
         editor.alter_db_table(IdempotencyKey, IdempotencyKey._meta.db_table, "elsewhere")
     try:
-        with pytest.raises(DatabaseError):
+        with pytest.raises(IdempotencyConfigurationError, match=r"Run: python manage\.py migrate$"):
             post("/create")
     finally:
         with connection.schema_editor() as editor:

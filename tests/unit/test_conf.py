@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_slug
 
 import django_idempotency
-from django_idempotency.conf import Idempotency, as_options, is_final, resolve, settings
+from django_idempotency.conf import (
+    Idempotency,
+    Keywords,
+    OnceKeywords,
+    UnleasedKeywords,
+    as_options,
+    is_final,
+    resolve,
+    settings,
+)
 from django_idempotency.exceptions import IdempotencyConfigurationError
+from django_idempotency.execution.once import OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -55,8 +65,17 @@ def test_an_unknown_option_gets_a_suggestion() -> None:
     """A typo is the usual reason."""
     with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
         as_options({"tll": 5})
+    with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
+        Idempotency(tll=5)  # type: ignore[call-arg]
     with pytest.raises(IdempotencyConfigurationError, match="neither an Idempotency nor a dict"):
         as_options("ttl")  # type: ignore[arg-type]
+
+
+def test_type_checkers_know_the_same_options() -> None:
+    """As keyword arguments, by name and type; `once` takes those that need no request."""
+    assert get_type_hints(Keywords) == get_type_hints(Idempotency)
+    assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
+    assert {*OPTIONS} - {*UnleasedKeywords.__annotations__} == {"lease", "on_abandoned", "reconcile"}
 
 
 def test_defaults() -> None:
@@ -121,7 +140,10 @@ def test_when_a_call_in_doubt_may_be_made_again() -> None:
         ({"HEADERS": "x"}, "unknown IDEMPOTENCY setting 'HEADERS'. Did you mean 'HEADER'?"),
         ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: give a value of type str."),
         ({"CREDENTIAL_HEADERS": "X-Key"}, "give a value of type list or tuple."),
-        ({"KEY_VALIDATOR": "nowhere.at_all"}, "IDEMPOTENCY['KEY_VALIDATOR']: No module named 'nowhere'"),
+        (
+            {"KEY_VALIDATOR": "nowhere.at_all"},
+            "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
+        ),
         ({"ERROR_RESPONSE": 5}, "give a callable or its dotted path."),
         ({"TTL": 0}, "idempotency option ttl=0"),
     ],

@@ -1,0 +1,136 @@
+"""Every page of the admin: by a strict policy, in both themes, by keyboard and for screen readers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib import resources
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyStep
+from tests.integration.test_admin import make_key
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
+LIST = "/admin/django_idempotency/idempotencykey/"
+PAGES = {
+    "list": "",
+    "filtered list": "?attention=in_doubt",
+    "completed key": "{done}/change/",
+    "key in doubt": "{doubt}/change/",
+    "release": "{doubt}/release/",
+    "record": "{doubt}/record/",
+    "close": "{doubt}/close/",
+}
+DJANGOS_OWN = ["#changelist-search"]
+"""What axe finds fault with on these pages and Django makes: a search field that is labelled by an image only."""
+
+DANGLING = """() => [...document.querySelectorAll("[aria-describedby], [aria-labelledby]")].flatMap(element =>
+    `${element.getAttribute("aria-describedby") ?? ""} ${element.getAttribute("aria-labelledby") ?? ""}`
+        .split(" ").filter(id => id && !document.getElementById(id)).map(id => `${id} is nowhere`)
+)"""
+"""What axe leaves to a person: names and descriptions that point at nothing."""
+
+
+@pytest.fixture
+def rows() -> dict[str, int]:
+    """One key in each state, and a response that would like to run."""
+    hour = timedelta(hours=1)
+    now = timezone.now()
+    rows = {
+        "done": make_key("done", body=b'["<script>document.title=1</script><style>body{display:none}</style>"]'),
+        "live": make_key("live", status="in_progress", locked_until=now + hour),
+        "stuck": make_key("stuck", status="in_progress", locked_until=now - hour),
+        "doubt": make_key("doubt", status="failed", last_error="TimeoutError: no answer"),
+    }
+    make_key("<b onclick=alert(1)>", headers='[["Content-Type","text/html"]]', body=b"<script>a()</script>")
+    step: dict[str, Any] = {"key": rows["doubt"], "attempt": 1, "started_at": now}
+    IdempotencyStep.objects.create(name="order", kind="write", finished_at=now, result='{"id": 7}', **step)
+    IdempotencyStep.objects.create(name="charge", kind="call", error="TimeoutError", **step)
+    return {name: row.pk for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_keep_to_the_policy_and_to_the_rules_of_accessibility(
+    rows: dict[str, int], admin: Any, theme: str
+) -> None:
+    """The fixture sees violations of the policy, axe those of the Web Content Accessibility Guidelines."""
+    admin.emulate_media(color_scheme=theme)
+    found = []
+    for name, address in PAGES.items():
+        admin.goto(LIST + address.format(**rows))
+        assert admin.title() != "1"
+        found += [f"{name}: {violation}" for violation in [*axe(admin), *admin.evaluate(DANGLING)]]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("chosen", "system"), [("light", "dark"), ("dark", "light")])
+def test_the_theme_that_a_person_has_chosen_is_followed(
+    rows: dict[str, int], admin: Any, chosen: str, system: str
+) -> None:
+    """Whatever the system prefers: our colours change with Django's, or the contrast is lost."""
+    admin.emulate_media(color_scheme=system)
+    admin.evaluate("theme => localStorage.setItem('theme', theme)", chosen)
+    admin.reload()
+    assert axe(admin) == []
+    colours = admin.evaluate("name => getComputedStyle(document.body).getPropertyValue(name)", "--idempotency-bar")
+    assert colours == {"light": "#417690", "dark": "#6ba3bf"}[chosen]
+
+
+def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
+    """The numbers, the table of the chart, the filters and the keys; then a decision, from its button to the end."""
+    admin.reload()
+    reached = tabbed(admin)
+    for number in ("?attention=in_flight", "?attention=stuck", "?attention=in_doubt", "?status=failed"):
+        assert sum(address.endswith(number) for address in reached) == 2, number  # in the overview, and in the filters
+    assert "summary The chart as a table" in reached
+    assert any(address.endswith(f"/{rows['doubt']}/change/") for address in reached)
+
+    admin.focus("summary")
+    assert not admin.is_visible(".idempotency-overview table")
+    admin.keyboard.press("Enter")
+    assert admin.is_visible(".idempotency-overview table")
+
+    admin.goto(f"{LIST}{rows['doubt']}/change/")
+    reached = tabbed(admin)
+    for decision in ("release", "record", "close"):
+        assert any(address.endswith(f"/{rows['doubt']}/{decision}/") for address in reached)
+    admin.focus("text=Release for retry")
+    admin.keyboard.press("Enter")
+    admin.wait_for_url("**/release/")
+    assert "input Release for retry" in tabbed(admin)
+    admin.focus("input[value='Release for retry']")
+    admin.keyboard.press("Enter")
+    admin.wait_for_selector(".messagelist .success")
+
+
+def tabbed(page: Any) -> list[str]:
+    """What has the focus after each press of Tab, until the page is through: addresses, or elements and their texts."""
+    page.evaluate("document.activeElement.blur()")
+    reached: list[str] = []
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            """() => {
+                const on = document.activeElement;
+                return on.href || `${on.localName} ${on.value || on.textContent.trim()}`;
+            }"""
+        )
+        if focused.startswith("body") or (reached and focused == reached[0]):
+            break
+        reached.append(focused)
+    return reached
+
+
+def axe(page: Any) -> list[str]:
+    pytest.importorskip("axe_playwright_python")
+    # Evaluated by the debugger, which no policy forbids.
+    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = page.evaluate("exclude => axe.run({exclude: exclude})", DJANGOS_OWN)
+    assert found["passes"]
+    return [
+        f"{rule['id']} ({rule['help']}): {node['html']} {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]

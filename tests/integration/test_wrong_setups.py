@@ -1,0 +1,183 @@
+"""Wrong set-ups that only a request shows: the error says what to type. What code and settings show is in
+test_placement.py, test_conf.py and ninja/test_placement.py."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec, module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, modify_settings
+
+import django_idempotency
+from django_idempotency import idempotent, run_once
+from django_idempotency.checks import check_settings, check_urls
+from django_idempotency.exceptions import IdempotencyConfigurationError
+
+PACKAGE = Path(django_idempotency.__file__).parent
+TABLE = "django_idempotency_idempotencykey"
+NO_TABLE = (f"ALTER TABLE {TABLE} RENAME TO elsewhere", f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+OLDER_TABLE = (
+    f"ALTER TABLE {TABLE} RENAME COLUMN locked_until TO elsewhere",
+    f"ALTER TABLE {TABLE} RENAME COLUMN elsewhere TO locked_until",
+)
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    raise AssertionError("not protected, and run all the same")
+
+
+def post(**options: Any) -> Any:
+    return idempotent(scope=lambda request: "s", **options)(view)(
+        RequestFactory().post("/", headers={"Idempotency-Key": "k"})
+    )
+
+
+@contextmanager
+def instead(forwards: str, backwards: str) -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(forwards)
+        try:
+            yield
+        finally:
+            cursor.execute(backwards)
+
+
+class TestNotMigrated:
+    @pytest.fixture(params=[NO_TABLE, OLDER_TABLE], ids=["no table", "an older table"])
+    def unmigrated(self, request: Any, transactional_db: None) -> Iterator[None]:
+        """Without the key table, or with that of an earlier release."""
+        with instead(*request.param):
+            yield
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            post,
+            lambda: post(lease=60),
+            lambda: post(wait=1),
+            lambda: run_once(print, operation="print", scope="s", key="k"),
+        ],
+        ids=["atomic", "leased", "waiting", "run_once"],
+    )
+    def test_the_first_use_says_what_to_run(self, unmigrated: None, use: Callable[[], Any]) -> None:
+        """And the view has not run."""
+        with pytest.raises(IdempotencyConfigurationError) as caught:
+            use()
+        assert str(caught.value) == (
+            f"database 'default' has no up-to-date table '{TABLE}'. Run: python manage.py migrate"
+        )
+
+    # SQLite takes a column that is not there, in quotation marks, for a string.
+    @pytest.mark.parametrize("unmigrated", [NO_TABLE], indirect=True, ids=["no table"])
+    @pytest.mark.parametrize("options", [{}, {"dry_run": True}])
+    def test_cleanup_says_it_too(self, unmigrated: None, options: Any) -> None:
+        """In cron's mail, without a traceback."""
+        with pytest.raises(CommandError, match=r"Run: python manage\.py migrate$"):
+            call_command("cleanup_idempotency_keys", **options)
+
+    def test_a_router_that_keeps_the_table_out_is_named(self, unmigrated: None, settings: Any) -> None:
+        """To migrate would not help."""
+        settings.DATABASE_ROUTERS = ["tests.integration.test_placement.NoKeys"]
+        with pytest.raises(IdempotencyConfigurationError, match=r"DATABASE_ROUTERS keep it out: let allow_migrate\(\)"):
+            post()
+
+    @pytest.mark.django_db(databases=["default", "other"], transaction=True)
+    def test_another_alias_is_in_the_command(self) -> None:
+        """As migrate wants it."""
+        from django.db import connections
+
+        with connections["other"].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
+            try:
+                with pytest.raises(IdempotencyConfigurationError, match=r"manage\.py migrate --database other$"):
+                    post(using="other")
+            finally:
+                cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+
+    def test_an_error_of_the_views_own_is_left_alone(self, transactional_db: None) -> None:
+        """Its missing tables are its own business."""
+        from django.db import DatabaseError
+
+        @idempotent(scope=lambda request: "s")
+        def broken(request: HttpRequest) -> HttpResponse:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1 FROM nowhere")
+            return HttpResponse()
+
+        with pytest.raises(DatabaseError, match="nowhere"):
+            broken(RequestFactory().post("/", headers={"Idempotency-Key": "k"}))
+
+
+@pytest.mark.parametrize("use", [post, lambda **o: run_once(print, operation="print", scope="s", key="k", **o)])
+def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
+    """Also where nobody has run the checks."""
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        use(using="orders")
+    assert str(caught.value) == (
+        "idempotency keys should be kept in database 'orders', which does not exist. Known are: default, other. "
+        "Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
+    )
+
+
+def test_a_database_without_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what it is and by what the settings say."""
+    from django_idempotency.stores import store_for
+
+    monkeypatch.setattr(connection, "vendor", "oracle")
+    store_for.cache_clear()
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        store_for("default")
+    engine = connection.settings_dict["ENGINE"]
+    assert f"(ENGINE {engine!r}), for which django-idempotency has no store. Use" in str(caught.value)
+
+
+@modify_settings(INSTALLED_APPS={"remove": ["django_idempotency"]})
+def test_an_app_that_is_not_installed() -> None:
+    """Whatever is imported first, the models are needed."""
+    loader = SourceFileLoader("django_idempotency.models_again", str(PACKAGE / "models.py"))
+    module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
+    with pytest.raises(IdempotencyConfigurationError, match=r'INSTALLED_APPS = \[\.\.\., "django_idempotency"\]'):
+        loader.exec_module(module)
+
+
+@pytest.mark.parametrize(
+    ("needed", "file", "install"),
+    [
+        ("rest_framework", "rest_framework/__init__.py", "djangorestframework"),
+        ("ninja", "ninja/__init__.py", "django-ninja"),
+        ("prometheus_client", "metrics.py", "prometheus-client"),
+    ],
+)
+def test_a_framework_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, needed: str, file: str, install: str
+) -> None:
+    """The adapter says what it needs. A project may still ask with `except ImportError`."""
+    monkeypatch.setitem(sys.modules, needed, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"is not installed\. Run: pip install {install}$"):
+        runpy.run_path(str(PACKAGE / file))
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+def test_a_wrong_setting_is_told_once(settings: Any) -> None:
+    """And not again for each protected route."""
+    settings.IDEMPOTENCY = {"TLL": 5}
+    assert [message.id for message in (*check_settings(None), *check_urls(None))] == ["django_idempotency.E001"]
+
+
+@pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
+def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
+    """Not by that of the wrapper."""
+    from rest_framework.decorators import api_view
+
+    with pytest.raises(IdempotencyConfigurationError, match="the REST framework view view, where nobody"):
+        idempotent(api_view(["POST"])(view))

@@ -1,0 +1,56 @@
+"""What pyproject.toml says of the package is what is tried."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def classified(prefix: str) -> set[str]:
+    versions = {name.removeprefix(prefix) for name in PROJECT["classifiers"] if name.startswith(prefix)}
+    return {version for version in versions if re.fullmatch(r"\d+\.\d+", version)}
+
+
+def tried(prefix: str) -> set[str]:
+    """The versions in tox's list: py311 and py{312,313} are 3.11, 3.12 and 3.13."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    lists = re.findall(rf"\b{prefix}(\d+|{{[\d,]+}})", tox["tox"]["env_list"])
+    return {f"{number[0]}.{number[1:]}" for numbers in lists for number in re.findall(r"\d+", numbers)}
+
+
+def test_each_version_that_is_promised_is_tried():
+    """By classifier, by tox and by the README alike."""
+    pythons, djangos = classified("Programming Language :: Python :: "), classified("Framework :: Django :: ")
+    assert pythons == tried("py") == {"3.11", "3.12", "3.13"}
+    assert djangos == tried("dj") == {"5.2", "6.0", "6.1"}
+    readme = (ROOT / "README.md").read_text()
+    assert "Python 3.11 to 3.13. Django 5.2, 6.0 or 6.1." in readme
+
+
+def test_it_depends_on_django_alone():
+    """Everything else is an extra."""
+    assert PROJECT["dependencies"] == ["django>=5.2"]
+    assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_contributing_names_each_environment():
+    """Whoever adds one says there what it is for."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    sections = [name.removeprefix("testenv:") for name in tox.sections() if name.startswith("testenv:")]
+    environments = {name.partition("{")[0] for name in sections}  # benchmarks{,-mariadb}
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert {name for name in environments if not re.search(rf"`{name}`|-e {name}\b", contributing)} == set()
+
+
+def test_the_changelog_begins_with_the_version():
+    """Below what is not released yet."""
+    unreleased, released = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[:2]
+    assert (unreleased, released) == ("Unreleased", PROJECT["version"])
