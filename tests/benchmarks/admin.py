@@ -13,6 +13,7 @@ from tests.benchmarks import stage
 if __name__ == "__main__":
     stage.build()
 
+from django import get_version
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
@@ -98,7 +99,10 @@ def _seconds(client: Client, address: str) -> float:
 def main() -> None:
     rows = int(sys.argv[1]) if sys.argv[1:] else 5_000_000
     fill(rows)
-    print(f"Load of the machine: {os.getloadavg()[0]:.1f}\n")
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version")
+        version = cursor.fetchone()[0]
+    print(f"PostgreSQL {version}, Django {get_version()}, load of the machine: {os.getloadavg()[0]:.1f}\n")
     print(f"| {rows:,} keys | queries | first | best of {TIMES} |\n|---|---|---|---|")
     for one in measure():
         print(f"| {one.name} | {one.queries} | {one.first * 1000:.0f} ms | {one.best * 1000:.0f} ms |")
