@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.utils.html import format_html
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..models import IdempotencyKey
@@ -42,7 +42,7 @@ def badges(row: IdempotencyKey) -> SafeString:
     if marks is None:
         mark([row], str(row._state.db))
         marks = row.attention_marks  # type: ignore[attr-defined]
-    return mark_safe(" ".join(badge(name) for name in (row.status, *marks)))  # noqa: S308 (each is escaped)
+    return format_html_join(" ", "{}", ((badge(name),) for name in (row.status, *marks)))
 
 
 def mark(rows: Iterable[IdempotencyKey], using: str) -> None:
