@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from django.db.models import Count, Max, Min
 from django.utils.formats import number_format
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..models import IdempotencyKey
 from ..stores import store_for
@@ -19,6 +21,13 @@ from .hours import Hours
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
+
+
+COUNTED = {
+    "replayed": gettext_lazy("replays"),
+    "conflicted": gettext_lazy("duplicates of a running request"),
+    "mismatched": gettext_lazy("keys that were used for another request"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,7 @@ class Overview:
     now: list[Number]
     latest: int
     by_status: list[Number]
+    counted: list[tuple[Any, str]]
     hours: Hours
 
     @property
@@ -57,8 +67,16 @@ def overview(keys: QuerySet[IdempotencyKey]) -> Overview:
         now=[_in_flight(keys), *_attention(keys)],
         latest=sum(number.count for number in by_status),
         by_status=by_status,
+        counted=_counted(),
         hours=Hours.of(keys, newest),
     )
+
+
+def _counted() -> list[tuple[Any, str]]:
+    """What this process has counted, word and number; nothing where the project has not installed the metrics."""
+    metrics = sys.modules.get("django_idempotency.metrics")
+    totals = metrics.totals() if metrics else {}
+    return [(word, grouped(totals.get(outcome, 0))) for outcome, word in COUNTED.items()] if totals else []
 
 
 def grouped(value: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_leased import as_if_killed, breaks
 
 Scrape = Callable[[], dict[tuple[Any, ...], float]]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +145,23 @@ def test_a_scrape_costs_four_queries(scrape: Scrape) -> None:
     ) as queries:
         scrape()
     assert len(queries) == 4
+
+
+def test_the_admin_shows_what_this_process_has_counted(registry: CollectorRegistry, admin_client: Any) -> None:
+    """Replays and refused duplicates, above the list."""
+    for payload in (1, 1, 2):
+        with suppress(PayloadMismatch):
+            run_once(lambda: 1, scope="s", key="k", operation="o", payload=payload)
+    page = admin_client.get("/admin/django_idempotency/idempotencykey/").content.decode()
+    words = ("replays", "duplicates of a running request", "keys that were used for another request")
+    assert [f"<strong>{n}</strong> {word}" in page for n, word in zip((1, 0, 1), words, strict=True)] == [True] * 3
+
+
+def test_the_admin_shows_no_counters_that_there_are_not(admin_client: Any) -> None:
+    """Nobody has installed them."""
+    page = admin_client.get("/admin/django_idempotency/idempotencykey/").content.decode()
+    assert "In flight are keys with a lease" in page
+    assert "Counted by this process" not in page
 
 
 def test_it_is_installed_once(registry: CollectorRegistry) -> None:
