@@ -18,13 +18,14 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, elsewhere, growth, peers, requests, server, traffic
+from tests.benchmarks import cleanup, elsewhere, growth, peers, requests, server, statements, traffic
 from tests.benchmarks.page import with_figures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 PARTS = {
-    part.__name__.rpartition(".")[2]: part for part in (requests, peers, server, growth, cleanup, traffic, elsewhere)
+    part.__name__.rpartition(".")[2]: part
+    for part in (requests, statements, peers, server, growth, cleanup, traffic, elsewhere)
 }
 
 
