@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
@@ -21,6 +22,7 @@ from tests.benchmarks.views import HandMadeKey
 def build() -> None:
     """A database for this run, which ends with the process or is made anew by the next one."""
     setup_test_environment(debug=False)
+    logging.getLogger("django_idempotency").addHandler(logging.NullHandler())  # made, but not printed
     DiscoverRunner(verbosity=0, interactive=False).setup_databases()
     call_command("flush", verbosity=0, interactive=False)
     with connection.schema_editor() as editor:
