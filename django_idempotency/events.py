@@ -72,7 +72,7 @@ def tell_answer(answer: Answer[Any], identity: Identity, using: str) -> None:
 
 
 def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
-    with _harmless():
+    with harmless():
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
@@ -88,14 +88,14 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
                 "reason": reason,
             },
         )
-    with _harmless():
+    with harmless():
         event.signal.send_robust(IdempotencyKey, identity=identity, using=using, attempt=attempt, reason=reason)
 
 
 def tell_purged(cleanup: Any, using: str) -> None:
     """Log and send what a cleanup did. Never raises."""
     counts = {"deleted": cleanup.deleted, "stuck": cleanup.stuck, "in_doubt": cleanup.in_doubt}
-    with _harmless():
+    with harmless():
         logger.log(
             logging.INFO,
             "Idempotency keys of %s: %d deleted, %d stuck, %d in doubt.",
@@ -103,12 +103,12 @@ def tell_purged(cleanup: Any, using: str) -> None:
             *counts.values(),
             extra={"event": "purged", "database": using, **counts},
         )
-    with _harmless():
+    with harmless():
         signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
+def harmless() -> Iterator[None]:
     """Print what a filter of the log raises, or a receiver without a `__qualname__`, at which `send_robust` stumbles.
 
     Not left to `on_commit(robust=True)`: Django 5.2 stumbles likewise, over the partial, and drops the project's own
