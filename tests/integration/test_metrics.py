@@ -149,7 +149,7 @@ def test_a_scrape_costs_four_queries(scrape: Scrape) -> None:
 
 @pytest.mark.only_on("postgresql", "mysql")
 def test_a_scrape_closes_the_connection_that_it_has_opened(scrape: Scrape) -> None:
-    """`start_http_server` scrapes in threads that no request ends: there a pool would run dry."""
+    """`start_http_server` scrapes in threads where no request ends, and closes it."""
     connection.close()
     scrape()
     assert connection.connection is None
