@@ -32,7 +32,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
 from .models import IdempotencyKey
-from .stores import alias_for, store_for
+from .stores import Store, alias_for, store_for
 
 OUTCOMES: dict[str, Signal] = {
     "claimed": signals.key_claimed,
@@ -127,7 +127,16 @@ def _families() -> dict[str, GaugeMetricFamily]:
 
 def _measured(alias: str) -> dict[str, float]:
     store = store_for(alias)
-    keys = IdempotencyKey.objects.using(alias)
+    opened_here = store.connection.connection is None
+    try:
+        return _values(store)
+    finally:
+        if opened_here:  # no request may be there to end, and to give it back: `start_http_server` has its own threads
+            store.connection.close()
+
+
+def _values(store: Store) -> dict[str, float]:
+    keys = IdempotencyKey.objects.using(store.alias)
     flying = keys.filter(locked_until__isnull=False).aggregate(count=Count("pk"), oldest=Min("created_at"))
     # Failed keys may be held for a person, and those in progress never expire.
     due = keys.filter(status=IdempotencyKey.Status.COMPLETED, expires_at__lte=timezone.now()).order_by("expires_at")

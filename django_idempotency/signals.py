@@ -31,7 +31,7 @@ key_mismatched = Signal(use_caching=True)
 """A key came again with another payload."""
 
 key_released = Signal(use_caching=True)
-"""What ran is no final answer. The next retry runs again."""
+"""What ran is no final answer. The next retry runs again, unless a call in doubt holds the key."""
 
 key_taken_over = Signal(use_caching=True)
 """Instead of `key_claimed`, in leased mode: an earlier attempt's lease had lapsed, and this one takes its place."""

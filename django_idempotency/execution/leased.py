@@ -61,9 +61,9 @@ def _run(
     outcome = _claim(store, claim)
     if not isinstance(outcome, Claimed):
         return outcome
-    tell(TAKEN_OVER if outcome.abandoned else CLAIMED, claim.identity, store.alias, attempt=outcome.attempt)
     try:
         with _terminable(), _failing(store, claim, outcome):
+            tell(TAKEN_OVER if outcome.abandoned else CLAIMED, claim.identity, store.alias, attempt=outcome.attempt)
             finished = _finish(store, claim, outcome, work, answer, reconcile)
             if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
                 store.complete(outcome, finished.snapshot, ttl=claim.ttl)

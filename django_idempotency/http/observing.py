@@ -14,6 +14,7 @@ from typing import TypeVar
 from django.db import transaction
 from django.http.response import HttpResponseBase
 
+from ..events import harmless
 from ..protocol.errors import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
 from ..protocol.snapshots import Snapshot
@@ -88,9 +89,11 @@ def _safely(work: Callable[[], T]) -> T | None:
     try:
         return work()
     except Exception:
-        logger.exception("Observing an idempotency key failed; the request goes on.")
+        with harmless():
+            logger.exception("Observing an idempotency key failed; the request goes on.")
         return None
 
 
 def _log(exchange: Exchange, what: str) -> None:
-    logger.warning("Observed: %s would have been %s.", exchange.operation(), what)
+    with harmless():
+        logger.warning("Observed: %s would have been %s.", exchange.operation(), what)

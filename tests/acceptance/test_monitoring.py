@@ -90,11 +90,23 @@ print(metrics(None).content.decode())
     assert 'idempotency_keys_stuck{database="default"} 0.0' in done.stdout
 
 
-def test_the_alerts_ask_for_metrics_that_there_are() -> None:
-    """By name, by label and by outcome."""
+def alerts() -> Any:
     text = re.search(r"```yaml\n(.*?)```", (ROOT / PAGE).read_text(), re.DOTALL)
     assert text is not None
     (group,) = yaml.safe_load(text[1])["groups"]
+    return group
+
+
+def test_a_share_of_requests_counts_each_request_once() -> None:
+    """A first request is claimed and completed: with both, the alert for one in five would wait for one in three."""
+    expressions = [rule["expr"] for rule in alerts()["rules"] if "0." in rule["expr"]]
+    shared = [re.findall(r"\* sum by \(operation\) \(rate\((.*)\[15m\]", expression) for expression in expressions]
+    assert shared == [['idempotency_key_outcomes_total{outcome!~"claimed|taken_over"}']] * 2
+
+
+def test_the_alerts_ask_for_metrics_that_there_are() -> None:
+    """By name, by label and by outcome."""
+    group = alerts()
     asked = " ".join(rule["expr"] for rule in group["rules"])
     names = set(re.findall(r"\bidempotency_\w+", asked))
     there = {f"idempotency_keys_{name}" for name in metrics.GAUGES} | {"idempotency_key_outcomes_total"}

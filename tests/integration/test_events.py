@@ -173,6 +173,84 @@ class TestOnce:
         assert [record.name for record in caplog.records] == ["django.dispatch"]
 
 
+class Raising:
+    """A receiver without a name of its own."""
+
+    def __call__(self, **kwargs: Any) -> None:
+        raise RuntimeError("the receiver fails")
+
+
+class TestHarm:
+    """What listens runs after the commit: it must not take away what else does, nor the answer, nor tell the key."""
+
+    @pytest.fixture(params=["receiver", "log"])
+    def _failing(self, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+        """A receiver that Django cannot name when it logs the error, or a filter of the log, which nobody catches."""
+        if request.param == "receiver":
+            receiver = Raising()
+            for signal in KEYED.values():
+                signal.connect(receiver)
+            yield
+            for signal in KEYED.values():
+                signal.disconnect(receiver)
+        else:
+            logger = logging.getLogger("django_idempotency")
+            caplog.set_level(logging.DEBUG, "django_idempotency")
+            filter_ = Raising()
+            logger.filters.append(lambda record: filter_())
+            yield
+            logger.filters.clear()
+
+    @pytest.mark.usefixtures("_failing")
+    def test_the_work_and_its_own_callbacks_stay(
+        self, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """The mail that the work sends on commit is sent, and nothing that is logged holds the key."""
+        sent: list[str] = []
+
+        def work() -> int:
+            transaction.on_commit(lambda: sent.append("mail"))
+            return 1
+
+        for _ in range(2):
+            assert run_once(work, scope="the scope", key="the-key", operation="o").value == 1
+        assert sent == ["mail"]
+        told = caplog.text + capfd.readouterr().err
+        assert "the receiver fails" in told
+        assert not any(secret in told for secret in ("the-key", "the scope"))
+
+    @leased
+    @pytest.mark.usefixtures("_failing")
+    def test_a_leased_view_runs_and_is_kept(self, post: Post) -> None:
+        """Its key does not wait for its lease."""
+        assert post("/pay").status_code == post("/pay").status_code == 201
+        assert IdempotencyKey.objects.get().status == "completed"
+
+    @pytest.mark.usefixtures("_failing")
+    def test_a_cleanup_ends(self) -> None:
+        """And says what it deleted."""
+        signals.keys_purged.connect(receiver := Raising())
+        try:
+            assert cleanup_idempotency_keys().complete
+        finally:
+            signals.keys_purged.disconnect(receiver)
+
+    @leased
+    def test_a_receiver_that_ends_the_worker_releases_the_key(self, post: Post) -> None:
+        """As a server does in any line of Python with a worker that takes too long: the next retry runs at once."""
+
+        def end(**kwargs: Any) -> None:
+            raise SystemExit(1)
+
+        signals.key_claimed.connect(end)
+        try:
+            with pytest.raises(SystemExit):
+                post("/pay")
+        finally:
+            signals.key_claimed.disconnect(end)
+        assert IdempotencyKey.objects.get().status == "failed"
+
+
 @leased
 class TestLeased:
     def test_a_first_request_claims_before_the_view_runs(self, post: Post, heard: Heard) -> None:

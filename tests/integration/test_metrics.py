@@ -147,6 +147,22 @@ def test_a_scrape_costs_four_queries(scrape: Scrape) -> None:
     assert len(queries) == 4
 
 
+@pytest.mark.only_on("postgresql", "mysql")
+def test_a_scrape_closes_the_connection_that_it_has_opened(scrape: Scrape) -> None:
+    """`start_http_server` scrapes in threads where no request ends, and closes it."""
+    connection.close()
+    scrape()
+    assert connection.connection is None
+
+
+def test_a_scrape_leaves_open_what_was_open(scrape: Scrape) -> None:
+    """The request that scrapes goes on with it."""
+    connection.ensure_connection()
+    before = connection.connection
+    scrape()
+    assert connection.connection is before
+
+
 def test_the_admin_shows_what_this_process_has_counted(registry: CollectorRegistry, admin_client: Any) -> None:
     """Replays and refused duplicates, above the list."""
     for payload in (1, 1, 2):

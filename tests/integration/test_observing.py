@@ -145,6 +145,17 @@ def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptur
     assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."] * 2
 
 
+@pytest.mark.parametrize("url", ["/create", "/misconfigured"])
+def test_a_log_that_fails_is_not_the_clients(post: Post, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Neither what would have been, nor our own trouble."""
+
+    def fails(record: logging.LogRecord) -> bool:
+        raise RuntimeError("the filter fails")
+
+    monkeypatch.setattr(logging.getLogger("django_idempotency"), "filters", [fails])
+    assert [post(url).status_code // 100 for _ in range(2)] == [2, 2]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_the_views_transaction_is_djangos(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, or that of ATOMIC_REQUESTS; inside another one our error spoils nothing."""
