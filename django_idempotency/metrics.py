@@ -82,7 +82,7 @@ class KeyCollector:
         return families.values()
 
 
-def install(registry: CollectorRegistry = REGISTRY, using: Iterable[str] = ()) -> None:
+def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     """Count every outcome from now on, and register a `KeyCollector`. Once for each process and registry.
 
     using: database aliases, see `KeyCollector`.

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..exceptions import IdempotencyConfigurationError
 
-UNSET: Final[Any] = object()
+
+class _Unset:
+    def __reduce__(self) -> str:
+        return "UNSET"  # a copy is the same, or it would be taken for a value
+
+
+UNSET: Final[Any] = _Unset()
 """An option that is left to the next layer: action, class, base classes, settings, default."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})

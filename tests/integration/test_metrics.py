@@ -36,7 +36,7 @@ def registry() -> Iterator[CollectorRegistry]:
     signals = [*metrics.OUTCOMES.values(), metrics.signals.keys_purged]
     before = [list(signal.receivers) for signal in signals]
     registry = CollectorRegistry(auto_describe=True)
-    metrics.install(registry)
+    metrics.install(registry=registry)
     yield registry
     metrics._installed.clear()
     for signal, receivers in zip(signals, before, strict=True):
@@ -183,4 +183,4 @@ def test_the_admin_shows_no_counters_that_there_are_not(admin_client: Any) -> No
 def test_it_is_installed_once(registry: CollectorRegistry) -> None:
     """Twice would count everything twice."""
     with pytest.raises(ValueError, match="idempotency_key_outcomes"):
-        metrics.install(registry)
+        metrics.install(registry=registry)

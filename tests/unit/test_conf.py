@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from datetime import timedelta
 from typing import Any, get_type_hints
 
@@ -76,6 +78,13 @@ def test_type_checkers_know_the_same_options() -> None:
     assert get_type_hints(Keywords) == get_type_hints(Idempotency)
     assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
     assert {*OPTIONS} - {*UnleasedKeywords.__annotations__} == {"lease", "on_abandoned", "reconcile"}
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda options: pickle.loads(pickle.dumps(options))])
+def test_a_copy_has_the_same_options(copied: Any) -> None:
+    """What was left out still is: it comes from the next layer."""
+    copy = copied(Idempotency(ttl=60))
+    assert copy.given() == {"ttl": 60}
 
 
 def test_defaults() -> None:
