@@ -459,6 +459,16 @@ class TestDecorator:
             once(scope="s", key=str)(lambda: None)
 
 
+@pytest.mark.parametrize("lease", [None, 60])
+def test_in_a_transaction_that_is_broken_django_says_so(lease: int | None) -> None:
+    """Nothing is claimed, and nothing runs."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises((transaction.TransactionManagementError, IdempotencyConfigurationError)):
+            run_once(place, scope="s", key="k", lease=lease)
+    assert RUNS == []
+
+
 @pytest.mark.only_on("postgresql")
 class TestALeasedClaimThatFails:
     """A transaction that the database asks to repeat has done nothing yet: it is repeated once."""
