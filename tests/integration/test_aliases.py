@@ -80,6 +80,12 @@ def test_a_person_closes(in_doubt: IdempotencyKey) -> None:
     assert run_once(charge, **HELD).value == "refunded"
 
 
+def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
+    """Of that one only."""
+    before = depths()
+    assert run_once(depths, scope="s", key="k", using="other").value == [before[0], before[1] + 1]
+
+
 @pytest.mark.parametrize("leased", [False, True])
 def test_work_without_protection(leased: bool) -> None:
     """Switched off, the transactions stay where they were."""
