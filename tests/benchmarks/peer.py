@@ -27,7 +27,14 @@ settings.configure(
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "rest_framework", *peer.apps],
     DATABASES={"default": {**json.loads(os.environ["PEER_DATABASE"]), "CONN_MAX_AGE": None, "ATOMIC_REQUESTS": True}},
-    CACHES={"default": {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "cache"}},
+    # Django's default of 300 entries would forget keys during the run, and let their retries run again.
+    CACHES={
+        "default": {
+            "BACKEND": "django.core.cache.backends.db.DatabaseCache",
+            "LOCATION": "cache",
+            "OPTIONS": {"MAX_ENTRIES": 1_000_000},
+        }
+    },
     **peer.settings,
 )
 django.setup()
