@@ -1,4 +1,4 @@
-"""The figures and plots of docs/performance.md: `tox run -e benchmarks`, about twenty minutes.
+"""The figures and plots of docs/performance.md: `tox run -e benchmarks`, about a quarter of an hour.
 
 With --quick a small run that only prints; --only server runs that part, and only prints, too.
 """
