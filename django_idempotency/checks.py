@@ -198,6 +198,13 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint="Nothing runs twice; expect more 409 answers.",
             id="django_idempotency.W002",
         )
+    if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
+        yield Warning(
+            f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
+            f"{connection.timezone_name!r}: the admin and the metrics show them, and ages, off by as much.",
+            hint="Nothing expires sooner or later for it. Set USE_TZ = True, and no TIME_ZONE of the database.",
+            id="django_idempotency.W004",
+        )
 
 
 def _reads_committed(options: dict[str, Any]) -> bool:

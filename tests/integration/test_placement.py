@@ -215,6 +215,25 @@ class TestChecks:
             monkeypatch.setitem(connection.settings_dict, name, value)
         assert self.ids(check_settings(None)) == [f"django_idempotency.{id_}"]
 
+    @pytest.mark.parametrize(
+        ("vendor", "zone", "ids"),
+        [
+            ("mysql", "Asia/Shanghai", ["django_idempotency.W004"]),
+            ("mysql", "UTC", []),
+            ("postgresql", "Asia/Shanghai", []),
+        ],
+    )
+    def test_w004_times_that_django_takes_for_local_ones(
+        self, monkeypatch: pytest.MonkeyPatch, vendor: str, zone: str, ids: list[str]
+    ) -> None:
+        """PostgreSQL's times know their zone."""
+        from django.db import connection
+
+        monkeypatch.setattr(connection, "vendor", vendor)
+        monkeypatch.setattr(connection, "timezone_name", zone)
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", {})
+        assert self.ids(check_settings(None)) == ids
+
     @pytest.mark.parametrize("options", [{"transaction_mode": "IMMEDIATE"}, {"transaction_mode": "exclusive"}])
     def test_sqlite_with_immediate_transactions_is_fine(
         self, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
