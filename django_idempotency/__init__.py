@@ -6,7 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .conf import Idempotency
+    from .engine.conf import Idempotency
+    from .engine.declare.decorators import idempotent
+    from .engine.execution.once import Result, arun_once, once, run_once
+    from .engine.execution.operation import Operation
+    from .engine.request.idempotent_request import IdempotentHttpRequest, get_operation
     from .exceptions import (
         ClaimLost,
         IdempotencyConfigurationError,
@@ -21,10 +25,6 @@ if TYPE_CHECKING:
         StoreBusy,
         TransactionBroken,
     )
-    from .execution.once import Result, arun_once, once, run_once
-    from .execution.steps import Operation
-    from .http.decorators import idempotent
-    from .http.operations import IdempotentHttpRequest, get_operation
 
 __all__ = [
     "ClaimLost",
@@ -51,13 +51,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "Idempotency": ".conf",
-    "IdempotentHttpRequest": ".http.operations",
-    "Operation": ".execution.steps",
-    **dict.fromkeys(("Result", "arun_once", "once", "run_once"), ".execution.once"),
-    "get_operation": ".http.operations",
-    "idempotent": ".http.decorators",
+    "Idempotency": ".engine.conf",
+    "IdempotentHttpRequest": ".engine.request.idempotent_request",
+    "Operation": ".engine.execution.operation",
+    **dict.fromkeys(("Result", "arun_once", "once", "run_once"), ".engine.execution.once"),
+    "get_operation": ".engine.request.idempotent_request",
+    "idempotent": ".engine.declare.decorators",
 }
+"""Where each name that is no exception comes from: the same modules as above."""
 
 
 if not TYPE_CHECKING:  # to a type checker every name would exist

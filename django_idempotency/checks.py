@@ -20,14 +20,14 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
-from .conf import resolve, settings
+from .endpoints.routes import routes
+from .engine.conf import resolve, settings
+from .engine.declare.placement import misplaced_dispatch
+from .engine.request.atomic_requests import TakenOver, alias_of
+from .engine.request.status_page import status_url
+from .engine.stores import store_for
 from .exceptions import IdempotencyConfigurationError
-from .http.placement import misplaced_dispatch
-from .http.routes import routes
-from .http.status import status_url
-from .http.transactions import TakenOver, alias_of
 from .models import IdempotencyKey
-from .stores import store_for
 
 
 def register() -> None:

@@ -7,37 +7,22 @@ checked as every key is: 1 to 255 visible ASCII characters, else 400.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from django.http.request import RawPostDataException
-from django.utils.functional import Promise
 from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .engine.protocol.key_syntax import InvalidKey, check_key, is_uuid
+from .engine.request.key import KeyReader
 from .exceptions import IdempotencyConfigurationError
-from .protocol.keys import InvalidKey, check_key
+
+__all__ = ["InvalidKey", "KeyReader", "from_cloudevent", "from_form_field", "from_header", "from_json", "is_uuid"]
 
 FORM_FIELD = "idempotency_key"
 """What `{% idempotency_key %}` calls its field."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyReader:
-    """A value for the `key` option that can say where it looks.
-
-    read: `callable(request) -> str | None`; may raise `InvalidKey`.
-    source: ends the sentence "This operation needs …" of the error answer.
-    """
-
-    read: Callable[[Any], str | None]
-    source: str | Promise
-
-    def __call__(self, request: Any) -> str | None:
-        return self.read(request)
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:

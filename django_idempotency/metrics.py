@@ -31,8 +31,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
+from .engine.stores import Store, alias_for, store_for
 from .models import IdempotencyKey
-from .stores import Store, alias_for, store_for
+
+__all__ = ["KeyCollector", "install"]
 
 OUTCOMES: dict[str, Signal] = {
     "claimed": signals.key_claimed,

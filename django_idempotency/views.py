@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from django.http.response import HttpResponseBase
 from django.views import View
 
-from .conf import SAFE_METHODS, Idempotency, resolve
+from .engine.conf import SAFE_METHODS, Idempotency, resolve
+from .engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
+from .engine.declare.placement import is_drf_view
+from .engine.declare.wrapping import guard
+from .engine.request.atomic_requests import as_django_would
+from .engine.request.view_call import ViewCall
 from .exceptions import IdempotencyConfigurationError
-from .http.exchange import Exchange
-from .http.guard import guard
-from .http.layers import INHERIT, Options, checked, class_layers, take_over
-from .http.placement import is_drf_view
-from .http.transactions import as_django_would
 
 __all__ = ["IdempotencyMixin"]
 
@@ -76,7 +76,7 @@ class IdempotencyMixin:
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
         # On the instance, which lives for one request: View.dispatch() calls it last.
-        setattr(self, verb, guard(getattr(self, verb), _exchange(options)))
+        setattr(self, verb, guard(getattr(self, verb), _view_call(options)))
         return parent.dispatch(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Options:
@@ -97,8 +97,8 @@ class IdempotencyMixin:
         return nullcontext() if self.view_is_async else as_django_would(request)  # type: ignore[attr-defined]
 
 
-def _exchange(options: Idempotency) -> Callable[..., Exchange]:
-    def exchange_of(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exchange:
-        return Exchange(request=args[0], view=view, args=args, kwargs=kwargs, options=options)
+def _view_call(options: Idempotency) -> Callable[..., ViewCall]:
+    def call_of(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
+        return ViewCall(request=args[0], view=view, args=args, kwargs=kwargs, options=options)
 
-    return exchange_of
+    return call_of

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def pytest_runtest_setup() -> None:
-    from django_idempotency.stores import store_for  # Django is ready only now
+    from django_idempotency.engine.stores import store_for
 
     store_for.cache_clear()  # with it goes the SQL

@@ -9,8 +9,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from ..engine.stores import store_for
 from ..models import IdempotencyKey
-from ..stores import store_for
 from . import limits
 
 Status = IdempotencyKey.Status

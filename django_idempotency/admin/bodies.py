@@ -8,8 +8,8 @@ import re
 from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext
 
+from ..engine.protocol.snapshots import decode_headers
 from ..models import IdempotencyKey
-from ..protocol.snapshots import decode_headers
 
 SHOWN_BYTES = 64 * 1024
 """How much of a body the page shows, in bytes of the body and in characters of what is made of it."""

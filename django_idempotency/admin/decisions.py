@@ -18,11 +18,11 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import NotResolvable
-from ..execution.resolution import close_with, record_outcome, release_for_retry
+from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
-from ..protocol.snapshots import Snapshot
-from .steps import doubts, is_live
+from .timeline import doubts, is_live
 
 PERMISSION = "django_idempotency.resolve_idempotencykey"
 

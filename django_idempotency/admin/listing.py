@@ -12,8 +12,8 @@ from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..engine.stores import store_for
 from ..models import IdempotencyKey
-from ..stores import store_for
 from . import limits
 from .badges import mark
 from .overview import Overview, overview

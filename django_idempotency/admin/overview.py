@@ -13,8 +13,8 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.stores import store_for
 from ..models import IdempotencyKey
-from ..stores import store_for
 from . import limits
 from .badges import badge
 from .hours import Hours

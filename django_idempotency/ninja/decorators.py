@@ -12,11 +12,11 @@ from django.http import HttpRequest
 from ninja.operation import Operation
 from ninja.signature.utils import get_typed_signature
 
-from ..conf import SAFE_METHODS, Idempotency, Keywords, as_options, resolve
+from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, as_options, resolve
+from ..engine.declare.placement import NINJA_ORDER, refuse_view
+from ..engine.declare.wrapping import guard
 from ..exceptions import IdempotencyConfigurationError
-from ..http.guard import guard
-from ..http.placement import NINJA_ORDER, refuse_view
-from .exchange import NinjaExchange, operation_of
+from .view_call import NinjaViewCall, operation_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 HANDLER = "_idempotency_handler"
@@ -77,7 +77,7 @@ def _protect(view: F, layer: Idempotency) -> F:
     else:
         handler = _Handler(view=view, own=(layer,))
 
-    protected: Any = wraps(handler.view)(guard(handler.view, handler.exchange))
+    protected: Any = wraps(handler.view)(guard(handler.view, handler.call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(handler.view)
     # A new list: wraps() has shared the old one with the unprotected function.
@@ -126,7 +126,7 @@ class _Handler:
             )
         self.routed |= methods
 
-    def exchange(self, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaExchange:
+    def call(self, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
             raise IdempotencyConfigurationError(
@@ -140,9 +140,9 @@ class _Handler:
                 f'them lacks functools.wraps. Do not use it in decorate_view or mode="view":\n{NINJA_ORDER}'
             )
         _refuse_stream(operation)
-        exchange = NinjaExchange(request=request, view=view, args=args, kwargs=kwargs, options=self.options())
-        exchange.ninja_operation = operation
-        return exchange
+        call = NinjaViewCall(request=request, view=view, args=args, kwargs=kwargs, options=self.options())
+        call.ninja_operation = operation
+        return call
 
     def options(self) -> Idempotency:
         verbs = (_only(frozenset(self.routed)),) if self.routed else ()

@@ -10,12 +10,12 @@ from django.views import View
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from ..conf import SAFE_METHODS, resolve
+from ..engine.conf import SAFE_METHODS, resolve
+from ..engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
+from ..engine.request.atomic_requests import as_django_would
+from ..engine.request.pipeline import handle
 from ..exceptions import IdempotencyConfigurationError
-from ..http.layers import INHERIT, Options, checked, class_layers, take_over
-from ..http.pipeline import handle
-from ..http.transactions import as_django_would
-from .exchange import RestFrameworkExchange
+from .view_call import RestFrameworkViewCall
 
 
 class IdempotencyMixin:
@@ -87,7 +87,7 @@ class IdempotencyMixin:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
             arguments: Any = {"view": handler, "args": (request, *args), "kwargs": kwargs}
-            return handle(RestFrameworkExchange.of(request, options=resolve(options), **arguments))
+            return handle(RestFrameworkViewCall.of(request, options=resolve(options), **arguments))
 
         return protected
 

@@ -23,10 +23,10 @@ from django.utils.translation import gettext as _
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
-from .. import specification
-from ..conf import Idempotency, resolve, settings
-from ..http.problems import Problem
-from .endpoints import handler_of
+from ..endpoints import specification
+from ..engine.conf import Idempotency, resolve, settings
+from ..engine.request.problems import Problem
+from .declared import handler_of
 
 PROBLEM_TYPE = "application/problem+json"
 PROBLEM = {

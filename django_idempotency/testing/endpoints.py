@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from ..conf import resolve
-from ..stores import alias_for
+from ..engine.conf import resolve
+from ..engine.stores import alias_for
 from .evidence import Creates, Effects
 from .proof import Proof
 from .races import refuse_without_commits

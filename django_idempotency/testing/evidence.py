@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db.models import Manager, Model, QuerySet
 
+from ..engine.protocol.digests import key_hash
 from ..models import IdempotencyKey
-from ..protocol.digests import key_hash
 from .sending import Answer, Request
 
 Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None

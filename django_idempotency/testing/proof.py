@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from ..conf import settings
+from ..engine.conf import settings
 from ..models import IdempotencyKey
 from .evidence import Effects, kept_rows, why_run_again, wrong
 from .races import send_at_once

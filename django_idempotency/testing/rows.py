@@ -11,13 +11,14 @@ from django.db.models import F
 from django.http import HttpResponse
 from django.urls import resolve as resolve_path
 
-from ..conf import Idempotency, resolve
-from ..http.callers import ANONYMOUS, account_scope
-from ..http.capture import capture
+from ..engine.conf import Idempotency, resolve
+from ..engine.protocol.claims import ClaimRequest
+from ..engine.protocol.digests import identify
+from ..engine.protocol.outcomes import Claimed
+from ..engine.request.callers import ANONYMOUS, account_scope
+from ..engine.request.capture import capture
+from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
-from ..protocol.digests import identify
-from ..protocol.outcomes import Claimed
-from ..stores import Claim, alias_for, store_for
 
 LEASE = 120
 """Seconds that a key in progress is locked for: longer than any test."""
@@ -63,7 +64,7 @@ def create_key(
     )
     options = resolve(Idempotency(store_body=not tombstone))
     lease = {"completed": None, "abandoned": -1.0}.get(status, LEASE)
-    claim = Claim(identity=identity, fingerprint=fingerprint, ttl=options.ttl_seconds, lease=lease)
+    claim = ClaimRequest(identity=identity, fingerprint=fingerprint, ttl=options.ttl_seconds, lease=lease)
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
         claimed = store.claim(claim)

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.files.base import ContentFile
 from django.test import AsyncClient, Client
 
-from ..conf import settings
+from ..engine.conf import settings
 from ..models import IdempotencyKey
 
 SHOWN = 300

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import schemathesis
 
-from django_idempotency.protocol.keys import InvalidKey, parse_header
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
 
 HEADER = "Idempotency-Key"
 USED: set[str] = set()

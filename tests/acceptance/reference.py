@@ -16,27 +16,25 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PUBLIC = {
-    "django_idempotency": (
-        *("idempotent", "run_once", "arun_once", "once", "Result"),
-        *("get_operation", "IdempotentHttpRequest", "Operation"),
-    ),
-    "django_idempotency.views": ("IdempotencyMixin",),
-    "django_idempotency.rest_framework": ("IdempotencyMixin",),
-    "django_idempotency.ninja": ("idempotent_operation",),
-    "django_idempotency.keys": ("from_form_field", "from_header", "from_json", "from_cloudevent"),
-    "django_idempotency.endpoints": ("endpoints", "Endpoint"),
-    "django_idempotency.cleanup": ("cleanup_idempotency_keys", "Cleanup"),
-    "django_idempotency.metrics": ("install", "KeyCollector"),
-    "django_idempotency.erasure": ("scope_of_user", "forget", "forget_scope", "Forgotten"),
-    "django_idempotency.execution.resolution": ("release_for_retry", "record_outcome", "close_with"),
-    "django_idempotency.testing": ("assert_idempotent", "create_key"),
-}
+
+
+def public() -> dict[str, list[str]]:
+    """Each public module's names: its `__all__`. Public is every module that has one and is not in `engine`."""
+    package = import_module("django_idempotency")
+    found = {package.__name__: list(package.__all__)}
+    for module in iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name != "django_idempotency.engine":
+            names = getattr(import_module(module.name), "__all__", [])
+            found |= {module.name: list(names)} if names else {}
+    return found
+
+
 COMMANDS = ("cleanup_idempotency_keys", "idempotency_endpoints")
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
@@ -64,10 +62,12 @@ def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
 def names() -> str:
     """Each public name with its signature and docstring."""
     lines: list[str] = []
-    for module, members in PUBLIC.items():
+    for module, members in public().items():
         lines += [f"## `{module}`", ""]
         for member in members:
             value = getattr(import_module(module), member)
+            if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
+                continue  # options.md and errors.md
             lines += described("###", member, value)
             if member == "Operation":
                 for name, method in vars(value).items():
@@ -120,9 +120,9 @@ def argument(action: argparse.Action) -> str:
 
 def answers() -> str:
     """The package's own answers, with the default options."""
-    from django_idempotency.conf import resolve
-    from django_idempotency.http import problems
-    from django_idempotency.protocol.snapshots import Snapshot
+    from django_idempotency.engine.conf import resolve
+    from django_idempotency.engine.protocol.snapshots import Snapshot
+    from django_idempotency.engine.request import problems
 
     options = resolve()
     found = [
@@ -159,8 +159,8 @@ def exceptions() -> str:
 
 def signals() -> str:
     """Each signal with the text below it."""
-    from django_idempotency import events
     from django_idempotency import signals as module
+    from django_idempotency.engine import events
 
     lines = ["| Signal | Sent when | `event` of the log record | Level |", "|---|---|---|---|"]
     logged = {id(e.signal): e for e in vars(events).values() if isinstance(e, events.Event)}
@@ -195,7 +195,7 @@ def main() -> None:
     from django.conf import settings
 
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    apps = ["django.contrib.contenttypes", "django.contrib.auth", "django_idempotency"]
+    apps = [*(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes")), "django_idempotency"]
     settings.configure(INSTALLED_APPS=apps, DATABASES={"default": database})
     django.setup()
     for page, parts in pages().items():

@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
-from django_idempotency.conf import Idempotency, settings
-from django_idempotency.erasure import Forgotten
+from django_idempotency.engine.conf import Idempotency, settings
+from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent, create_key
 from tests.acceptance.pages import PAGES, ROOT, blocks

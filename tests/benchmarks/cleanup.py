@@ -13,9 +13,9 @@ from typing import Any
 
 from django.db import connection, connections, transaction
 
-from django_idempotency.cleanup import BATCH_SIZE, cleanup_idempotency_keys
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance.cleanup import BATCH_SIZE, cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.stores import store_for
 from tests.benchmarks import plots
 from tests.benchmarks.filling import fill
 from tests.benchmarks.page import table

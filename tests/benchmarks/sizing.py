@@ -24,12 +24,13 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 
 from django_idempotency import idempotent
-from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import identify
-from django_idempotency.protocol.outcomes import Claimed
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import Claim, store_for
 from tests.benchmarks.filling import fill
 from tests.benchmarks.page import table
 from tests.benchmarks.requests import request
@@ -189,7 +190,7 @@ def in_flight() -> tuple[int, int]:
     """Locks that a request holds before its COMMIT, and those of them that are in the shared table."""
     identity = identify(scope="user:auth.User:1", operation="POST orders/", key=str(uuid4()))
     with transaction.atomic():
-        claimed = STORE.claim(Claim(identity=identity, fingerprint=b"f" * 32, ttl=86_400))
+        claimed = STORE.claim(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=86_400))
         assert isinstance(claimed, Claimed)
         STORE.complete(claimed, Snapshot(status_code=201, headers=(), body=b"{}"))
         held, shared = query(

@@ -11,7 +11,7 @@ from threading import Event
 
 from django.db import connections
 
-from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
+from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
 from tests.benchmarks.filling import fill
 from tests.benchmarks.load import Load, result
 from tests.benchmarks.page import table

@@ -21,8 +21,8 @@ from django.utils import timezone
 from playwright.sync_api import sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
+from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.digests import identify
 from tests.browser.chromium import CHROMIUM, FLAGS
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -20,9 +20,9 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed
-from django_idempotency.stores import store_for
 from tests.integration.test_stores import a_claim
 from tests.servers import DEADLINE, eventually, sessions, uvicorn
 from tests.shopapp.models import Ledger, Order

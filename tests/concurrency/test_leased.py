@@ -18,9 +18,9 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
+from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted, InDoubt
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.outcomes import Claimed, Conflicted, InDoubt
-from django_idempotency.stores import store_for
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_stores import a_claim
 from tests.servers import eventually

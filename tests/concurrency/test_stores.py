@@ -16,10 +16,10 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import Store, store_for
 from tests.integration.test_stores import a_claim
 from tests.servers import eventually
 

@@ -16,10 +16,10 @@ from django.test import Client
 from django.urls import path
 
 from django_idempotency import idempotent
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import store_for
 from tests.integration.test_stores import a_claim
 from tests.servers import eventually
 from tests.shopapp.models import Order

@@ -16,7 +16,7 @@ pytest.importorskip("rest_framework")
 
 from django.db import connection
 
-from django_idempotency.execution.resolution import record_outcome, release_for_retry
+from django_idempotency.maintenance.resolution import record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, eventually, fake_gateway, gunicorn
 from tests.shopapp.models import Order

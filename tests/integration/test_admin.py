@@ -13,8 +13,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_idempotency.admin import readable_body
+from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import identify
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db

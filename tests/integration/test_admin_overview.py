@@ -19,8 +19,8 @@ from django.utils import timezone, translation
 from django_idempotency.admin import limits
 from django_idempotency.admin.hours import Hours, last_hours, sampled
 from django_idempotency.admin.overview import Number, overview
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.stores import store_for
 from tests.integration.test_admin import LIST, make_key, staff
 
 pytestmark = pytest.mark.django_db

@@ -12,11 +12,11 @@ from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed, Conflicted
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import store_for
 from tests.integration.test_stores import a_claim
 from tests.servers import eventually
 

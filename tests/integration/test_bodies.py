@@ -10,9 +10,9 @@ import pytest
 from django.core.exceptions import BadRequest
 from django.test import RequestFactory
 
-from django_idempotency.conf import resolve
-from django_idempotency.http.bodies import open_body
-from django_idempotency.http.fingerprints import fingerprint_of
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.bodies import open_body
+from django_idempotency.engine.request.fingerprints import fingerprint_of
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(0, False), (5, False), (6, True)])

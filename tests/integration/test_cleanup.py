@@ -16,9 +16,9 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_idempotency.cleanup import Cleanup, cleanup_idempotency_keys
+from django_idempotency.engine.protocol.digests import key_hash
+from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.digests import key_hash
 
 
 def make_keys(count: int, *, age: timedelta = timedelta(days=2), status: str = "completed") -> None:

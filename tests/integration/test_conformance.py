@@ -57,7 +57,8 @@ def test_c1_the_quoted_form_can_be_demanded(post: Post, settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "validator", ["django_idempotency.protocol.keys.is_uuid", "django.core.validators.validate_ipv4_address"]
+    "validator",
+    ["django_idempotency.keys.is_uuid", "django.core.validators.validate_ipv4_address"],
 )
 def test_c6_a_validator_can_demand_uuids(post: Post, settings: Any, validator: str, key: str) -> None:
     """One that returns False, and one of Django's that raises."""

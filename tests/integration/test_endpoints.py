@@ -1,4 +1,4 @@
-"""`endpoints()` and `manage.py idempotency_endpoints`."""
+"""`list_endpoints()` and `manage.py idempotency_endpoints`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from django.views import View
 from django.views.decorators.http import require_POST
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
-from django_idempotency.conf import resolve
-from django_idempotency.endpoint_formats import path
-from django_idempotency.endpoints import endpoints, mode
+from django_idempotency.endpoints import list_endpoints
+from django_idempotency.endpoints.formats import path
+from django_idempotency.endpoints.listing import mode
+from django_idempotency.endpoints.specification import key_format, key_pattern, lifetime
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
 from django_idempotency.keys import from_form_field
-from django_idempotency.protocol.keys import InvalidKey, parse_header
-from django_idempotency.specification import key_format, key_pattern, lifetime
 from django_idempotency.views import IdempotencyMixin
 
 URLS = "tests.integration.endpoint_urls"
@@ -36,7 +37,7 @@ URLS = "tests.integration.endpoint_urls"
 def found(prefix: str, urlconf: str = URLS) -> dict[str, list[str]]:
     """Route to methods, a protected one with a star."""
     listed: dict[str, list[str]] = {}
-    for endpoint in endpoints(urlconf):
+    for endpoint in list_endpoints(urlconf):
         if endpoint.route.startswith(prefix):
             route = endpoint.route.removeprefix(prefix)
             listed.setdefault(route, []).append(endpoint.method + "*" * endpoint.protected)
@@ -121,7 +122,7 @@ class TestWalker:
             single=Single.as_view(),
         )
         assert [
-            (e.route, e.options and e.options.ttl_seconds, e.note) for e in endpoints(urls) if e.method == "POST"
+            (e.route, e.options and e.options.ttl_seconds, e.note) for e in list_endpoints(urls) if e.method == "POST"
         ] == [
             ("whole", 7, ""),
             ("mixed", 60, ""),
@@ -130,12 +131,12 @@ class TestWalker:
             ("dynamic", 60, "decided for each request"),
             ("single", 86400, ""),
         ]
-        assert not any(e.protected for e in endpoints(urls) if e.method == "PUT")
+        assert not any(e.protected for e in list_endpoints(urls) if e.method == "PUT")
 
     def test_django_ninja(self) -> None:
         """By operation, with the options of function, router and API."""
         pytest.importorskip("ninja")
-        listed = endpoints("tests.ninja.api_urls")
+        listed = list_endpoints("tests.ninja.api_urls")
         shown = {(e.method, e.route): e for e in listed if e.view.startswith("tests.")}
         assert shown["POST", "orders"].view == "tests.ninja.api_urls.create"
         assert shown["POST", "leased"].mode == "leased"
@@ -153,7 +154,7 @@ class TestWalker:
         ninja = pytest.importorskip("ninja")
         api = ninja.NinjaAPI(urls_namespace="undecorated", docs_url=None)
         api.api_operation(["GET", "DELETE"], "thing")(lambda request: None)
-        listed = endpoints(urlconf(**{"x/": api.urls}))
+        listed = list_endpoints(urlconf(**{"x/": api.urls}))
         assert [(e.method, e.route, e.protected) for e in listed if "thing" in e.route] == [
             ("DELETE", "x/thing", False)
         ]
@@ -161,7 +162,7 @@ class TestWalker:
     def test_routes_and_names_are_those_of_a_resolver_match(self, settings: Any) -> None:
         """Nested regular expressions, and namespaces in front of the name."""
         settings.ROOT_URLCONF = URLS
-        listed = {(endpoint.route, endpoint.name) for endpoint in endpoints()}
+        listed = {(endpoint.route, endpoint.name) for endpoint in list_endpoints()}
         for url in ("/o/1/x/", "/o/1/y/bare", "/f/bare"):
             match = resolve_path(url)
             assert (match.route, match.view_name if match.url_name else "") in listed
@@ -170,21 +171,21 @@ class TestWalker:
 
     def test_views_have_their_dotted_names(self) -> None:
         """Of the function below all decorators, of the class, of an object's class."""
-        views = {endpoint.route: endpoint.view for endpoint in endpoints(URLS)}
+        views = {endpoint.route: endpoint.view for endpoint in list_endpoints(URLS)}
         assert views["f/wrapped"] == views["f/partial"] == f"{URLS}.bare"
         assert views["f/object"] == views["f/above"] == f"{URLS}.Callable"
         assert views["c/whole"] == f"{URLS}.Plain"
 
     def test_options_are_resolved(self) -> None:
         """Each handler's own, over the defaults."""
-        by_handler = {e.method: e.options for e in endpoints(URLS) if e.route == "c/handler" and e.options}
+        by_handler = {e.method: e.options for e in list_endpoints(URLS) if e.route == "c/handler" and e.options}
         assert (by_handler["POST"].ttl_seconds, by_handler["PUT"].ttl_seconds) == (60, 86400)
         assert [by_handler[method].required for method in ("POST", "PUT", "PATCH")] == [True, True, False]
 
     def test_switched_off_is_not_protected(self, settings: Any) -> None:
         """IDEMPOTENCY["ENABLED"] is one setting away from production."""
         settings.IDEMPOTENCY = {"ENABLED": False}
-        listed = [endpoint for endpoint in endpoints(URLS) if endpoint.route == "f/wrapped"]
+        listed = [endpoint for endpoint in list_endpoints(URLS) if endpoint.route == "f/wrapped"]
         assert [(endpoint.protected, endpoint.note) for endpoint in listed] == [
             (False, "IDEMPOTENCY['ENABLED'] is False")
         ]
@@ -193,7 +194,7 @@ class TestWalker:
         """As on the first request."""
         settings.IDEMPOTENCY = {"TLT": 1}
         with pytest.raises(IdempotencyConfigurationError, match="TLT"):
-            endpoints(URLS)
+            list_endpoints(URLS)
 
     @pytest.mark.parametrize(
         ("options", "name"),
@@ -210,7 +211,7 @@ class TestWalker:
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
         pytest.importorskip("rest_framework")
-        listed = endpoints("tests.rest_framework.api_urls")
+        listed = list_endpoints("tests.rest_framework.api_urls")
         shown = {
             (e.method, e.view.removeprefix("tests.rest_framework.api_urls.")): e.options and e.options.ttl_seconds
             for e in listed
@@ -264,7 +265,7 @@ class TestWalker:
             @idempotent
             def post(self, request: Any) -> Any: ...
 
-        listed = endpoints(
+        listed = list_endpoints(
             urlconf(
                 maybe=Maybe.as_view(),
                 handler=ByHandler.as_view(),
@@ -473,7 +474,7 @@ class TestWords:
         """The ready validator is known; another one is only mentioned."""
         settings.IDEMPOTENCY = {
             "REQUIRE_QUOTED_KEY": quoted,
-            "KEY_VALIDATOR": "django_idempotency.protocol.keys.is_uuid",
+            "KEY_VALIDATOR": "django_idempotency.keys.is_uuid",
         }
         key = "8e03978e-40d5-43dd-bc93-6894a57f9324"
         assert [bool(re.search(key_pattern(), text)) for text in (f'"{key}"', key, "abc")] == [True, not quoted, False]

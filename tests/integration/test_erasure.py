@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.erasure import Forgotten, forget, forget_scope, scope_of_user
+from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory

@@ -13,9 +13,9 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from django_idempotency import OperationInProgress, PayloadMismatch, run_once, signals
-from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.engine.protocol.digests import key_hash
+from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import key_hash
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_leased import as_if_killed, breaks
 from tests.shopapp.models import Order

@@ -12,8 +12,8 @@ from django.test import Client, RequestFactory
 from django.test.client import encode_multipart
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.conf import resolve
-from django_idempotency.http.fingerprints import fingerprint_of
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -197,7 +197,7 @@ def test_more_than_can_be_parsed_again_is_compared_by_bytes(
     post: Post, monkeypatch: pytest.MonkeyPatch, content_type: str
 ) -> None:
     """The memory stays bounded; white space then is a difference."""
-    monkeypatch.setattr("django_idempotency.http.fingerprints.MAX_PARSED_BYTES", 8)
+    monkeypatch.setattr("django_idempotency.engine.request.fingerprints.MAX_PARSED_BYTES", 8)
     answers = [post("/raw", body, content_type=content_type) for body in (b'{"a": 11}', b'{"a": 11}', b'{"a":  11}')]
     assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true"), (422, "false")]
 

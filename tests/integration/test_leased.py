@@ -17,7 +17,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, ResultNotStorable, get_operation
-from django_idempotency.execution.unkeyed import UnkeyedOperation
+from django_idempotency.engine.execution.unkeyed import UnkeyedOperation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS, LEASE
 from tests.shopapp.models import Order

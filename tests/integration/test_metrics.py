@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_idempotency import PayloadMismatch, metrics, run_once
-from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_leased import as_if_killed, breaks

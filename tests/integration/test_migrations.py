@@ -10,9 +10,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.stores import store_for
 from tests.integration.test_stores import SNAPSHOT, a_claim
 from tests.servers import eventually
 

@@ -15,8 +15,8 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_idempotency import idempotent
+from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import identify
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]

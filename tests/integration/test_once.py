@@ -33,9 +33,9 @@ from django_idempotency import (
     once,
     run_once,
 )
+from django_idempotency.engine.protocol.key_syntax import InvalidKey
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.keys import InvalidKey
-from django_idempotency.stores import store_for
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = pytest.mark.django_db

@@ -14,10 +14,10 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.models import F
 
-from django_idempotency.cleanup import cleanup_idempotency_keys
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed
+from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed, Completed
-from django_idempotency.stores import Store, store_for
 from tests.concurrency.test_leased import (  # noqa: F401 - tests and their fixture, run once more
     _clean,
     test_a_takeover_has_one_winner,

@@ -185,7 +185,7 @@ class TestChecks:
     @pytest.mark.django_db
     def test_e004_a_database_without_a_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Told by `check --database`."""
-        from django_idempotency import stores
+        from django_idempotency.engine import stores
 
         monkeypatch.setattr(stores, "_STORES", {})
         stores.store_for.cache_clear()

@@ -10,9 +10,9 @@ import pytest
 from django.utils import timezone
 
 from django_idempotency import NotResolvable
-from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.snapshots import Snapshot
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.integration.test_leased import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order

@@ -16,7 +16,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse
 
 from django_idempotency import idempotent
-from django_idempotency.http import fingerprints
+from django_idempotency.engine.request import fingerprints
 
 MEGABYTE = 1024 * 1024
 pytestmark = pytest.mark.django_db

@@ -12,11 +12,11 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.outcomes import Claimed, Completed
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import store_for
 from tests.integration import round_trip_urls, view_urls
 from tests.integration.test_stores import a_claim
 from tests.shopapp.models import Order

@@ -11,24 +11,25 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Mismatched
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import identify
-from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted, Mismatched
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import Claim, Store, store_for
 
 ODD_BYTES = bytes(range(256)) * 3
 SNAPSHOT = Snapshot(status_code=201, headers=(("Content-Type", "x/y"), ("X-Ünï", 'q"\\')), body=ODD_BYTES)
 
 
-def a_claim(**changes: Any) -> Claim:
+def a_claim(**changes: Any) -> ClaimRequest:
     identity = identify(
         scope=changes.pop("scope", "user:auth.User:1"),
         operation=changes.pop("operation", "POST orders/"),
         key=changes.pop("key", "8e03978e"),
     )
-    return replace(Claim(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
+    return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
 
 
 def expire() -> None:
@@ -41,7 +42,7 @@ class TestStoreContract:
     def store(self) -> Store:
         return store_for("default")
 
-    def finish(self, store: Store, claim: Claim, snapshot: Snapshot = SNAPSHOT) -> Claimed:
+    def finish(self, store: Store, claim: ClaimRequest, snapshot: Snapshot = SNAPSHOT) -> Claimed:
         claimed = store.claim(claim)
         assert isinstance(claimed, Claimed)
         store.complete(claimed, snapshot)
@@ -179,7 +180,7 @@ class TestStoreContract:
 
         take_over = store._take_over
 
-        def too_late(row_id: int, claim: Claim) -> int | None:
+        def too_late(row_id: int, claim: ClaimRequest) -> int | None:
             IdempotencyKey.objects.update(expires_at=F("expires_at") + timedelta(days=4))
             return take_over(row_id, claim)
 

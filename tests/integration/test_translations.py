@@ -17,8 +17,8 @@ from django.test import Client, modify_settings
 from django.utils.translation import override
 
 import django_idempotency
-from django_idempotency.conf import Idempotency
-from django_idempotency.http.problems import missing_key
+from django_idempotency.engine.conf import Idempotency
+from django_idempotency.engine.request.problems import missing_key
 from django_idempotency.keys import from_form_field, from_header
 
 PACKAGE = Path(django_idempotency.__file__).parent

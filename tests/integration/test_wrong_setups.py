@@ -131,7 +131,7 @@ def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
 
 def test_a_database_without_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what it is and by what the settings say."""
-    from django_idempotency.stores import store_for
+    from django_idempotency.engine.stores import store_for
 
     monkeypatch.setattr(connection, "vendor", "oracle")
     store_for.cache_clear()

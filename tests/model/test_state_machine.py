@@ -22,11 +22,11 @@ from hypothesis.stateful import (
 )
 
 from django_idempotency import ClaimLost, LeaseLost, NotResolvable
-from django_idempotency.execution.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from django_idempotency.protocol.snapshots import Snapshot
-from django_idempotency.stores import store_for
 from tests.integration.test_stores import a_claim
 from tests.model.pure import Key
 

@@ -182,7 +182,7 @@ def test_settings_are_followed(settings: Any) -> None:
     settings.IDEMPOTENCY = {
         "HEADER": "X-Key",
         "REPLAYED_HEADER": "X-Replayed",
-        "KEY_VALIDATOR": "django_idempotency.protocol.keys.is_uuid",
+        "KEY_VALIDATOR": "django_idempotency.keys.is_uuid",
         "ERROR_RESPONSE": lambda request, problem: None,
         "REQUIRED": False,
     }

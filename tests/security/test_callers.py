@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, run_once
-from django_idempotency.conf import resolve
-from django_idempotency.erasure import forget, forget_scope
-from django_idempotency.http.callers import scope_of
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.callers import scope_of
+from django_idempotency.maintenance.erasure import forget, forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
 from tests.security import caller_urls

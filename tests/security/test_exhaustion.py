@@ -13,12 +13,12 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_idempotency.conf import resolve
-from django_idempotency.http.fingerprints import fingerprint_of
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.error_text import describe
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
+from django_idempotency.engine.request.fingerprints import fingerprint_of
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.digests import identify
-from django_idempotency.protocol.errors import describe
-from django_idempotency.protocol.keys import InvalidKey, parse_header
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.security.stored_urls")]

@@ -18,8 +18,8 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.protocol.keys import InvalidKey, parse_header
 from tests.security.pairs import READERS, RUNS, VIEWS
 from tests.settings import REST_FRAMEWORK_INSTALLED
 

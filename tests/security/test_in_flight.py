@@ -14,9 +14,9 @@ from django.db import connection, transaction
 from django.urls import reverse
 
 from django_idempotency.admin import limits
+from django_idempotency.engine.protocol.digests import key_hash
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.protocol.digests import key_hash
-from django_idempotency.stores import store_for
 from django_idempotency.testing import create_key
 from tests.integration.test_admin import staff
 

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_slug
 
 import django_idempotency
-from django_idempotency.conf import (
+from django_idempotency.engine.conf import (
     Idempotency,
     Keywords,
     OnceKeywords,
@@ -22,8 +22,8 @@ from django_idempotency.conf import (
     resolve,
     settings,
 )
+from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
-from django_idempotency.execution.once import OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> No
 def test_callables_may_be_dotted_paths(settings: Any) -> None:
     """As elsewhere in Django's settings."""
     settings.IDEMPOTENCY = {
-        "KEY_VALIDATOR": "django_idempotency.protocol.keys.is_uuid",
+        "KEY_VALIDATOR": "django_idempotency.keys.is_uuid",
         "CREDENTIAL_HEADERS": ["X-Key"],
     }
-    conf = django_idempotency.conf.settings()
+    conf = django_idempotency.engine.conf.settings()
     assert conf.key_validator is not None
     assert conf.key_validator("x") is False
     assert conf.credential_headers == ("X-Key",)

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from django_idempotency.protocol.digests import derived_key, digest, hash_of, identify, key_hash, scope_hash
-from django_idempotency.protocol.snapshots import Snapshot, decode_headers, encode_headers
+from django_idempotency.engine.protocol.digests import derived_key, digest, hash_of, identify, key_hash, scope_hash
+from django_idempotency.engine.protocol.snapshots import Snapshot, decode_headers, encode_headers
 
 
 def test_the_hashes_never_change() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.protocol.errors import describe
+from django_idempotency.engine.protocol.error_text import describe
 
 
 class Unprintable(Exception):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_idempotency.protocol.keys import InvalidKey, check_key, is_uuid, parse_header
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key, is_uuid, parse_header
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from django.db import DatabaseError, connections
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 from ...exceptions import IdempotencyConfigurationError
+from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 
 NEED_ATTENTION = 3
 """Exit status: 1 is Django's for errors, 2 argparse's."""

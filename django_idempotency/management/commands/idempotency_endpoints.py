@@ -10,8 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...endpoint_formats import as_json, as_markdown, as_table
-from ...endpoints import Endpoint, endpoints
+from ...endpoints.formats import as_json, as_markdown, as_table
+from ...endpoints.listing import Endpoint, list_endpoints
 from ...exceptions import IdempotencyConfigurationError
 
 FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
@@ -47,7 +47,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             patterns = [*options["allow"], *_patterns(options["allow_file"])]
-            found = endpoints(options["urlconf"])
+            found = list_endpoints(options["urlconf"])
         except (OSError, ImportError, IdempotencyConfigurationError) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import httpx
 
-from django_idempotency.execution.resolution import record_outcome
+from django_idempotency.maintenance import record_outcome
 from django_idempotency.models import IdempotencyKey
 from shop.demo.stage import DEADLINE, Row, bytes_said, eventually, is_replay_of, tally, until_final
 from shop.models import Order, Payment

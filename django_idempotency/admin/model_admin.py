@@ -1,0 +1,156 @@
+"""Looking at keys, and deciding about those that nobody else can. Everything else is read-only."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html, format_html_join
+from django.utils.timesince import timesince
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..engine.protocol.digests import hash_of, key_hash
+from ..engine.protocol.key_syntax import InvalidKey, parse_header
+from ..engine.protocol.snapshots import decode_headers
+from ..models import IdempotencyKey
+from .badges import badges
+from .bodies import readable_body
+from .decisions import decision_urls, possible_decisions
+from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
+from .timeline import described, timeline
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
+else:  # Django's class takes no parameters when it runs
+    _ModelAdmin = admin.ModelAdmin
+
+
+@admin.register(IdempotencyKey)
+class IdempotencyKeyAdmin(_ModelAdmin):
+    actions = None
+    list_display = ("key", "state", "operation", "scope", "status_code", "attempt", "age", "created_at", "expires_at")
+    list_filter = (AttentionFilter, StatusFilter, ResponseFilter)
+    sortable_by = ()
+    # Facets count every key of the table for every choice of every filter.
+    show_facets = admin.ShowFacets.NEVER
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    search_fields = ("key",)
+    search_help_text = _("The client's key, whole, with or without its quotes; or its reference in the log.")
+    fieldsets = (
+        (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "last_error")}),
+        (_("Steps"), {"fields": ("timeline",)}),
+        (_("Times"), {"fields": ("age", "created_at", "completed_at", "expires_at", "locked_until")}),
+        (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
+        (_("Request"), {"fields": ("fingerprint_hex",)}),
+    )
+    readonly_fields = ("state", "attention", "timeline", "age", "response_headers", "response_body", "fingerprint_hex")
+
+    class Media:
+        css = {"all": ["django_idempotency/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
+        return request.user.has_perm("django_idempotency.view_idempotencykey")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return NewestFirst
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        """The filters, nothing else: `?body__startswith=` would read a body letter by letter without permission."""
+        return lookup in {filter_.parameter_name for filter_ in self.list_filter}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
+        return super().get_queryset(request).defer("body", "headers", "last_error")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str
+    ) -> tuple[QuerySet[IdempotencyKey], bool]:
+        """The exact key, by the leading column of the unique index."""
+        if not search_term.strip():
+            return queryset, False
+        try:
+            key = parse_header(search_term)
+        except InvalidKey:
+            return queryset.none(), False
+        found = Q(key_hash=key_hash(key), key=key)
+        if re.fullmatch("[0-9a-f]{16}", key):  # perhaps a reference out of the log
+            found |= Q(key_hash=hash_of(key))
+        return queryset.filter(found), False
+
+    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
+        if request.user.has_perm("django_idempotency.view_response"):
+            return self.fieldsets
+        instead = {
+            "timeline": {"fields": ("timeline_without_results",)},
+            "response_body": {"fields": ("status_code", "response_hidden")},
+        }
+        return [
+            (name, next((instead[field] for field in options["fields"] if field in instead), options))
+            for name, options in self.fieldsets
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
+        return (*self.readonly_fields, "response_hidden", "timeline_without_results")
+
+    def get_urls(self) -> list[Any]:
+        return [*decision_urls(self), *super().get_urls()]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        obj = kwargs.get("obj")
+        context["decisions"] = possible_decisions(request, obj) if obj else []
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    @admin.display(description=_("status"))
+    def state(self, obj: IdempotencyKey) -> str:
+        return badges(obj)
+
+    @admin.display(description=_("age"))
+    def age(self, obj: IdempotencyKey) -> str:
+        return timesince(obj.created_at)
+
+    @admin.display(description=_("attention"))
+    def attention(self, obj: IdempotencyKey) -> str:
+        return described(obj)
+
+    @admin.display(description=_("timeline"))
+    def timeline(self, obj: IdempotencyKey) -> str:
+        return timeline(obj, results=True)
+
+    @admin.display(description=_("timeline"))
+    def timeline_without_results(self, obj: IdempotencyKey) -> str:
+        return timeline(obj, results=False)
+
+    @admin.display(description=_("response"))
+    def response_hidden(self, obj: IdempotencyKey) -> str:
+        return gettext("You need the permission “Can view stored response bodies” to see it.")
+
+    @admin.display(description=_("headers"))
+    def response_headers(self, obj: IdempotencyKey) -> str:
+        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(obj.headers))
+        return format_html("<table>{}</table>", rows) if rows else "-"
+
+    @admin.display(description=_("body"))
+    def response_body(self, obj: IdempotencyKey) -> str:
+        if obj.body is None:
+            return gettext("Not stored.")
+        return format_html('<pre class="idempotency-body">{}</pre>', readable_body(obj))
+
+    @admin.display(description=_("fingerprint"))
+    def fingerprint_hex(self, obj: IdempotencyKey) -> str:
+        return bytes(obj.fingerprint).hex() if obj.fingerprint else "-"

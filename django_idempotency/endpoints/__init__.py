@@ -1,0 +1,5 @@
+"""Which endpoints of the project are protected, for people, for programs and for OpenAPI."""
+
+from .listing import Endpoint, list_endpoints
+
+__all__ = ["Endpoint", "list_endpoints"]

@@ -1,0 +1,58 @@
+"""From what action, class, base classes, setting and defaults say to one set of options."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from ...exceptions import IdempotencyConfigurationError
+from .options import DEFAULTS, Idempotency
+from .project import settings
+
+
+@lru_cache(maxsize=1024)
+def resolve(*layers: Idempotency) -> Idempotency:
+    """Merge the layers, nearest first, over the project's settings and the defaults: every option has a value.
+
+    Cached per layer objects; changing the setting (`override_settings`) empties the cache.
+    Raises `IdempotencyConfigurationError` for options that contradict each other.
+    """
+    merged = DEFAULTS.given()
+    for layer in reversed((*layers, settings().options)):
+        merged.update(layer.given())
+    if merged["lease"] is None:
+        for name in LEASED_ONLY:
+            # A project's default waits for the views that are leased; a view's own option is a mistake.
+            if merged[name] != getattr(DEFAULTS, name) and any(name in layer.given() for layer in layers):
+                _refuse_without_lease(name, merged[name])
+        if merged["in_progress_status"] == 202:
+            merged["in_progress_status"] = 409
+    options = Idempotency(**merged)
+    if options.lease_seconds is not None and options.ttl_seconds <= options.lease_seconds:
+        raise IdempotencyConfigurationError(
+            f"idempotency options ttl={options.ttl!r} and lease={options.lease!r}: ttl must exceed lease, or the key "
+            "could be forgotten while the view still runs."
+        )
+    return options
+
+
+LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
+
+
+def _refuse_without_lease(name: str, value: Any) -> None:
+    if value != 429:
+        raise IdempotencyConfigurationError(
+            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), say, or leave "
+            f"{name} out."
+        )
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "IDEMPOTENCY":
+        settings.cache_clear()
+        resolve.cache_clear()
+
+
+setting_changed.connect(_forget)

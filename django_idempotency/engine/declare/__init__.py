@@ -1,0 +1,1 @@
+"""What happens when code is imported: a view gets its protection, or is refused."""

@@ -1,0 +1,153 @@
+"""Where the decorator must not stand: above whatever decides who the caller is.
+
+Up there a key would be replayed to somebody else, or to a token that has been revoked since.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from django.http import HttpRequest
+
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import SAFE_METHODS
+
+DRF_ORDER = """
+    @api_view(["POST"])
+    @idempotent
+    def create_order(request): ...
+
+    class OrderView(APIView):
+        @idempotent
+        def post(self, request): ..."""
+LOGIN_ORDER = """
+    @login_required
+    @idempotent
+    def create_order(request): ..."""
+MIXIN_ORDER = """
+    class OrderView(LoginRequiredMixin, View):
+        @method_decorator(idempotent)
+        def post(self, request): ..."""
+
+NINJA_ORDER = """
+    from django_idempotency.ninja import idempotent_operation
+
+    @api.post("/orders")
+    @idempotent_operation
+    def create_order(request, payload: OrderIn): ...
+
+    api.add_decorator(idempotent_operation, mode="operation")"""
+
+
+def refuse_view(view: Any) -> None:
+    """Refuse what can be known to be unprotectable or misplaced when the decorator is applied."""
+    if isinstance(view, type):
+        _refuse(
+            f'idempotent cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
+        )
+    if isinstance(view, (classmethod, staticmethod)) or not callable(view):
+        _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
+    if method_name(view).upper() in SAFE_METHODS:
+        _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
+    if is_drf_view(getattr(view, "cls", None)):
+        _refuse(
+            f"idempotent stands above the REST framework view {view.cls.__name__}, where nobody is authenticated yet. "
+            f"Put it below:\n{DRF_ORDER}"
+        )
+    if "redirect_field_name" in getattr(view, "__dict__", {}):
+        # Set by user_passes_test on what login_required, permission_required and the like return.
+        _refuse(f"idempotent stands above the login check of {_name(view)}. Put it below:\n{LOGIN_ORDER}")
+    view_class = getattr(view, "view_class", None)
+    if view_class is not None and _access_mixins(view_class.__mro__):
+        _refuse(f"idempotent stands above the access mixin of {view_class.__name__}. Put it below:\n{MIXIN_ORDER}")
+    if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
+        _refuse(
+            'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
+            f"idempotent_operation:\n{NINJA_ORDER}"
+        )
+
+
+def refuse_routing(protected: Any) -> None:
+    """Have Django Ninja refuse a view of plain Django when it makes an operation of it."""
+    # By its name, so that nothing is imported. A new list: wraps() has shared the old one with the view.
+    protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
+
+
+def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
+    """Refuse what only the first request shows: Django Ninja, and the class whose `dispatch` is decorated."""
+    for request in args[:1]:
+        callback = getattr(getattr(request, "resolver_match", None), "func", None)
+        if getattr(callback, "__module__", None) == "ninja.operation":
+            _refuse_ninja(_name(view))
+    if getattr(view, "__name__", "") != "dispatch":
+        return
+    # A method gets its instance first; method_decorator hands over a partial of the bound method.
+    instance = getattr(getattr(view, "func", None), "__self__", None)
+    if instance is None and args and not isinstance(args[0], HttpRequest):
+        instance = args[0]
+    view_class: Any = type(instance)
+    if getattr(view_class, "view_is_async", False):
+        _refuse(
+            f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
+            "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
+        )
+    if (problem := misplaced_dispatch(view_class)) is not None:
+        _refuse(problem)
+
+
+@lru_cache(maxsize=256)
+def misplaced_dispatch(view_class: type) -> str | None:
+    """Why the protected `dispatch` of this class stands too high, or None. Also asked by the system check."""
+    mro = view_class.__mro__
+    decorated = next(
+        (i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), "_idempotency_layers")), None
+    )
+    if decorated is None:
+        return None
+    if is_drf_view(view_class):
+        return (
+            f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where nobody is "
+            f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
+        )
+    if _access_mixins(mro[decorated:]):
+        return (
+            f"idempotent decorates the dispatch of {view_class.__name__} above its access mixin. "
+            f"Put it on the handler:\n{MIXIN_ORDER}"
+        )
+    return None
+
+
+def method_name(view: Any) -> str:
+    """The name of a function that was defined in a class body, else the empty string."""
+    owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
+    return name if owner and not owner.endswith("<locals>") else ""
+
+
+def is_drf_view(cls: Any) -> bool:
+    """By name, so that nothing is imported: is it an APIView?"""
+    return isinstance(cls, type) and any(
+        base.__module__ == "rest_framework.views" and base.__name__ == "APIView" for base in cls.__mro__
+    )
+
+
+def _access_mixins(classes: tuple[type, ...]) -> bool:
+    # If nobody has imported the module, no class can come from it.
+    module = sys.modules.get("django.contrib.auth.mixins")
+    return module is not None and any(issubclass(cls, module.AccessMixin) for cls in classes)
+
+
+def _refuse_ninja(name: str) -> NoReturn:
+    _refuse(
+        f"idempotent cannot protect {name}, an operation of Django Ninja: it knows neither request.auth nor how to "
+        f"convert the result. Use idempotent_operation:\n{NINJA_ORDER}"
+    )
+
+
+def _name(view: Any) -> str:
+    return getattr(view, "__qualname__", None) or repr(view)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise IdempotencyConfigurationError(message)

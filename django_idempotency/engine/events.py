@@ -1,0 +1,120 @@
+"""Saying what happens to keys: a signal, and a record on the logger `django_idempotency`, each after commit."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+from django.dispatch import Signal
+
+from .. import signals
+from ..models import IdempotencyKey
+from .protocol.digests import Identity
+from .protocol.outcomes import Answer, Conflicted, Finished, InDoubt, Mismatched, Verdict
+
+logger = logging.getLogger("django_idempotency")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """name: also the `event` of the log record. level: WARNING and above are worth a look."""
+
+    name: str
+    signal: Signal
+    level: int
+
+
+CLAIMED = Event("claimed", signals.key_claimed, logging.DEBUG)
+COMPLETED = Event("completed", signals.key_completed, logging.INFO)
+REPLAYED = Event("replayed", signals.key_replayed, logging.INFO)
+CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
+MISMATCHED = Event("mismatched", signals.key_mismatched, logging.WARNING)
+RELEASED = Event("released", signals.key_released, logging.INFO)
+TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
+HELD = Event("held", signals.key_held, logging.ERROR)
+
+
+def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
+    """Log and send the event, now or once the transaction that is open on this alias has committed. Never raises.
+
+    reason: what is behind the first colon, the message of an exception, is left out: it may quote the client.
+    """
+    if logger.isEnabledFor(event.level) or event.signal.has_listeners(IdempotencyKey):
+        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0])
+        if connections[using].in_atomic_block:
+            transaction.on_commit(send, using=using, robust=True)
+        else:
+            send()
+
+
+def tell_answer(answer: Answer[Any], identity: Identity, using: str) -> None:
+    """Say what the work came to, or why it has not run. A replay is told by who delivers it, if he does.
+
+    Of a store that was busy there is nothing to say about the key.
+    """
+    match answer:
+        case Finished(verdict=Verdict.KEEP):
+            tell(COMPLETED, identity, using)
+        case Finished(reason=reason):
+            tell(RELEASED, identity, using, reason=reason)
+        case Mismatched():
+            tell(MISMATCHED, identity, using)
+        case Conflicted():
+            tell(CONFLICTED, identity, using)
+        case InDoubt():
+            tell(HELD, identity, using)
+
+
+def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
+    with harmless():
+        logger.log(
+            event.level,
+            "Idempotency key %s of %s: %s.",
+            identity.reference,
+            identity.operation,
+            f"{event.name}, {reason}" if reason else event.name,
+            extra={
+                "event": event.name,
+                "operation": identity.operation,
+                "key_reference": identity.reference,
+                "database": using,
+                "attempt": attempt,
+                "reason": reason,
+            },
+        )
+    with harmless():
+        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, attempt=attempt, reason=reason)
+
+
+def tell_purged(cleanup: Any, using: str) -> None:
+    """Log and send what a cleanup did. Never raises."""
+    counts = {"deleted": cleanup.deleted, "stuck": cleanup.stuck, "in_doubt": cleanup.in_doubt}
+    with harmless():
+        logger.log(
+            logging.INFO,
+            "Idempotency keys of %s: %d deleted, %d stuck, %d in doubt.",
+            using,
+            *counts.values(),
+            extra={"event": "purged", "database": using, **counts},
+        )
+    with harmless():
+        signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Print what a filter of the log raises, or a receiver without a `__qualname__`, at which `send_robust` stumbles.
+
+    Not left to `on_commit(robust=True)`: Django 5.2 stumbles likewise, over the partial, and drops the project's own
+    callbacks; later ones log the partial with its key. Printed as `logging` prints its own errors.
+    """
+    try:
+        yield
+    except Exception:  # noqa: BLE001 (whoever listens must not change what the client is told)
+        traceback.print_exc()

@@ -1,0 +1,1 @@
+"""How work runs once: in one transaction (atomic), or under a lease."""

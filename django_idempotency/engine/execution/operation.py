@@ -1,0 +1,232 @@
+"""`Operation`: the named steps of one attempt in leased mode."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from asgiref.sync import async_to_sync, sync_to_async
+
+from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ..protocol.claims import ClaimRequest
+from ..protocol.digests import derived_key
+from ..protocol.error_text import describe
+from ..protocol.outcomes import Claimed
+from ..stores import Store
+from .durable import on_a_fresh_connection_if_need_be, own_transaction
+from .values import as_kept, decode, encode
+
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_NAME = 100
+"""Characters: the width of the column."""
+
+
+class Operation:
+    """One attempt at a leased operation: `request.idempotency` in the view.
+
+    key: the key that the client sent.
+    attempt: 1 for the first run, growing with every retry that runs again.
+    """
+
+    def __init__(self, store: Store, claim: ClaimRequest, claimed: Claimed) -> None:
+        self.key: str | None = claim.identity.key
+        self.attempt = claimed.attempt
+        self._store = store
+        self._claim = claim
+        self._claimed = claimed
+        self._used: set[str] = set()
+        self._doubts = set(claimed.in_doubt)
+        # What earlier attempts left; nobody else can add to it any more.
+        self._earlier = store.steps(claimed) if claimed.attempt > 1 else {}
+        self.writing = False
+
+    @property
+    def in_doubt(self) -> tuple[str, ...]:
+        """The names of calls that were started and have no result: they may or may not have happened."""
+        return tuple(sorted(self._doubts))
+
+    def derive_key(self, name: str) -> str:
+        """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name."""
+        return derived_key(self._claim.identity, checked_name(name))
+
+    def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something outside, and return what it returned, as JSON gives it back; or what it has returned before.
+
+        Commits "started", runs `function` with no transaction open, commits the result. An exception of `function`
+        leaves the call in doubt, because nobody knows how far it came (a timeout); it propagates. What is a clear
+        answer, such as a declined card, must be returned.
+
+        name: at most 100 characters, one for each step of the operation.
+
+        Raises `LeaseLost` before or after the call, `ResultNotStorable` after it, and
+        `IdempotencyConfigurationError` for a name that is used twice or inside a transaction.
+        """
+        refuse_coroutine(name, function, "acall")
+        known, value = self._start(name)
+        if known:
+            return cast(T, value)
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            self._note(name, error)
+            raise
+        return cast(T, self._finish(name, value))
+
+    def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Write to this database exactly once: `function`, the step's result and the fence commit together.
+
+        Opens a transaction, locks the key's row, runs `function` in it, and commits. Returns its result, or the one of
+        an earlier attempt: JSON, or one model instance, which is kept by its primary key and fetched again.
+
+        Raises `LeaseLost` and `ResultNotStorable` with everything rolled back, and `IdempotencyConfigurationError`
+        for a name that is used twice or inside a transaction.
+        """
+        refuse_coroutine(name, function, "awrite")
+        known, value = self._look_up(name)
+        if known:
+            return cast(T, value)
+        if name in self._doubts:
+            raise IdempotencyConfigurationError(
+                f"step {name!r} was started as an external call by an earlier attempt. Give the write another name."
+            )
+        with own_transaction(self._store, f"operation.write({name!r})"):
+            self._store.fence(self._claimed)
+            with self._writing():
+                value = function(*args, **kwargs)
+            kept = encode(value)
+            self._store.record_write(self._claimed, name, kept)
+        return cast(T, as_kept(value, kept))
+
+    def renew(self) -> None:
+        """Take the lease anew, from now on. For work that may take longer than `lease`. Raises `LeaseLost`."""
+        self._store.renew(self._claimed, self._claim.lease or 0)
+
+    @overload
+    async def acall(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`call` for `async def` views. `function` may be either kind; a plain one runs in a thread."""
+        known, value = await sync_to_async(self._start)(name)
+        if known:
+            return value
+        try:
+            result = (
+                function(*args, **kwargs)
+                if iscoroutinefunction(function)
+                else await sync_to_async(function)(*args, **kwargs)
+            )
+            value = await result if isawaitable(result) else result
+        except Exception as error:  # not a cancellation: nothing more is awaited then
+            await sync_to_async(self._note)(name, error)
+            raise
+        return await sync_to_async(self._finish)(name, value)
+
+    @overload
+    async def awrite(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`write` for `async def` views. `function` may be either kind."""
+        return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
+
+    async def arenew(self) -> None:
+        """`renew` for `async def` views."""
+        await sync_to_async(self.renew)()
+
+    # --- the two halves of a call ------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> tuple[bool, Any]:
+        known, value = self._look_up(name)
+        if not known:
+            with own_transaction(self._store, f"operation.call({name!r})"):
+                self._store.start_call(self._claimed, name, again=name in self._doubts)
+            self._doubts.add(name)
+        return known, value
+
+    def _finish(self, name: str, value: Any) -> Any:
+        error = kept = None
+        try:
+            kept = encode(value)
+        except ResultNotStorable as not_storable:
+            error = not_storable  # the money has moved: first say so
+
+        def finish() -> None:
+            with own_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._store.fence(self._claimed)
+                self._store.finish_call(self._claimed.id, name, kept)
+
+        on_a_fresh_connection_if_need_be(self._store, finish)
+        self._doubts.discard(name)
+        if kept is None:
+            raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
+        return as_kept(value, kept)
+
+    def _note(self, name: str, error: BaseException) -> None:
+        """Say in the timeline why the call is in doubt. It is in doubt without that, too."""
+        try:
+            with own_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._store.fence(self._claimed)
+                self._store.note_error(self._claimed, name, describe(error))
+        except Exception:  # noqa: BLE001 (the call's own error is the one to tell)
+            return
+
+    def _look_up(self, name: str) -> tuple[bool, Any]:
+        """The result of an earlier attempt, if there is one."""
+        self._use(name)
+        finished, text = self._earlier.get(name, (False, None))
+        return (True, decode(text)) if finished else (False, None)
+
+    def _use(self, name: str) -> None:
+        if checked_name(name) in self._used:
+            raise IdempotencyConfigurationError(
+                f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
+            )
+        self._used.add(name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self.writing = True
+        try:
+            yield
+        finally:
+            self.writing = False
+
+
+def checked_name(name: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise IdempotencyConfigurationError(
+            f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
+        )
+    return name
+
+
+def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for callers that cannot await: whatever has to be awaited is, such as what `objects.acreate` returns."""
+
+    async def awaited(result: Awaitable[Any]) -> Any:
+        return await result
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return async_to_sync(awaited)(result) if isawaitable(result) else result
+
+    return plain
+
+
+def refuse_coroutine(name: str, function: Any, instead: str) -> None:
+    if iscoroutinefunction(function):
+        raise IdempotencyConfigurationError(
+            f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
+        )

@@ -1,0 +1,45 @@
+"""Results as text: JSON for values, model and primary key for model instances."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.apps import apps
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models
+
+from ...exceptions import ResultNotStorable
+
+
+def encode(value: Any) -> str:
+    """The text to keep. Raises `ResultNotStorable` for what is neither JSON nor a saved model instance."""
+    if isinstance(value, models.Model):
+        if value.pk is None or value._state.adding:
+            raise ResultNotStorable(f"{value!r} has not been saved, so it cannot be fetched again. Return it saved.")
+        kept: dict[str, Any] = {"model": value._meta.label, "pk": value.pk, "using": value._state.db}
+    else:
+        kept = {"value": value}
+    try:
+        # NaN and Infinity are Python's own idea of JSON.
+        return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultNotStorable(
+            f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
+            "Return JSON values (dict, list, str, int, …) or one saved model instance."
+        ) from error
+
+
+def decode(text: str | None) -> Any:
+    """The value that was kept; None if there was none. Fetches a model instance: raises its `DoesNotExist`."""
+    if text is None:
+        return None
+    kept = json.loads(text)
+    if "model" in kept:
+        return apps.get_model(kept["model"])._base_manager.using(kept["using"]).get(pk=kept["pk"])
+    return kept["value"]
+
+
+def as_kept(value: Any, text: str) -> Any:
+    """The value as a retry will see it, so that a difference shows at once: a tuple is a list, a Decimal a string."""
+    return value if isinstance(value, models.Model) else decode(text)

@@ -1,0 +1,56 @@
+"""Reading the idempotency key of a request. Not one SQL statement runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import Idempotency, settings
+from ..protocol.key_syntax import InvalidKey, check_key, parse_header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyReader:
+    """A value for the `key` option that can say where it looks.
+
+    read: `callable(request) -> str | None`; may raise `InvalidKey`.
+    source: ends the sentence "This operation needs …" of the error answer.
+    """
+
+    read: Callable[[Any], str | None]
+    source: str | Promise
+
+    def __call__(self, request: Any) -> str | None:
+        return self.read(request)
+
+
+def read_key(request: Any, options: Idempotency) -> str | None:
+    """The key that the client sent, or None. Raises `InvalidKey` if it is not one."""
+    conf = settings()
+    if options.key is not None:
+        value = options.key(request)
+        if value is not None and not isinstance(value, str):
+            raise IdempotencyConfigurationError(f"key={options.key!r} returned {value!r}; return a str or None.")
+        key = None if value is None else check_key(value)
+    else:
+        field = request.META.get(conf.header_meta)
+        key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
+    if key is not None and conf.key_validator is not None:
+        _validate(key, conf.key_validator)
+    return key
+
+
+def _validate(key: str, validator: Callable[[str], Any]) -> None:
+    try:
+        valid = validator(key)
+    except ValidationError as error:
+        raise InvalidKey(" ".join(error.messages)) from error
+    # Django's own validators return None and raise.
+    if valid is False:
+        raise InvalidKey(_("It does not have the form that this server demands."))

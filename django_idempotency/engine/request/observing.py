@@ -1,0 +1,100 @@
+"""Gradual rollout: see what protection would do before it does it.
+
+The view runs whatever its key says, in Django's own transaction, and its answer goes out as it is. Beside it the key is
+claimed and completed in short transactions of their own. Nothing that goes wrong with that reaches the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from django.db import transaction
+from django.http.response import HttpResponseBase
+
+from ..events import harmless
+from ..protocol.claims import ClaimRequest
+from ..protocol.error_text import describe
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.snapshots import Snapshot
+from ..stores import Store, store_for
+from .atomic_requests import alias_of
+from .bodies import show_loss
+from .problems import Problem
+from .view_call import ViewCall
+
+T = TypeVar("T")
+LEASE = 300.0
+"""Seconds until the claim of a worker that has died counts as abandoned."""
+WOULD: dict[type, str] = {
+    Completed: "replayed",
+    Mismatched: "refused: the key was used for another request",
+    Conflicted: "refused: the first request is still running",
+    InDoubt: "refused: the outcome of an external call is unknown",
+}
+logger = logging.getLogger("django_idempotency")
+
+
+def observed(
+    call: ViewCall, wanted: Callable[[], ClaimRequest | Problem | None], run: Callable[[], HttpResponseBase]
+) -> HttpResponseBase:
+    """Run the view, and log what protection would have done instead."""
+    claim = _safely(wanted)
+    show_loss(call.request)
+    if isinstance(claim, Problem):
+        _log(call, f"refused with {claim.status}: {claim.title}")
+    if not isinstance(claim, ClaimRequest):
+        return run()
+    store = store_for(alias_of(call.options))
+    outcome = _in_its_own(store, lambda: _claim(store, claim))
+    if not isinstance(outcome, Claimed):
+        if type(outcome) in WOULD:
+            _log(call, f"{WOULD[type(outcome)]} (key {claim.identity.reference})")
+        return run()
+    try:
+        response = run()
+    except BaseException as error:
+        text = describe(error)
+        _in_its_own(store, lambda: store.fail(outcome, claim, text))
+        raise
+    _in_its_own(store, lambda: _settle(call, store, claim, outcome, response))
+    return response
+
+
+def _claim(store: Store, claim: ClaimRequest) -> ClaimOutcome:
+    return store.claim(replace(claim, wait=0, lease=LEASE, repeats_calls=True))
+
+
+def _settle(call: ViewCall, store: Store, claim: ClaimRequest, claimed: Claimed, response: HttpResponseBase) -> None:
+    if response.status_code < 500 and call.options.record(response):
+        # A tombstone: the response may not have been rendered yet, and that is not for us to do.
+        snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
+        store.complete(claimed, snapshot, ttl=claim.ttl)
+    else:
+        store.fail(claimed, claim, f"The view answered {response.status_code}.")
+
+
+def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
+    """In a transaction of its own; inside another one a savepoint, so that no error of ours can spoil that one."""
+
+    def in_transaction() -> T:
+        with transaction.atomic(using=store.alias):
+            return work()
+
+    return _safely(in_transaction)
+
+
+def _safely(work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception:
+        with harmless():
+            logger.exception("Observing an idempotency key failed; the request goes on.")
+        return None
+
+
+def _log(call: ViewCall, what: str) -> None:
+    with harmless():
+        logger.warning("Observed: %s would have been %s.", call.operation(), what)

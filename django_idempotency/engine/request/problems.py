@@ -1,0 +1,140 @@
+"""Every error answer of the package, as RFC 9457 problem details: one factory per error.
+
+Titles are the draft's own (section 2.7) and never translated; details are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.encoding import escape_uri_path
+from django.utils.translation import gettext as _
+
+from ..conf import Idempotency, settings
+from ..protocol.snapshots import Snapshot
+from .key import KeyReader
+
+RETRY_AFTER = "1"
+"""Seconds. An atomic request is over when its transaction is, and nobody knows more."""
+UNKNOWN_RETRY_AFTER = "60"
+"""Seconds. Somebody has to look first."""
+DESCRIBED = frozenset({400, 409, 422})
+"""Statuses that link to the project's documentation of its keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error before it becomes a response: what the `ERROR_RESPONSE` setting gets."""
+
+    status: int
+    title: str
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def missing_key(options: Idempotency) -> Problem:
+    if options.key is None:
+        detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
+        detail %= {"header": settings().header}
+    elif isinstance(options.key, KeyReader):
+        detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
+    else:
+        detail = _("This operation needs an idempotency key.")
+    return Problem(status=400, title="Idempotency-Key is missing", detail=detail)
+
+
+def invalid_key(options: Idempotency, reason: str) -> Problem:
+    if options.key is None:
+        detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
+    else:
+        detail = _("The request does not carry a usable key.")
+    if reason:  # the translation of nothing is the catalogue's header
+        detail = f"{detail} {_(reason)}"
+    return Problem(status=400, title="Idempotency-Key is not valid", detail=detail)
+
+
+def anonymous_refused() -> Problem:
+    detail = _("Only callers who can be told apart may use idempotency keys here. Send your credentials.")
+    return Problem(status=403, title="Idempotency-Key needs an identified caller", detail=detail)
+
+
+def outstanding(options: Idempotency) -> Problem:
+    return Problem(
+        status=options.in_progress_status,
+        title="A request is outstanding for this Idempotency-Key",
+        detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
+        headers={"Retry-After": RETRY_AFTER},
+    )
+
+
+def outcome_unknown() -> Problem:
+    return Problem(
+        status=409,
+        title="The outcome for this Idempotency-Key is unknown",
+        detail=_(
+            "The first request with this key was interrupted, and nobody knows yet whether it took effect. "
+            "It needs attention and is not run again. Retry it later, unchanged."
+        ),
+        headers={"Retry-After": UNKNOWN_RETRY_AFTER},
+    )
+
+
+def already_used(options: Idempotency) -> Problem:
+    return Problem(
+        status=options.mismatch_status,
+        title="Idempotency-Key is already used",
+        detail=_("This key was used for another request. Use a new key for a new request."),
+        headers={"Retry-After": RETRY_AFTER} if options.mismatch_status == 409 else {},
+    )
+
+
+def response_not_stored(snapshot: Snapshot) -> Problem:
+    headers = {"Retry-After": RETRY_AFTER}
+    if (location := snapshot.header("Location")) is not None:
+        headers["Location"] = location
+    return Problem(
+        status=409,
+        title="Idempotency-Key is completed, response not stored",
+        detail=_("The request was processed with status %(status)s and is not run again.")
+        % {"status": snapshot.status_code},
+        headers=headers,
+    )
+
+
+def replay_refused() -> Problem:
+    detail = _("You may not see the response that is stored for this key.")
+    return Problem(status=403, title="Replay is not permitted", detail=detail)
+
+
+def store_busy() -> Problem:
+    return Problem(
+        status=503,
+        title="The idempotency store is busy",
+        detail=_("Nothing was done. Retry the request later, unchanged."),
+        headers={"Retry-After": RETRY_AFTER},
+    )
+
+
+def respond(request: HttpRequest, problem: Problem) -> Any:
+    """The problem in the project's own format, if it has one, else as application/problem+json."""
+    conf = settings()
+    if conf.error_response is not None:
+        response = conf.error_response(request, problem)
+    else:
+        body = {
+            "type": conf.docs_url or "about:blank",
+            "title": problem.title,
+            "status": problem.status,
+            "detail": problem.detail,
+            "instance": escape_uri_path(request.path),
+        }
+        response = HttpResponse(json.dumps(body), status=problem.status, content_type="application/problem+json")
+    for name, value in problem.headers.items():
+        response.setdefault(name, value)
+    if conf.docs_url and problem.status in DESCRIBED:
+        response.setdefault("Link", f'<{conf.docs_url}>; rel="describedby"; type="text/html"')
+    return response

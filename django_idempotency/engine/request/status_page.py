@@ -1,0 +1,83 @@
+"""The status page of a leased request: what 202 Accepted points to.
+
+Its URL is a secret of its own: whoever got it from us may look, and nobody can make one up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.signing import BadSignature, Signer
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils.cache import add_never_cache_headers
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from ...exceptions import IdempotencyConfigurationError
+from ...models import IdempotencyKey
+from ..protocol.digests import Identity
+from ..stores import store_for
+from .problems import RETRY_AFTER
+
+SALT = "django_idempotency.status"
+ABANDONED = "abandoned"
+"""Reported for a key in progress whose lease has lapsed: nobody works on it until somebody retries."""
+
+
+def accepted(alias: str, identity: Identity) -> HttpResponse:
+    """The answer to a duplicate of a running request: 202, its state, and where to ask again."""
+    hashes = identity.key_hash, identity.scope_hash
+    state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
+    response = JsonResponse(state, status=202)
+    response.headers["Location"] = status_url(alias, *hashes)
+    response.headers["Retry-After"] = RETRY_AFTER
+    return response
+
+
+def status_url(alias: str, key_hash: int, scope_hash: int) -> str:
+    """The path of a key's status page. Raises `IdempotencyConfigurationError` if the project has none."""
+    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash])
+    try:
+        return reverse("django_idempotency:status", args=[token])
+    except NoReverseMatch as error:
+        raise IdempotencyConfigurationError(
+            "in_progress_status=202 needs the status page. Add it to the urlpatterns of the project: "
+            'path("idempotency/", include("django_idempotency.urls")).'
+        ) from error
+
+
+@require_safe
+def status(request: HttpRequest, token: str) -> HttpResponse:
+    """What has become of one request: JSON, without its response and without anything of anybody else."""
+    try:
+        alias, key_hash, scope_hash = Signer(salt=SALT).unsign_object(token)
+    except (BadSignature, ValueError) as error:
+        raise Http404(_("There is no such request.")) from error
+    state = _state(alias, key_hash, scope_hash)
+    if state is None:
+        raise Http404(_("There is no such request."))
+    response = JsonResponse(state)
+    add_never_cache_headers(response)
+    if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
+        response.headers["Retry-After"] = RETRY_AFTER
+    return response
+
+
+def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
+    rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash, scope_hash=scope_hash)
+    row = rows.only("status", "attempt", "created_at", "completed_at", "expires_at").first()
+    if row is None:
+        return None
+    expired, lapsed = store_for(alias).timeliness(row.pk)
+    if expired:
+        return None
+    steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
+    return {
+        "status": ABANDONED if lapsed else row.status,
+        "attempt": row.attempt,
+        "steps": list(steps.values_list("name", flat=True)),
+        "created_at": row.created_at,
+        "completed_at": row.completed_at,
+        "expires_at": row.expires_at,
+    }

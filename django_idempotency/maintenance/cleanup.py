@@ -1,0 +1,116 @@
+"""Deleting expired keys: many short transactions instead of one long one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+
+from django.db import DatabaseError, transaction
+
+from ..engine.events import tell_purged
+from ..engine.stores import Store, alias_for, store_for
+
+BATCH_SIZE = 5000
+"""Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleanup:
+    """What a run did, and what it may not touch.
+
+    complete: no expired key was left that another transaction did not hold.
+    stuck: keys in progress whose lease is over; they wait for a retry.
+    in_doubt: keys that nobody works on whose external call may or may not have happened; under `on_abandoned="hold"`
+        they wait for a person. A key can be both.
+    """
+
+    deleted: int
+    batches: int
+    complete: bool
+    stuck: int
+    in_doubt: int
+
+
+def cleanup_idempotency_keys(
+    *,
+    using: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    max_batches: int | None = None,
+    max_seconds: float | None = None,
+    pause: float = 0,
+    stop: Event | None = None,
+    progress: Callable[[int], None] = lambda deleted: None,
+) -> Cleanup:
+    """Delete expired keys of one database, batch by batch, each in a short transaction of its own.
+
+    For cron, Celery beat or django.tasks. Several may run at once; rows that another transaction holds are passed
+    over where the database can do that. Keys in progress, and keys with a call in doubt, are never deleted but counted.
+
+    using: database alias; default: the write alias of the key table.
+    batch_size: rows in one transaction, at least 1.
+    max_batches, max_seconds: stop after that many batches or seconds, at the end of a batch.
+    pause: seconds to rest between two batches.
+    stop: once set, ends the run after the running batch, and any pause at once.
+    progress: called after each batch with the number of rows deleted so far.
+
+    Raises ValueError for impossible numbers, RuntimeError inside an outer transaction,
+    `IdempotencyConfigurationError` if a migration is missing, and database errors; what earlier batches deleted stays
+    deleted.
+    """
+    _refuse_impossible(batch_size, max_batches, max_seconds, pause)
+    store = store_for(alias_for(using))
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    deleted = batches = 0
+    not_before = None
+    stop = stop or Event()
+    while True:
+        with _explained(store), transaction.atomic(using=store.alias, durable=True):
+            count, not_before = store.purge(batch_size, not_before)
+        if count:
+            deleted, batches = deleted + count, batches + 1
+            progress(deleted)
+        complete = count < batch_size
+        at_limit = batches == max_batches or (deadline is not None and time.monotonic() >= deadline)
+        if complete or at_limit or stop.wait(pause):
+            break
+    with _explained(store):
+        stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
+    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
+    tell_purged(cleanup, store.alias)
+    return cleanup
+
+
+def preview(using: str | None = None) -> Cleanup:
+    """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
+    store = store_for(alias_for(using))
+    with _explained(store):
+        return Cleanup(
+            deleted=store.count_expired(),
+            batches=0,
+            complete=False,
+            stuck=store.count_stuck(),
+            in_doubt=store.count_in_doubt(),
+        )
+
+
+@contextmanager
+def _explained(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        store.explain(error)
+        raise
+
+
+def _refuse_impossible(batch_size: int, max_batches: int | None, max_seconds: float | None, pause: float) -> None:
+    for name, value, minimum in (
+        ("batch_size", batch_size, 1),
+        ("max_batches", max_batches, 1),
+        ("max_seconds", max_seconds, 0),
+        ("pause", pause, 0),
+    ):
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value!r}.")

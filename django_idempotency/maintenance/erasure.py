@@ -1,0 +1,111 @@
+"""Deleting what is kept about somebody: for support ("let this key run again") and for erasure requests.
+
+# Note [What is never forgotten]
+A key in progress belongs to a worker, and a failed key with an external call in doubt is all that stands between the
+next retry and a second call. Neither is deleted, but counted as kept. A request in atomic mode that is still running
+has no row that anybody could see: it commits its key afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections, transaction
+
+from ..engine.protocol.digests import kept_scope, key_hash
+from ..engine.request.callers import account_scope
+from ..engine.stores import alias_for
+from ..models import IdempotencyKey, IdempotencyStep
+
+BATCH_SIZE = 5000
+"""Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
+Status = IdempotencyKey.Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What was deleted, and what had to be kept. See Note [What is never forgotten].
+
+    kept: keys of this scope in progress, or with a call in doubt. Ask again when they are done or resolved.
+    """
+
+    deleted: int
+    kept: int
+
+
+def forget(scope: str, key: str, *, operation: str | None = None, using: str | None = None) -> Forgotten:
+    """Delete what is kept under one key of one caller. The next request with that key runs again.
+
+    Works in a transaction of its own (inside an outer `atomic()`: a savepoint). Reads the unique index.
+
+    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+    key: the client's key, without quotes.
+    operation: only that one ("POST orders/"); default: all operations the key was used for.
+    using: database alias; default: the write alias of the key table.
+    """
+    alias = alias_for(using)
+    scope = kept_scope(scope)
+    rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash(key))
+    # Compared here: MySQL takes "abc" and "ABC" for the same text.
+    found = [
+        pk
+        for pk, *names in rows.values_list("pk", "scope", "key", "operation")
+        if names[:2] == [scope, key] and operation in (None, names[2])
+    ]
+    return _delete(alias, found)
+
+
+def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATCH_SIZE) -> Forgotten:
+    """Delete everything that is kept about one caller: keys, stored responses, steps.
+
+    **Reads the whole table**: scopes have no index, which every request would pay for. It walks the primary key in
+    short queries, so that it locks nothing but what it deletes; a million keys take about ten seconds. Keys that are
+    added after its start are not looked at: take the caller's access away first. Each batch is deleted in a transaction
+    of its own (inside an outer `atomic()`: a savepoint); after an error, what earlier batches deleted stays deleted.
+
+    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+    using: database alias; default: the write alias of the key table.
+    batch_size: rows that one query looks at, at least 1. Raises ValueError.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
+    alias = alias_for(using)
+    scope = kept_scope(scope)
+    rows = IdempotencyKey.objects.using(alias).order_by("pk")
+    newest = rows.values_list("pk", flat=True).last() or 0
+    last: int = 0
+    deleted = kept = 0
+    while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", "scope")[:batch_size]):
+        forgotten = _delete(alias, [pk for pk, whose in batch if whose == scope])
+        deleted, kept = deleted + forgotten.deleted, kept + forgotten.kept
+        last = batch[-1][0]
+    return Forgotten(deleted=deleted, kept=kept)
+
+
+def scope_of_user(user: Any) -> str:
+    """The scope of a user's keys, unless the endpoint has a `scope=` of its own.
+
+    Raises `IdempotencyConfigurationError` for a user without a primary key.
+    """
+    return account_scope(user)
+
+
+def _delete(alias: str, found: Collection[int]) -> Forgotten:
+    if not found:
+        return Forgotten(deleted=0, kept=0)
+    keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
+    skips = connections[alias].features.has_select_for_update_skip_locked
+    with transaction.atomic(using=alias):
+        # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
+        locked = dict(keys.select_for_update(skip_locked=skips).values_list("pk", "status"))
+        failed = [pk for pk, status in locked.items() if status == Status.FAILED]
+        # MariaDB shows the past to a plain SELECT; one that locks reads what is committed now.
+        doubts = IdempotencyStep.objects.using(alias).filter(key__in=failed, finished_at=None).select_for_update()
+        in_doubt = set(doubts.values_list("key", flat=True))
+        idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in in_doubt]
+        # Steps go by CASCADE. only(): the collector would load every stored body.
+        _, by_model = keys.filter(pk__in=idle).only("pk").delete()
+    deleted = by_model.get(IdempotencyKey._meta.label, 0)
+    return Forgotten(deleted=deleted, kept=keys.count())

@@ -1,0 +1,82 @@
+"""One request to one protected operation of Django Ninja."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from ninja.operation import Operation, PathView
+
+from ..engine.protocol.error_text import describe
+from ..engine.request.atomic_requests import alias_of
+from ..engine.request.callers import auth_scope
+from ..engine.request.view_call import ViewCall
+from ..exceptions import IdempotencyConfigurationError
+
+
+class NinjaViewCall(ViewCall):
+    """Runs below `Operation.run`: the caller is authenticated and within the throttles, the parameters are parsed."""
+
+    ninja_operation: Operation
+
+    def scope(self) -> str | None:
+        """Whom the operation's own authentication found, unless `scope=` says who is calling."""
+        auth = getattr(self.request, "auth", None)
+        if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
+            return super().scope()
+        return auth_scope(auth)
+
+    def ready(self, response: Any) -> HttpResponseBase:
+        """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse it."""
+        operation = self.ninja_operation
+        # What the operation got as its `response` parameter carries the headers that it set.
+        temporal: Any = self.kwargs.get(operation.signature.response_arg or "")
+        if not isinstance(temporal, HttpResponse):
+            temporal = operation.api.create_temporal_response(self.request)
+        return self.render(operation._result_to_response(self.request, response, temporal))
+
+    def answer(self, error: Exception) -> HttpResponseBase:
+        """The exception handlers of the API, in a transaction of their own."""
+        api = self.ninja_operation.api
+        try:
+            with transaction.atomic(using=alias_of(self.options)):
+                return self.render(api.on_exception(self.request, error))
+        except Exception as unanswered:
+            # On its way out it meets `Operation.run`, which would ask the same handler a second time.
+            api.add_exception_handler(Unanswered, _give_up)
+            raise Unanswered(describe(unanswered)) from unanswered
+
+
+class Unanswered(Exception):
+    """Carries an exception that no handler answers past Django Ninja."""
+
+
+def _give_up(request: HttpRequest, error: Any) -> NoReturn:
+    cause = error.__cause__
+    context = cause.__context__
+    try:
+        raise cause
+    finally:
+        cause.__context__ = context  # what was being handled in the operation, not our Unanswered
+
+
+def operation_of(request: HttpRequest) -> Operation:
+    """The operation that Django Ninja is running for this request.
+
+    A decorated function is not told: one function may serve several routes, and each mounted router has operations
+    of its own. But the URL's callback is a closure around the `PathView` that chooses among them.
+    """
+    callback: Any = getattr(getattr(request, "resolver_match", None), "func", None)
+    while callback is not None:
+        enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
+        for owner in enclosed:
+            if isinstance(owner, PathView) and (operation := owner._find_operation(request)) is not None:
+                return operation
+        callback = getattr(callback, "__wrapped__", None)
+    raise IdempotencyConfigurationError(
+        f"idempotent_operation cannot find the Django Ninja operation behind {request.path!r}. It protects operations "
+        "that are called through the URLs of a NinjaAPI; for a Django view use idempotent."
+    )

@@ -1,0 +1,119 @@
+"""One request to one protected handler of the REST framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+from django.http import UnreadablePostError
+from django.http.response import HttpResponseBase
+from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.request import Empty, Request
+from rest_framework.response import Response
+from rest_framework.settings import api_settings
+from rest_framework.views import APIView
+
+from ..engine.conf import Idempotency
+from ..engine.request.atomic_requests import alias_of
+from ..engine.request.bodies import open_body
+from ..engine.request.callers import auth_scope, is_authenticated
+from ..engine.request.fingerprints import fingerprint_of
+from ..engine.request.view_call import ViewCall
+
+
+class RestFrameworkViewCall(ViewCall):
+    """Runs below `APIView.initial()`: the caller is authenticated, permitted and within the throttles."""
+
+    asked_with: Request
+    drf_view: APIView
+    unparsed: Exception | None = None
+    """Why the body could not be parsed, if it could not."""
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        view: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Idempotency,
+    ) -> RestFrameworkViewCall:
+        call = cls(request=request._request, view=view, args=args, kwargs=kwargs, options=options, asked_with=request)
+        call.drf_view = request.parser_context["view"]
+        return call
+
+    def fingerprint(self) -> bytes | None:
+        """Parse first, with the view's own parsers.
+
+        The handler may not want parsed data at all, and then their error is none of its business: the body is
+        compared by its bytes. If it does want them, it gets the same error again, and the claim is rolled back with it.
+        In leased mode the claim would not be: there the error comes first. Observed, the view runs whatever it is.
+        """
+        with open_body(self.request):
+            try:
+                self.asked_with.data  # noqa: B018 (parsing is lazy)
+            except UnreadablePostError:
+                raise
+            except Exception as error:
+                claims_first = self.options.lease is not None and not self.options.observe
+                if claims_first and not isinstance(error, UnsupportedMediaType):
+                    raise
+                self.unparsed = error
+                # The framework shows empty data to whoever asks after an error.
+                for name in ("_data", "_files", "_full_data", "_stream"):
+                    setattr(self.asked_with, name, Empty)
+        # A permission or a throttle that looked at `request.data` has consumed the stream: compare what it was given.
+        parsed = None if self.unparsed else lambda: self.asked_with.data
+        return fingerprint_of(self.request, self.options, self.asked_with, parsed)
+
+    def scope(self) -> str | None:
+        """Whom the view's own authentication found, unless `scope=` says who is calling."""
+        request: Any = self.asked_with
+        if self.options.scope is not None or is_authenticated(request.user) or request.auth is None:
+            return super().scope()
+        if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
+            return super().scope()  # the project's own mark for nobody
+        return auth_scope(request.auth)
+
+    def answer(self, error: Exception) -> HttpResponseBase:
+        """The framework's exception handling, then its rendering, each in a transaction of its own.
+
+        `set_rollback()` of the default handler marks the first one, and rendering may need the database.
+        """
+        if type(error) is type(self.unparsed):
+            raise error  # as if it had been raised before the claim
+        alias = alias_of(self.options)
+        try:
+            with transaction.atomic(using=alias):
+                response = self.drf_view.handle_exception(error)
+        except Exception:
+            # The framework's dispatch would ask the project's exception handler a second time.
+            vars(self.drf_view)["handle_exception"] = _raise
+            raise
+        with transaction.atomic(using=alias):
+            return self.ready(response)
+
+    def may_replay(self, allowed: Callable[..., bool]) -> bool:
+        """Ask the project before a replay: `may_replay(request, view)`."""
+        return bool(allowed(self.asked_with, self.drf_view))
+
+    def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
+        # The answer is final; the framework's dispatch would finalize it once more.
+        if isinstance(response, Response) and not response.is_rendered:
+            response = self.ready(response)  # the project's ERROR_RESPONSE
+        vars(self.drf_view)["finalize_response"] = _as_it_is
+        return super().deliver(response, replayed=replayed)
+
+    def ready(self, response: Any) -> HttpResponseBase:
+        view: Any = self.drf_view
+        return self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _as_it_is(request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    return response
