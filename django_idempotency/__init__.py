@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine.conf import Idempotency
     from .engine.declare.decorators import idempotent
-    from .engine.execution.once import Result, arun_once, once, run_once
+    from .engine.declare.once import once
+    from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
     from .engine.request.idempotent_request import IdempotentHttpRequest, get_operation
     from .exceptions import (
@@ -54,7 +55,8 @@ _HOME = {
     "Idempotency": ".engine.conf",
     "IdempotentHttpRequest": ".engine.request.idempotent_request",
     "Operation": ".engine.execution.operation",
-    **dict.fromkeys(("Result", "arun_once", "once", "run_once"), ".engine.execution.once"),
+    **dict.fromkeys(("Result", "arun_once", "run_once"), ".engine.execution.once"),
+    "once": ".engine.declare.once",
     "get_operation": ".engine.request.idempotent_request",
     "idempotent": ".engine.declare.decorators",
 }

@@ -12,7 +12,7 @@ from django.views import View
 from .engine.conf import SAFE_METHODS, Idempotency, resolve
 from .engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
 from .engine.declare.placement import is_drf_view
-from .engine.declare.wrapping import guard
+from .engine.declare.wrapping import protected_form
 from .engine.request.atomic_requests import as_django_would
 from .engine.request.view_call import ViewCall
 from .exceptions import IdempotencyConfigurationError
@@ -76,7 +76,7 @@ class IdempotencyMixin:
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
         # On the instance, which lives for one request: View.dispatch() calls it last.
-        setattr(self, verb, guard(getattr(self, verb), _view_call(options)))
+        setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
         return parent.dispatch(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Options:

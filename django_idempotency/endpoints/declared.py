@@ -11,7 +11,7 @@ from typing import Any
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import Idempotency
-from ..engine.declare.decorators import MARK, VERBS, _only
+from ..engine.declare.decorators import MARK, VERBS, only_method
 from ..engine.declare.placement import method_name
 
 Layers = tuple[Idempotency, ...]
@@ -51,7 +51,7 @@ def layers_of(view: Any) -> Layers | None:
         if layers is not None:
             # method_decorator decorates when the method is called; what it shows until then is a mark without verb.
             verb = method_name(candidate)
-            return (*layers, _only(verb.upper())) if verb in VERBS else layers
+            return (*layers, only_method(verb.upper())) if verb in VERBS else layers
     return None
 
 

@@ -6,17 +6,15 @@ What cannot be seen counts as not protected: a decorator that hides its view (wi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from ..engine.conf import SAFE_METHODS, Idempotency, resolve, settings
+from ..engine.declare import frameworks
 from ..engine.declare.class_options import class_layers
-from ..engine.declare.placement import is_drf_view
 from ..views import IdempotencyMixin
 from .declared import Handler, declared_methods, dispatch_layers, dotted, layers_of, unwrapped
 from .routes import routes
@@ -79,23 +77,12 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 def _handlers(callback: Any) -> Iterator[Handler]:
     for candidate in unwrapped(callback):
-        if is_drf_view(getattr(candidate, "cls", None)):
-            # Imported by name: only a project that has the REST framework comes here.
-            module = import_module("django_idempotency.rest_framework.declared")
-            return module.handlers(candidate)  # type: ignore[no-any-return]
+        for framework in frameworks.in_use():
+            if (found := framework.declared(candidate)) is not None:
+                return found
         if isinstance(getattr(candidate, "view_class", None), type):
             return _class_handlers(candidate)
-        if (path_view := _ninja_path_view(candidate)) is not None:
-            module = import_module("django_idempotency.ninja.declared")
-            return module.handlers(path_view)  # type: ignore[no-any-return]
     return _function_handlers(callback)
-
-
-def _ninja_path_view(callback: Any) -> Any:
-    """What Django Ninja's URL callback has in its closure, found by name: nothing is imported."""
-    enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
-    names = {"__module__": "ninja.operation", "__qualname__": "PathView"}
-    return next((o for o in enclosed if all(getattr(type(o), n, "") == v for n, v in names.items())), None)
 
 
 def _function_handlers(callback: Any) -> Iterator[Handler]:

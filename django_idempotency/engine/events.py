@@ -16,7 +16,7 @@ from django.dispatch import Signal
 from .. import signals
 from ..models import IdempotencyKey
 from .protocol.digests import Identity
-from .protocol.outcomes import Answer, Conflicted, Finished, InDoubt, Mismatched, Verdict
+from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Verdict
 
 logger = logging.getLogger("django_idempotency")
 
@@ -53,7 +53,7 @@ def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = 
             send()
 
 
-def tell_answer(answer: Answer[Any], identity: Identity, using: str) -> None:
+def tell_answer(answer: Outcome[Any], identity: Identity, using: str) -> None:
     """Say what the work came to, or why it has not run. A replay is told by who delivers it, if he does.
 
     Of a store that was busy there is nothing to say about the key.

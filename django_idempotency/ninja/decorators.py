@@ -14,7 +14,7 @@ from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, as_options, resolve
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
-from ..engine.declare.wrapping import guard
+from ..engine.declare.wrapping import protected_form
 from ..exceptions import IdempotencyConfigurationError
 from .view_call import NinjaViewCall, operation_of
 
@@ -77,7 +77,7 @@ def _protect(view: F, layer: Idempotency) -> F:
     else:
         handler = _Handler(view=view, own=(layer,))
 
-    protected: Any = wraps(handler.view)(guard(handler.view, handler.call))
+    protected: Any = wraps(handler.view)(protected_form(handler.view, handler.call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(handler.view)
     # A new list: wraps() has shared the old one with the unprotected function.

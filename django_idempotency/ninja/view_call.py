@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 from ninja.operation import Operation, PathView
 
 from ..engine.protocol.error_text import describe
+from ..engine.protocol.outcomes import Finished
 from ..engine.request.atomic_requests import alias_of
 from ..engine.request.callers import auth_scope
 from ..engine.request.view_call import ViewCall
@@ -38,12 +39,12 @@ class NinjaViewCall(ViewCall):
             temporal = operation.api.create_temporal_response(self.request)
         return self.render(operation._result_to_response(self.request, response, temporal))
 
-    def answer(self, error: Exception) -> HttpResponseBase:
+    def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """The exception handlers of the API, in a transaction of their own."""
         api = self.ninja_operation.api
         try:
             with transaction.atomic(using=alias_of(self.options)):
-                return self.render(api.on_exception(self.request, error))
+                return self.judge(self.render(api.on_exception(self.request, error)))
         except Exception as unanswered:
             # On its way out it meets `Operation.run`, which would ask the same handler a second time.
             api.add_exception_handler(Unanswered, _give_up)

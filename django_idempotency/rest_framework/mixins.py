@@ -86,8 +86,10 @@ class IdempotencyMixin:
             if options is None:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
-            arguments: Any = {"view": handler, "args": (request, *args), "kwargs": kwargs}
-            return handle(RestFrameworkViewCall.of(request, options=resolve(options), **arguments))
+            call = RestFrameworkViewCall(
+                request._request, handler, (request, *args), kwargs, resolve(options), asked_with=request
+            )
+            return handle(call)
 
         return protected
 

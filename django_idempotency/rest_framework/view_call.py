@@ -15,6 +15,7 @@ from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
+from ..engine.protocol.outcomes import Finished
 from ..engine.request.atomic_requests import alias_of
 from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
@@ -26,23 +27,13 @@ class RestFrameworkViewCall(ViewCall):
     """Runs below `APIView.initial()`: the caller is authenticated, permitted and within the throttles."""
 
     asked_with: Request
-    drf_view: APIView
     unparsed: Exception | None = None
     """Why the body could not be parsed, if it could not."""
 
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        *,
-        view: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Idempotency,
-    ) -> RestFrameworkViewCall:
-        call = cls(request=request._request, view=view, args=args, kwargs=kwargs, options=options, asked_with=request)
-        call.drf_view = request.parser_context["view"]
-        return call
+    @property
+    def drf_view(self) -> APIView:
+        view: APIView = self.asked_with.parser_context["view"]
+        return view
 
     def fingerprint(self) -> bytes | None:
         """Parse first, with the view's own parsers.
@@ -77,13 +68,13 @@ class RestFrameworkViewCall(ViewCall):
             return super().scope()  # the project's own mark for nobody
         return auth_scope(request.auth)
 
-    def answer(self, error: Exception) -> HttpResponseBase:
+    def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """The framework's exception handling, then its rendering, each in a transaction of its own.
 
-        `set_rollback()` of the default handler marks the first one, and rendering may need the database.
+        `set_rollback()` of the default handler marks the first transaction, and rendering may need the database.
         """
         if type(error) is type(self.unparsed):
-            raise error  # as if it had been raised before the claim
+            raise error  # as if the error had been raised before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
@@ -93,7 +84,7 @@ class RestFrameworkViewCall(ViewCall):
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
-            return self.ready(response)
+            return self.judge(self.ready(response))
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, view)`."""
@@ -117,3 +108,12 @@ def _raise(error: Exception) -> Any:
 
 def _as_it_is(request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any) -> HttpResponseBase:
     return response
+
+
+def view_call(
+    request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
+) -> RestFrameworkViewCall | None:
+    """The call of a protected handler, if `request` is a request of the REST framework."""
+    if not isinstance(request, Request):
+        return None
+    return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from importlib import import_module
 from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
@@ -13,8 +12,9 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, as_options, resolve
 from ..request.atomic_requests import TakenOver
 from ..request.view_call import ViewCall
+from . import frameworks
 from .placement import method_name, refuse_class, refuse_routing, refuse_view
-from .wrapping import guard
+from .wrapping import protected_form
 
 F = TypeVar("F", bound=Callable[..., Any])
 VERBS = frozenset({"post", "put", "patch", "delete"})
@@ -33,13 +33,15 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Run a view at most once for each idempotency key, and replay its response to retries.
 
+    Opens the transaction that the view runs in. Inside an outer `atomic()` that is a savepoint.
+
     Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. It protects a
     function view, a handler method of a class-based or REST framework view, an `@action` method, and a function under
-    `@api_view`; `method_decorator` works. It stands below everything that decides who the caller is.
+    `@api_view`; `method_decorator` works. It must stand below everything that decides who the caller is.
 
-    Opens the transaction that the view runs in (inside an outer `atomic()`: a savepoint).
-    Raises `IdempotencyConfigurationError` where it could not protect the view, at decoration if that can be known
-    then, else on the first request, before the view runs.
+    Raises:
+        IdempotencyConfigurationError: where it could not protect the view. Raised at decoration if that can be known
+            then, else on the first request, before the view runs.
     """
     if isinstance(view, Idempotency) or view is None:
         layer = as_options(options) if view is None else view
@@ -58,16 +60,16 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
     refuse_view(view)
     if (verb := method_name(view)) in VERBS:
-        # Whoever decorates a method called put wants PUT protected.
-        layers = (*layers, _only(verb.upper()))
+        # The decorator on a method called put protects PUT.
+        layers = (*layers, only_method(verb.upper()))
 
-    def call_of(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
+    def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         call = _view_call(resolve(*layers), unprotected, args, kwargs)
         if call.request.method in call.options.methods:
             refuse_class(view, args)
         return call
 
-    attributes: Any = wraps(view)(guard(view, call_of))
+    attributes: Any = wraps(view)(protected_form(view, make_call))
     setattr(attributes, MARK, layers)
     refuse_routing(attributes)
     opted_out = getattr(view, "_non_atomic_requests", ())
@@ -76,7 +78,8 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
 
 
 @lru_cache(maxsize=len(VERBS))
-def _only(verb: str) -> Idempotency:
+def only_method(verb: str) -> Idempotency:
+    """The layer that a method's own name adds."""
     return Idempotency(methods=(verb,))
 
 
@@ -84,17 +87,14 @@ def _view_call(
     options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ViewCall:
     """Find the request: the first argument of a function, the second of a method."""
-    if args and isinstance(args[0], HttpRequest):
-        return ViewCall(args[0], view, args, kwargs, options)
-    for candidate in (*args[:2], kwargs.get("request")):
+    candidates = (*args[:2], kwargs.get("request"))
+    for candidate in candidates:
         if isinstance(candidate, HttpRequest):
             return ViewCall(candidate, view, args, kwargs, options)
-        if isinstance(getattr(candidate, "_request", None), HttpRequest):
-            # A request of the REST framework. Imported by name: only a project that has it comes here.
-            module = import_module("django_idempotency.rest_framework.view_call")
-            return module.RestFrameworkViewCall.of(  # type: ignore[no-any-return]
-                candidate, view=view, args=args, kwargs=kwargs, options=options
-            )
+    for framework in frameworks.in_use():
+        for candidate in candidates:
+            if (call := framework.view_call(candidate, view, args, kwargs, options)) is not None:
+                return call
     raise IdempotencyConfigurationError(
         f"{view!r} was called without a request. idempotent protects views: functions that take a request first, or "
         "methods that take it after self."

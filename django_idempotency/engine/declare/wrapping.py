@@ -1,4 +1,4 @@
-"""From a callable to its protected form: one engine for `def` and `async def`."""
+"""From a view to its protected form: one engine for `def` and `async def`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,34 @@ from asgiref.sync import async_to_sync, sync_to_async
 from ..request.pipeline import handle
 from ..request.view_call import ViewCall
 
-ViewCallOf = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ViewCall]
+MakeCall = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ViewCall]
 
 
-def guard(view: Callable[..., Any], call_of: ViewCallOf) -> Callable[..., Any]:
-    """The protected form of `view`: `exchange_of(view, args, kwargs)` says what each call is about.
+def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
+    """The protected form of `view`, which runs in a transaction of its own.
 
-    The view runs in a transaction of its own. An `async def` costs one hop to the thread of the request's database
-    connection; the view runs inside, on the event loop, and its own `sync_to_async` calls come back to that thread,
-    and so into our transaction. A cancelled request cancels the view, and the exception rolls the transaction back.
+    An `async def` view costs one hop to the thread of the request's database connection. The view runs inside, on the
+    event loop. Its own `sync_to_async` calls come back to that thread, and so into our transaction. A cancelled request
+    cancels the view, and the exception rolls the transaction back.
+
+    Args:
+        make_call: returns the `ViewCall` of one call, from the view, its positional and its keyword arguments.
     """
     if not iscoroutinefunction(view):
-        return lambda *args, **kwargs: handle(call_of(view, args, kwargs))
 
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
-        call = call_of(view, args, kwargs)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return handle(make_call(view, args, kwargs))
+
+        return protected
+
+    async def aprotected(*args: Any, **kwargs: Any) -> Any:
+        call = make_call(view, args, kwargs)
         if call.request.method not in call.options.methods:
             return await view(*args, **kwargs)
         cancelled = False
 
         async def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
-            # While the claim was made there was no view to cancel, and the thread goes on without its request.
+            # A request that was cancelled during the claim has no view yet to cancel, and the thread goes on.
             if cancelled:
                 raise asyncio.CancelledError
             return await view(*args, **kwargs)
@@ -45,4 +52,4 @@ def guard(view: Callable[..., Any], call_of: ViewCallOf) -> Callable[..., Any]:
             cancelled = True
             raise
 
-    return guarded
+    return aprotected

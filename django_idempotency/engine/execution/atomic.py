@@ -2,103 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django.db import DatabaseError, transaction
 
 from ...exceptions import TransactionBroken
-from ..events import CLAIMED, RELEASED, tell, tell_answer
-from ..protocol.claims import ClaimRequest
+from ..events import CLAIMED, RELEASED, tell
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Answer, Claimed, Conflicted, Discarded, Finished, Raised, Unavailable, Verdict
-from ..stores import Store
+from ..protocol.outcomes import Claimed, Conflicted, Finished, Unavailable, Verdict
+
+if TYPE_CHECKING:
+    from ..protocol.claims import ClaimRequest
+    from ..protocol.outcomes import Outcome
+    from ..stores import Store
+    from .operation import Operation
+    from .work import Work
 
 T = TypeVar("T")
-Work = Callable[[], Finished[T] | Raised]
 
 
-def run_atomically(
-    store: Store, claim: ClaimRequest, work: Work[T], answer: Callable[[Exception], Finished[T]]
-) -> Answer[T]:
-    """Run `work` once for this claim, in one transaction of the store's alias.
+def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    """Claim, run and keep the result in one transaction. See `execute`.
 
-    Opens the transaction (inside an outer `atomic()`: a savepoint). `work` returns what it came to, or `Raised`.
-    `answer` turns an exception of the work into a finished answer, outside that transaction, or raises it.
-    Raises what `answer` raises, what COMMIT and `on_commit` callbacks raise, and database errors of the claim.
+    A deadlock or a serialization failure of the claim is retried once, before anything has run, but only by the
+    outermost transaction: inside an outer `atomic()` only the caller can start again.
     """
-    answered = _run(store, claim, work, answer)
-    tell_answer(answered, claim.identity, store.alias)
-    return answered
-
-
-def _run(store: Store, claim: ClaimRequest, work: Work[T], answer: Callable[[Exception], Finished[T]]) -> Answer[T]:
-    result = _claim_and_work(store, claim, work)
-    match result:
-        case Raised(error):
-            try:
-                finished = answer(error)
-            except Exception:
-                tell(RELEASED, claim.identity, store.alias, reason=describe(error))
-                raise
-        case Discarded(refusal):
-            finished = refusal
-        case _:
-            return result
-    if finished.verdict is not Verdict.KEEP:
-        return finished
-    # The writes are gone and so is the claim. Keep the answer under a claim of its own; whoever was faster wins.
-    kept = _claim_and_work(store, claim, lambda: finished)
-    if isinstance(kept, (Raised, Discarded)):
-        raise RuntimeError(f"Bug: keeping an answer came to {kept!r}.")
-    return kept
-
-
-def _claim_and_work(store: Store, claim: ClaimRequest, work: Work[T]) -> Answer[T] | Raised | Discarded[T]:
     outermost = not store.connection.in_atomic_block
     for _ in range(2):
-        outcome = None
+        claim, running = None, False
         try:
             with transaction.atomic(using=store.alias):
-                outcome = store.claim(claim)
-                if isinstance(outcome, Claimed):
-                    tell(CLAIMED, claim.identity, store.alias, attempt=outcome.attempt)
-                    return _settle(store, outcome, work())
-                return outcome
-        except DatabaseError as error:
-            if outcome is not None:
-                raise  # from COMMIT or later: not about the claim
+                claim = store.claim(wanted)
+                if not isinstance(claim, Claimed):
+                    return claim
+                tell(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
+                running = True
+                finished = work.run(None)
+                hides_an_error = _hides_an_error(store, finished)
+                running = False
+                if not hides_an_error:
+                    return _settle(store, claim, finished)
+                transaction.set_rollback(True, using=store.alias)
+            return _keep(store, wanted, finished)
+        except Exception as error:
+            # Only exceptions of the work are answered. Those of COMMIT and of `on_commit` callbacks come later.
+            if running:
+                answered = _answer(store, wanted, work, error)
+                if answered is None:
+                    raise
+                return answered
+            if claim is not None or not isinstance(error, DatabaseError):
+                raise
             if store.is_busy(error):
                 return Unavailable()
-            # Nothing has run yet. Inside somebody else's transaction only they can start afresh.
             if not (outermost and store.may_repeat(error)):
                 store.explain(error)
                 raise
     return Conflicted()
 
 
-def _settle(store: Store, claimed: Claimed, result: Finished[T] | Raised) -> Finished[T] | Raised | Discarded[T]:
-    """Raise rolls back, return commits: Django's own rule, with a returned 5xx as the one exception."""
-    if isinstance(result, Raised) or result.verdict is Verdict.ROLL_BACK:
+def _settle(store: Store, claim: Claimed, finished: Finished[T]) -> Finished[T]:
+    """Return commits, as in Django. The one exception: a returned 5xx rolls back, so that a retry starts clean."""
+    if finished.verdict is Verdict.ROLL_BACK:
         transaction.set_rollback(True, using=store.alias)
-        return result
-    if store.is_broken():
-        transaction.set_rollback(True, using=store.alias)
-        return _after_a_hidden_error(result)
-    if result.snapshot is not None:
-        store.complete(claimed, result.snapshot, last=True)
+    elif finished.snapshot is not None:
+        store.complete(claim, finished.snapshot, last=True)
     else:
-        store.release(claimed, last=True)
-    return result
+        store.release(claim, last=True)
+    return finished
 
 
-def _after_a_hidden_error(result: Finished[T]) -> Raised | Discarded[T]:
-    """A refusal may stand without the writes; anything else would promise work that did not commit."""
-    if result.snapshot is not None and 400 <= result.snapshot.status_code < 500:
-        return Discarded(result)
-    return Raised(
-        TransactionBroken(
-            "The view caught a database error, after which the database discarded all its writes, and returned as if "
-            "nothing had happened. Put the statement that may fail into its own `with transaction.atomic():` block."
-        )
+def _hides_an_error(store: Store, finished: Finished[T]) -> bool:
+    """Whether the work caught a database error, after which the database discarded all its writes.
+
+    A refusal (4xx) needs no writes, and is kept later by `_keep`.
+
+    Raises:
+        TransactionBroken: for any other answer, which would promise work that did not commit.
+    """
+    if finished.verdict is Verdict.ROLL_BACK or not store.is_broken():
+        return False
+    if finished.snapshot is not None and 400 <= finished.snapshot.status_code < 500:
+        return True
+    raise TransactionBroken(
+        "The view caught a database error, after which the database discarded all its writes, and returned as if "
+        "nothing had happened. Put the statement that may fail into its own `with transaction.atomic():` block."
     )
+
+
+def _answer(store: Store, wanted: ClaimRequest, work: Work[T], error: Exception) -> Outcome[T] | None:
+    """What the framework makes of the work's exception. Its writes and the claim are rolled back already."""
+    try:
+        finished = work.answer(error)
+    except Exception:
+        tell(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        raise
+    if finished is None:
+        tell(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        return None
+    return finished if finished.verdict is not Verdict.KEEP else _keep(store, wanted, finished)
+
+
+def _keep(store: Store, wanted: ClaimRequest, finished: Finished[T]) -> Outcome[T]:
+    """Keep an answer whose own transaction is gone, under a second claim. A request that was faster wins."""
+    return run_atomically(store, wanted, _Done(finished))
+
+
+class _Done(Generic[T]):
+    """Work that has run already."""
+
+    def __init__(self, finished: Finished[T]) -> None:
+        self.finished = finished
+
+    def run(self, operation: Operation | None) -> Finished[T]:
+        return self.finished
+
+    def answer(self, error: Exception) -> None:
+        return None
+
+    def reconcile(self, operation: Operation) -> None:
+        return None

@@ -12,8 +12,40 @@ from ...exceptions import IdempotencyConfigurationError
 from ..stores import Store
 
 
-def refuse_transaction(store: Store, what: str) -> None:
-    """Raise `IdempotencyConfigurationError` inside a transaction of the store's alias, but a `TestCase`'s own."""
+@contextmanager
+def durable_transaction(store: Store, what: str) -> Iterator[None]:
+    """A transaction that commits when the block ends.
+
+    Args:
+        what: the subject of the error message, such as "operation.call('charge')".
+
+    Raises:
+        IdempotencyConfigurationError: inside another transaction of the store's alias. The transaction that a
+            `TestCase` opens around each test is allowed.
+    """
+    _refuse_transaction(store, what)
+    with transaction.atomic(using=store.alias, durable=True):
+        yield
+
+
+def reconnecting_once(store: Store, write: Callable[[], None]) -> None:
+    """Run `write`. If the database fails, run it again on a new connection.
+
+    For writes that must not be lost: the server may have closed a connection that lay idle during a long call.
+
+    Args:
+        write: must be safe to run twice.
+    """
+    try:
+        write()
+    except Error:
+        if store.connection.in_atomic_block:
+            raise  # inside a TestCase there is no other connection
+        store.connection.close()
+        write()
+
+
+def _refuse_transaction(store: Store, what: str) -> None:
     connection = store.connection
     if connection.in_atomic_block:
         blocks: Any = connection.atomic_blocks
@@ -23,29 +55,7 @@ def refuse_transaction(store: Store, what: str) -> None:
         return
     raise IdempotencyConfigurationError(
         f"{what} was reached inside a transaction of database {store.alias!r}. Leased mode commits step by step, so "
-        "that a crash leaves a trace of what was called. Remove the atomic() or set_autocommit(False) around it; under "
+        "that a crash leaves a trace of what was called. Remove the atomic() or set_autocommit(False) around it. Under "
         "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
         "@transaction.non_atomic_requests."
     )
-
-
-@contextmanager
-def own_transaction(store: Store, what: str) -> Iterator[None]:
-    """A transaction that commits when the block ends. Raises `IdempotencyConfigurationError` inside another one."""
-    refuse_transaction(store, what)
-    with transaction.atomic(using=store.alias, durable=True):
-        yield
-
-
-def on_a_fresh_connection_if_need_be(store: Store, write: Callable[[], None]) -> None:
-    """Run `write`, and once more on a new connection if the database fails it. It must be safe to run twice.
-
-    For what must not be lost: a connection that lay idle during a long call may have been cut by then.
-    """
-    try:
-        write()
-    except Error:
-        if store.connection.in_atomic_block:
-            raise  # a TestCase's: there is no other connection
-        store.connection.close()
-        write()

@@ -15,7 +15,7 @@ from ..protocol.digests import derived_key
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
-from .durable import on_a_fresh_connection_if_need_be, own_transaction
+from .durable import durable_transaction, reconnecting_once
 from .values import as_kept, decode, encode
 
 P = ParamSpec("P")
@@ -31,16 +31,16 @@ class Operation:
     attempt: 1 for the first run, growing with every retry that runs again.
     """
 
-    def __init__(self, store: Store, claim: ClaimRequest, claimed: Claimed) -> None:
-        self.key: str | None = claim.identity.key
-        self.attempt = claimed.attempt
+    def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
+        self.key: str | None = wanted.identity.key
+        self.attempt = claim.attempt
         self._store = store
+        self._wanted = wanted
         self._claim = claim
-        self._claimed = claimed
         self._used: set[str] = set()
-        self._doubts = set(claimed.in_doubt)
+        self._doubts = set(claim.in_doubt)
         # What earlier attempts left; nobody else can add to it any more.
-        self._earlier = store.steps(claimed) if claimed.attempt > 1 else {}
+        self._earlier = store.steps(claim) if claim.attempt > 1 else {}
         self.writing = False
 
     @property
@@ -50,7 +50,7 @@ class Operation:
 
     def derive_key(self, name: str) -> str:
         """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name."""
-        return derived_key(self._claim.identity, checked_name(name))
+        return derived_key(self._wanted.identity, checked_name(name))
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something outside, and return what it returned, as JSON gives it back; or what it has returned before.
@@ -92,17 +92,17 @@ class Operation:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was started as an external call by an earlier attempt. Give the write another name."
             )
-        with own_transaction(self._store, f"operation.write({name!r})"):
-            self._store.fence(self._claimed)
+        with durable_transaction(self._store, f"operation.write({name!r})"):
+            self._store.fence(self._claim)
             with self._writing():
                 value = function(*args, **kwargs)
             kept = encode(value)
-            self._store.record_write(self._claimed, name, kept)
+            self._store.record_write(self._claim, name, kept)
         return cast(T, as_kept(value, kept))
 
     def renew(self) -> None:
         """Take the lease anew, from now on. For work that may take longer than `lease`. Raises `LeaseLost`."""
-        self._store.renew(self._claimed, self._claim.lease or 0)
+        self._store.renew(self._claim, self._wanted.lease or 0)
 
     @overload
     async def acall(
@@ -150,8 +150,8 @@ class Operation:
     def _start(self, name: str) -> tuple[bool, Any]:
         known, value = self._look_up(name)
         if not known:
-            with own_transaction(self._store, f"operation.call({name!r})"):
-                self._store.start_call(self._claimed, name, again=name in self._doubts)
+            with durable_transaction(self._store, f"operation.call({name!r})"):
+                self._store.start_call(self._claim, name, again=name in self._doubts)
             self._doubts.add(name)
         return known, value
 
@@ -163,11 +163,11 @@ class Operation:
             error = not_storable  # the money has moved: first say so
 
         def finish() -> None:
-            with own_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._store.fence(self._claimed)
-                self._store.finish_call(self._claimed.id, name, kept)
+            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._store.fence(self._claim)
+                self._store.finish_call(self._claim.id, name, kept)
 
-        on_a_fresh_connection_if_need_be(self._store, finish)
+        reconnecting_once(self._store, finish)
         self._doubts.discard(name)
         if kept is None:
             raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
@@ -176,9 +176,9 @@ class Operation:
     def _note(self, name: str, error: BaseException) -> None:
         """Say in the timeline why the call is in doubt. It is in doubt without that, too."""
         try:
-            with own_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._store.fence(self._claimed)
-                self._store.note_error(self._claimed, name, describe(error))
+            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._store.fence(self._claim)
+                self._store.note_error(self._claim, name, describe(error))
         except Exception:  # noqa: BLE001 (the call's own error is the one to tell)
             return
 

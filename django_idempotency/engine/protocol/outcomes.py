@@ -78,19 +78,5 @@ class Finished(Generic[T]):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The work raised: its writes are rolled back and the key is free."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Discarded(Generic[T]):
-    """The work returned a refusal that should be kept, but its transaction had already been lost."""
-
-    finished: Finished[T]
-
-
-Answer = Finished[T] | Completed | Refusal
+Outcome = Finished[T] | Completed | Refusal
 """What running something once comes to."""

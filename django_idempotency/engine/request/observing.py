@@ -37,43 +37,41 @@ WOULD: dict[type, str] = {
 logger = logging.getLogger("django_idempotency")
 
 
-def observed(
-    call: ViewCall, wanted: Callable[[], ClaimRequest | Problem | None], run: Callable[[], HttpResponseBase]
-) -> HttpResponseBase:
+def observed(call: ViewCall, wish: Callable[[], object], run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     """Run the view, and log what protection would have done instead."""
-    claim = _safely(wanted)
+    wanted = _safely(wish)
     show_loss(call.request)
-    if isinstance(claim, Problem):
-        _log(call, f"refused with {claim.status}: {claim.title}")
-    if not isinstance(claim, ClaimRequest):
+    if isinstance(wanted, Problem):
+        _log(call, f"refused with {wanted.status}: {wanted.title}")
+    if not isinstance(wanted, ClaimRequest):
         return run()
     store = store_for(alias_of(call.options))
-    outcome = _in_its_own(store, lambda: _claim(store, claim))
+    outcome = _in_its_own(store, lambda: _claim(store, wanted))
     if not isinstance(outcome, Claimed):
         if type(outcome) in WOULD:
-            _log(call, f"{WOULD[type(outcome)]} (key {claim.identity.reference})")
+            _log(call, f"{WOULD[type(outcome)]} (key {wanted.identity.reference})")
         return run()
     try:
         response = run()
     except BaseException as error:
         text = describe(error)
-        _in_its_own(store, lambda: store.fail(outcome, claim, text))
+        _in_its_own(store, lambda: store.fail(outcome, wanted, text))
         raise
-    _in_its_own(store, lambda: _settle(call, store, claim, outcome, response))
+    _in_its_own(store, lambda: _settle(call, store, wanted, outcome, response))
     return response
 
 
-def _claim(store: Store, claim: ClaimRequest) -> ClaimOutcome:
-    return store.claim(replace(claim, wait=0, lease=LEASE, repeats_calls=True))
+def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
+    return store.claim(replace(wanted, wait=0, lease=LEASE, repeats_calls=True))
 
 
-def _settle(call: ViewCall, store: Store, claim: ClaimRequest, claimed: Claimed, response: HttpResponseBase) -> None:
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
     if response.status_code < 500 and call.options.record(response):
         # A tombstone: the response may not have been rendered yet, and that is not for us to do.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
-        store.complete(claimed, snapshot, ttl=claim.ttl)
+        store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
-        store.fail(claimed, claim, f"The view answered {response.status_code}.")
+        store.fail(claim, wanted, f"The view answered {response.status_code}.")
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
@@ -97,4 +95,4 @@ def _safely(work: Callable[[], T]) -> T | None:
 
 def _log(call: ViewCall, what: str) -> None:
     with harmless():
-        logger.warning("Observed: %s would have been %s.", call.operation(), what)
+        logger.warning("Observed: %s would have been %s.", call.operation_name(), what)

@@ -1,47 +1,40 @@
-"""What a request meets, top to bottom. The order is part of the contract."""
+"""What a request meets, from top to bottom. The order is part of the contract."""
 
 from __future__ import annotations
 
-from functools import partial
-from inspect import iscoroutinefunction
+from dataclasses import dataclass
 from typing import Any, assert_never
 
-from asgiref.sync import async_to_sync
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import settings
 from ..events import REPLAYED, tell
-from ..execution.atomic import run_atomically
-from ..execution.leased import run_leased
-from ..execution.operation import Operation
+from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
-from ..protocol.outcomes import (
-    Answer,
-    Completed,
-    Conflicted,
-    Finished,
-    InDoubt,
-    Mismatched,
-    Raised,
-    Unavailable,
-    Verdict,
-)
+from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable
 from ..protocol.snapshots import Snapshot
 from ..stores import store_for
 from . import problems
 from .atomic_requests import NO_TRANSACTION, alias_of, as_django_would
-from .capture import capture, restore
+from .capture import restore
 from .key import read_key
 from .observing import observed
+from .problems import Problem
 from .status_page import accepted
-from .view_call import ViewCall
+from .view_call import RUNNING, ViewCall
 
-RUNNING = "_idempotency_running"
-"""Set on the request while its protected view runs."""
+
+@dataclass(frozen=True, slots=True)
+class Unprotected:
+    """The request asks for no protection, and the view requires none."""
+
+
+Wish = ClaimRequest | Problem | Unprotected
+"""What a request asks for: to run once, something impossible, or no protection."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
@@ -50,69 +43,43 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if call.request.method not in options.methods or not settings().enabled:
         return _pass_through(call)
     if options.observe:
-        return observed(call, lambda: _wanted(call), lambda: _pass_through(call))
+        return observed(call, lambda: _wish(call), lambda: _pass_through(call))
     _refuse_a_second_protection(call)
-    wanted = _wanted(call)
-    if wanted is None:
-        return _pass_through(call)
-    if isinstance(wanted, problems.Problem):
-        return _refuse(call, wanted)
-    return _deliver(call, wanted, _run_once(call, wanted))
+
+    match _wish(call):
+        case Unprotected():
+            return _pass_through(call)
+        case Problem() as problem:
+            return _refuse(call, problem)
+        case ClaimRequest() as wanted:
+            pass
+        case wish:
+            assert_never(wish)
+
+    outcome = execute(store_for(alias_of(options)), wanted, call)
+    return _deliver(call, wanted, outcome)
 
 
-def _wanted(call: ViewCall) -> ClaimRequest | problems.Problem | None:
-    """What the client asks for: to run something once, something impossible, or no protection."""
+def _wish(call: ViewCall) -> Wish:
+    """Read the key, then the scope, then the fingerprint. A bad key costs not one SQL statement."""
     options = call.options
     try:
         key = read_key(call.asked_with, options)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
     if key is None:
-        return problems.missing_key(options) if options.required else None
+        return problems.missing_key(options) if options.required else Unprotected()
     scope = call.scope()
     if scope is None:
         return problems.anonymous_refused()
     return ClaimRequest(
-        identity=identify(scope=scope, operation=call.operation(), key=key),
+        identity=identify(scope=scope, operation=call.operation_name(), key=key),
         fingerprint=call.fingerprint(),
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
     )
-
-
-def _deliver(call: ViewCall, claim: ClaimRequest, outcome: Answer[HttpResponseBase]) -> HttpResponseBase:
-    """What the claim has come to, as the client is told."""
-    options = call.options
-    match outcome:
-        case Finished(value=response):
-            return call.deliver(response, replayed=False)
-        case Completed(snapshot=snapshot):
-            return _replay(call, claim, snapshot)
-        case Mismatched():
-            return _refuse(call, problems.already_used(options))
-        case Conflicted() if options.in_progress_status == 202:
-            return call.deliver(accepted(alias_of(options), claim.identity), replayed=False)
-        case Conflicted():
-            return _refuse(call, problems.outstanding(options))
-        case InDoubt():
-            return _refuse(call, problems.outcome_unknown())
-        case Unavailable():
-            return _refuse(call, problems.store_busy())
-        case _:
-            assert_never(outcome)
-
-
-def _run_once(call: ViewCall, claim: ClaimRequest) -> Answer[HttpResponseBase]:
-    """Under the promise that the options name: atomic or leased."""
-    options = call.options
-    store = store_for(alias_of(options))
-    answer = partial(_answer, call)
-    if options.lease is None:
-        return run_atomically(store, claim, partial(_run, call), answer)
-    reconcile = None if options.reconcile is None else partial(_reconcile, call)
-    return run_leased(store, claim, partial(_run_leased, call), answer, reconcile)
 
 
 def _refuse_a_second_protection(call: ViewCall) -> None:
@@ -127,7 +94,8 @@ def _refuse_a_second_protection(call: ViewCall) -> None:
 def _pass_through(call: ViewCall) -> HttpResponseBase:
     if call.options.lease is not None:
         # The view is written for leased mode, and must work without a key as well.
-        _give(call, UnkeyedOperation(alias_of(call.options)))
+        request: Any = call.request
+        request.idempotency = UnkeyedOperation(alias_of(call.options))
     around = as_django_would(call.request)
     if around is NO_TRANSACTION:
         return call.pass_through()
@@ -135,71 +103,39 @@ def _pass_through(call: ViewCall) -> HttpResponseBase:
         return call.pass_through()
 
 
-def _refuse(call: ViewCall, problem: problems.Problem) -> HttpResponseBase:
+def _deliver(call: ViewCall, wanted: ClaimRequest, outcome: Outcome[HttpResponseBase]) -> HttpResponseBase:
+    """Tell the client what the claim came to."""
+    options = call.options
+    match outcome:
+        case Finished(value=response):
+            return call.deliver(response, replayed=False)
+        case Completed(snapshot=snapshot):
+            return _replay(call, wanted, snapshot)
+        case Mismatched():
+            return _refuse(call, problems.already_used(options))
+        case Conflicted() if options.in_progress_status == 202:
+            return call.deliver(accepted(alias_of(options), wanted.identity), replayed=False)
+        case Conflicted():
+            return _refuse(call, problems.outstanding(options))
+        case InDoubt():
+            return _refuse(call, problems.outcome_unknown())
+        case Unavailable():
+            return _refuse(call, problems.store_busy())
+        case _:
+            assert_never(outcome)
+
+
+def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-def _replay(call: ViewCall, claim: ClaimRequest, snapshot: Snapshot) -> HttpResponseBase:
+def _replay(call: ViewCall, wanted: ClaimRequest, snapshot: Snapshot) -> HttpResponseBase:
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
         return _refuse(call, problems.replay_refused())
-    tell(REPLAYED, claim.identity, alias_of(call.options))
+    tell(REPLAYED, wanted.identity, alias_of(call.options))
     if snapshot.is_tombstone:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:
         response = restore(snapshot)
     return call.deliver(response, replayed=True)
-
-
-def _run(call: ViewCall) -> Finished[HttpResponseBase] | Raised:
-    """Run the view; in atomic mode, inside the claim's transaction."""
-    request: Any = call.request
-    setattr(request, RUNNING, True)
-    try:
-        response = call.run()
-    except Exception as error:  # noqa: BLE001 (classified by the caller, after the rollback)
-        return Raised(error)
-    finally:
-        delattr(request, RUNNING)
-    return _judged(response, call.options)
-
-
-def _run_leased(call: ViewCall, operation: Operation) -> Finished[HttpResponseBase] | Raised:
-    _give(call, operation)
-    return _run(call)
-
-
-def _reconcile(call: ViewCall, operation: Operation) -> Finished[HttpResponseBase] | None:
-    """Ask the project what became of an abandoned operation: its final response, or None to run the view again."""
-    _give(call, operation)
-    reconcile: Any = call.options.reconcile
-    if iscoroutinefunction(reconcile):
-        reconcile = async_to_sync(reconcile)
-    response = reconcile(call.asked_with, operation)
-    if response is None:
-        return None
-    response = call.ready(response)
-    return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, call.options))
-
-
-def _give(call: ViewCall, operation: Operation) -> None:
-    request: Any = call.request
-    request.idempotency = operation
-
-
-def _answer(call: ViewCall, error: Exception) -> Finished[HttpResponseBase]:
-    """What the framework makes of the view's exception, judged as a returned response would be."""
-    try:
-        raise error
-    except Exception:  # noqa: BLE001 (exception handlers may log what is being handled, with its traceback)
-        return _judged(call.answer(error), call.options)
-
-
-def _judged(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
-    """The outcome table: what becomes of the business write and of the key."""
-    reason = f"The view answered {response.status_code}."
-    if response.status_code >= 500:
-        return Finished(value=response, verdict=Verdict.ROLL_BACK, reason=reason)
-    if not options.record(response):
-        return Finished(value=response, verdict=Verdict.RELEASE, reason=reason)
-    return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))

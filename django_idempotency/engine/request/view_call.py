@@ -1,27 +1,40 @@
-"""One request to one protected view, as plain Django sees it. The REST framework has its own subclass."""
+"""One call of a protected view: how to run the view, and what becomes of its writes and of the key.
+
+Plain Django is here. The REST framework and Django Ninja have subclasses in their own folders.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, settings
+from ..protocol.outcomes import Finished, Verdict
 from .callers import scope_of
+from .capture import capture
 from .fingerprints import fingerprint_of
+
+if TYPE_CHECKING:
+    from ..execution.operation import Operation
+
+RUNNING = "_idempotency_running"
+"""Set on the request while its protected view runs."""
 
 
 class ViewCall:
-    """What the pipeline needs to know of the framework around the view.
+    """What the pipeline and the engine need to know of the framework around the view. It is a `Work`.
 
     request: Django's request.
-    asked_with: the request that the project's own callables (`scope`, `key`, …) are called with.
+    asked_with: the request that the project's own callables (`scope`, `key`, …) get.
     view, args, kwargs: the unprotected view and how to call it.
-    options: resolved, every one has a value.
+    options: resolved, every option has a value.
     """
 
     def __init__(
@@ -40,8 +53,10 @@ class ViewCall:
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
 
-    def operation(self) -> str:
-        """Method and route: what is being asked for, whatever the arguments."""
+    # --- what is asked for
+
+    def operation_name(self) -> str:
+        """Method and route: what is asked for, without the arguments of the route."""
         if self.options.operation is not None:
             return self.options.operation
         match_ = self.request.resolver_match
@@ -49,45 +64,68 @@ class ViewCall:
         return f"{self.request.method} {route}"
 
     def scope(self) -> str | None:
-        """Who is calling; None for a caller who must be refused."""
+        """The caller's scope; None for a caller who must be refused."""
         return scope_of(self.asked_with, self.options)
 
     def fingerprint(self) -> bytes | None:
+        """32 bytes that stand for the request, or None to compare nothing."""
         return fingerprint_of(self.request, self.options, self.asked_with)
+
+    # --- running
+
+    def run(self, operation: Operation | None) -> Finished[HttpResponseBase]:
+        """Call the view and judge its response."""
+        request: Any = self.request
+        if operation is not None:
+            request.idempotency = operation
+        setattr(request, RUNNING, True)
+        try:
+            response = self.ready(self.view(*self.args, **self.kwargs))
+        finally:
+            delattr(request, RUNNING)
+        return self.judge(response)
+
+    def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
+        """The outcome table: what becomes of the business write and of the key."""
+        reason = f"The view answered {response.status_code}."
+        if response.status_code >= 500:
+            return Finished(value=response, verdict=Verdict.ROLL_BACK, reason=reason)
+        if not self.options.record(response):
+            return Finished(value=response, verdict=Verdict.RELEASE, reason=reason)
+        return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
+
+    def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
+        """Plain Django answers no exception here: it goes on to Django's own handlers, after the rollback."""
+        return None
+
+    def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
+        """Ask the project for the final response of an abandoned attempt. None: run the view again."""
+        reconcile: Any = self.options.reconcile
+        if reconcile is None:
+            return None
+        request: Any = self.request
+        request.idempotency = operation
+        if iscoroutinefunction(reconcile):
+            reconcile = async_to_sync(reconcile)
+        response = reconcile(self.asked_with, operation)
+        if response is None:
+            return None
+        response = self.ready(response)
+        return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
 
     def pass_through(self) -> HttpResponseBase:
         """Call the view as if it were not protected."""
         response: HttpResponseBase = self.view(*self.args, **self.kwargs)
         return response
 
-    def run(self) -> HttpResponseBase:
-        """Call the view; returns a response that is ready to be sent."""
-        return self.ready(self.view(*self.args, **self.kwargs))
+    # --- answering
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """What the view returned, as it can be kept and sent."""
+        """The view's return value as a response that can be kept and sent."""
         return self.render(response)
 
-    def answer(self, error: Exception) -> HttpResponseBase:
-        """What the framework answers to an exception of the view, outside its transaction, or raise it.
-
-        Plain Django: nothing. The exception goes on to Django's own handlers, after the rollback.
-        """
-        raise error
-
-    def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
-        match_ = self.request.resolver_match
-        args, kwargs = (match_.args, match_.kwargs) if match_ else ((), self.kwargs)
-        return bool(allowed(self.asked_with, *args, **kwargs))
-
-    def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        """Hand the answer to the framework, marked as first-hand or replayed."""
-        response.headers[settings().replayed_header] = "true" if replayed else "false"
-        delivered: HttpResponseBase = response
-        return delivered
-
     def render(self, response: Any) -> HttpResponseBase:
+        """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
             if inspect.iscoroutine(response):
                 response.close()
@@ -98,3 +136,15 @@ class ViewCall:
             rendered: HttpResponseBase = response.render()  # type: ignore[attr-defined]
             return rendered
         return response
+
+    def may_replay(self, allowed: Callable[..., bool]) -> bool:
+        """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
+        match_ = self.request.resolver_match
+        args, kwargs = (match_.args, match_.kwargs) if match_ else ((), self.kwargs)
+        return bool(allowed(self.asked_with, *args, **kwargs))
+
+    def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
+        """Hand the response to the framework, marked as first-hand or replayed."""
+        response.headers[settings().replayed_header] = "true" if replayed else "false"
+        delivered: HttpResponseBase = response
+        return delivered

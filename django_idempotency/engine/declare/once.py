@@ -1,0 +1,90 @@
+"""The `once` decorator: `run_once` for a function that is called in many places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, Unpack, overload
+
+from ..conf import OnceKeywords, UnleasedKeywords, resolve
+from ..execution.once import arun_once, once_options, operation_name, run_once
+from ..execution.operation import synchronous
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[UnleasedKeywords],
+) -> Callable[[F], F]: ...
+
+
+@overload
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., T]], Callable[..., T]]: ...  # callers leave `operation` out
+
+
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
+
+    Works on `def` and `async def`. The function returns its result, or the result of its first run. With `lease` the
+    function gets the `Operation` as the keyword argument `operation`. See `run_once` for the transaction.
+
+    Args:
+        scope: a string, or a callable with the function's own arguments.
+        key: a callable with the function's own arguments that returns the key.
+        payload: a callable with the function's own arguments, or None to compare nothing.
+        options: as for `run_once`.
+
+    Raises:
+        NotRun: as `run_once` does, when the function is called.
+        IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
+    """
+    layer = once_options(options)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = operation_name(function, options)
+
+        def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
+            return {
+                **options,
+                "operation": name,
+                "scope": scope(*args, **kwargs) if callable(scope) else scope,
+                "key": key(*args, **kwargs),
+                "payload": None if payload is None else payload(*args, **kwargs),
+            }
+
+        def bound(args: Any, kwargs: Any) -> Callable[..., Any]:
+            plain = synchronous(function)
+            if resolve(layer).lease is None:
+                return partial(plain, *args, **kwargs)
+            return lambda operation: plain(*args, operation=operation, **kwargs)
+
+        @wraps(function)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return run_once(bound(args, kwargs), **arguments(args, kwargs)).value
+
+        @wraps(function)
+        async def aprotected(*args: Any, **kwargs: Any) -> Any:
+            return (await arun_once(bound(args, kwargs), **arguments(args, kwargs))).value
+
+        return aprotected if iscoroutinefunction(function) else protected
+
+    return decorate
