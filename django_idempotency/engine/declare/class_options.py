@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -21,16 +22,26 @@ def checked(value: Options) -> Idempotency | None:
 
 
 def class_layers(cls: Any, instance: Mapping[str, Any], nearer: tuple[Options, ...] = ()) -> tuple[Any, ...]:
-    """The instance, `nearer`, class, base classes: nearest first, up to the first None. Empty: not protected.
+    """The option layers of a class-based view, nearest first, up to the first None. Empty: not protected.
 
-    instance: the attributes of the view, or what `as_view()` will make its attributes.
+    The order is: the instance, `nearer`, the class, its base classes.
+
+    Args:
+        instance: the attributes of the view, or the attributes that `as_view()` will give it.
+        nearer: layers between instance and class, such as those of an action.
     """
-    candidates = [
-        *([instance["idempotency"]] if "idempotency" in instance else []),
-        *nearer,
-        *(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base)),
-    ]
-    return tuple(takewhile(lambda layer: layer is not None, candidates))
+    own = (instance["idempotency"],) if "idempotency" in instance else ()
+    layers = (*own, *nearer, *_declared_layers(cls, cls.idempotency))
+    return tuple(takewhile(lambda layer: layer is not None, layers)) if None in layers else layers
+
+
+@lru_cache(maxsize=1024)
+def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
+    """The `idempotency` attributes along the MRO.
+
+    `nearest` is part of the cache's key, because a test may replace the attribute of a class.
+    """
+    return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Any, ...]]) -> None:
