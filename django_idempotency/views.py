@@ -26,15 +26,19 @@ HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a `View` once for each idempotency key: `FormView`, `CreateView`, your own.
 
-    Stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Every other
-    `dispatch` of the class, such as that of an access mixin, comes first on whatever side it stands, because only the
-    handler is wrapped; a replay never skips them. `def` and `async def` handlers.
+    Handlers run in a transaction that the mixin opens. They may be `def` or `async def`.
 
-    idempotency: an `Idempotency` or a dict of its options; None: not protected. Options that are left out fall
-        through to the base classes, the settings and the defaults.
+    The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only the
+    handler is wrapped. So every other `dispatch` of the class, such as that of an access mixin, runs first, before or
+    after the mixin in the list of bases, and a replay never skips it.
 
-    Handlers run in a transaction of the mixin's own. Raises `IdempotencyConfigurationError` (a TypeError) when the
-    class is made in the wrong order or with impossible options.
+    Args:
+        idempotency: an `Idempotency` or a dict of its options; None: not protected. Options that are left out fall
+            through to the base classes, the settings and the defaults.
+
+    Raises:
+        IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
+            is made.
     """
 
     idempotency: ClassVar[Options] = INHERIT
@@ -75,7 +79,7 @@ class IdempotencyMixin:
             with self._as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
-        # On the instance, which lives for one request: View.dispatch() calls it last.
+        # Set on the instance, which lives for one request. View.dispatch() calls it last.
         setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -93,7 +97,7 @@ class IdempotencyMixin:
         return None if options is None else resolve(options)
 
     def _as_django_would(self, request: Any) -> AbstractContextManager[Any]:
-        # The handler of an asynchronous view has not run when dispatch() returns, and Django opens no transaction.
+        # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.
         return nullcontext() if self.view_is_async else as_django_would(request)  # type: ignore[attr-defined]
 
 

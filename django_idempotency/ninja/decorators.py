@@ -34,16 +34,18 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
-    Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. It stands below the
-    route decorator, and protects the methods of that route; or in `add_decorator(…, mode="operation")` of an API or a
-    router, where it protects POST and PATCH, and the options nearest to the operation win. The operation's own
-    authentication, throttling and parsing come first, and a replay never skips them.
+    Opens the transaction that the operation runs in. Inside an outer `atomic()`, such as that of ATOMIC_REQUESTS, it is
+    a savepoint. The result is converted inside the transaction. An exception rolls it back, and the answer of the API's
+    exception handlers is kept if it is final.
 
-    Opens the transaction that the operation runs in (inside an outer `atomic()`, such as that of ATOMIC_REQUESTS: a
-    savepoint). The result is converted inside of it. If an exception is raised it is rolled back; what the exception
-    handlers of the API answer is kept if it is final.
-    Raises `IdempotencyConfigurationError` where it could not protect the operation, when it is decorated or routed if
-    that can be known then, else on the first request, before the operation runs.
+    Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. Below the route
+    decorator it protects the methods of that route. In `add_decorator(…, mode="operation")` of an API or a router it
+    protects POST and PATCH, and the options nearest to the operation win. The operation's own authentication,
+    throttling and parsing come first, and a replay never skips them.
+
+    Raises:
+        IdempotencyConfigurationError: where it could not protect the operation. Raised when the operation is decorated
+            or routed if that can be known then, else on the first request, before the operation runs.
     """
     if isinstance(view, Idempotency) or view is None:
         layer = as_options(options) if view is None else view
@@ -88,9 +90,9 @@ def _protect(view: F, layer: Idempotency) -> F:
 
 
 def _called_by_ninja() -> bool:
-    """Is it `add_decorator` that decorates, and not somebody above a route decorator?
+    """Whether `add_decorator` decorates, and not a decorator that stands above the route decorator.
 
-    Both hand over a function that has been made an operation; only the first one uses what it gets back.
+    Both pass a function that is an operation already. Only `add_decorator` uses the function that it gets back.
     """
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "<module>":
@@ -104,9 +106,9 @@ def _called_by_ninja() -> bool:
 class _Handler:
     """What is known of a protected function.
 
-    own: the options that stand on the function itself.
-    inherited: those of its router and API, nearest first.
-    routed: the methods of its routes; empty if only `add_decorator` protects it.
+    own: the options on the function itself.
+    inherited: the options of its router and API, nearest first.
+    routed: the methods of its routes; empty if only `add_decorator` protects the function.
     """
 
     view: Callable[..., Any]
@@ -151,7 +153,7 @@ class _Handler:
 
 @lru_cache
 def _only(methods: frozenset[str]) -> Idempotency:
-    """Whoever decorates the function of a PUT route wants PUT protected."""
+    """The layer that the methods of the routes add: the decorator on a PUT route protects PUT."""
     return Idempotency(methods=methods)
 
 

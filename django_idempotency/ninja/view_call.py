@@ -24,16 +24,16 @@ class NinjaViewCall(ViewCall):
     ninja_operation: Operation
 
     def scope(self) -> str | None:
-        """Whom the operation's own authentication found, unless `scope=` says who is calling."""
+        """The caller that the operation's own authentication found, unless `scope=` says who is calling."""
         auth = getattr(self.request, "auth", None)
         if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
             return super().scope()
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse it."""
+        """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse the result."""
         operation = self.ninja_operation
-        # What the operation got as its `response` parameter carries the headers that it set.
+        # The `response` parameter of the operation carries the headers that the operation set.
         temporal: Any = self.kwargs.get(operation.signature.response_arg or "")
         if not isinstance(temporal, HttpResponse):
             temporal = operation.api.create_temporal_response(self.request)
@@ -46,7 +46,7 @@ class NinjaViewCall(ViewCall):
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(api.on_exception(self.request, error)))
         except Exception as unanswered:
-            # On its way out it meets `Operation.run`, which would ask the same handler a second time.
+            # On its way out the exception meets `Operation.run`, which would ask the same handler again.
             api.add_exception_handler(Unanswered, _give_up)
             raise Unanswered(describe(unanswered)) from unanswered
 
@@ -61,7 +61,7 @@ def _give_up(request: HttpRequest, error: Any) -> NoReturn:
     try:
         raise cause
     finally:
-        cause.__context__ = context  # what was being handled in the operation, not our Unanswered
+        cause.__context__ = context  # the exception that the operation was handling, not our Unanswered
 
 
 def operation_of(request: HttpRequest) -> Operation:

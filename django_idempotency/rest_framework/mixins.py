@@ -21,15 +21,19 @@ from .view_call import RestFrameworkViewCall
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a view or viewset once for each idempotency key.
 
-    Stands before the framework's classes: `class OrderViewSet(IdempotencyMixin, ModelViewSet)`. Authentication,
-    permissions, throttles and content negotiation come first, and a replay never skips them.
+    Handlers run in a transaction that the mixin opens.
 
-    idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None: not
-        protected. Options that are left out fall through to the base classes, the settings and the defaults.
-    idempotency_actions: the same by name for the standard actions of a viewset.
+    The mixin stands before the framework's classes: `class OrderViewSet(IdempotencyMixin, ModelViewSet)`.
+    Authentication, permissions, throttles and content negotiation come first, and a replay never skips them.
 
-    Handlers run in a transaction of the mixin's own. Raises `IdempotencyConfigurationError` (a TypeError) when the
-    class is made in the wrong order or with impossible options.
+    Args:
+        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None: not
+            protected. Options that are left out fall through to the base classes, the settings and the defaults.
+        idempotency_actions: the same by name for the standard actions of a viewset.
+
+    Raises:
+        IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
+            is made.
     """
 
     idempotency: ClassVar[Options] = INHERIT
@@ -68,7 +72,7 @@ class IdempotencyMixin:
         if request.method in SAFE_METHODS or handler is None:
             with as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
-        # On the instance, which lives for one request: the framework calls it after initial().
+        # Set on the instance, which lives for one request. The framework calls it after initial().
         setattr(self, verb, self._protected(handler))
         return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
 

@@ -38,9 +38,8 @@ class RestFrameworkViewCall(ViewCall):
     def fingerprint(self) -> bytes | None:
         """Parse first, with the view's own parsers.
 
-        The handler may not want parsed data at all, and then their error is none of its business: the body is
-        compared by its bytes. If it does want them, it gets the same error again, and the claim is rolled back with it.
-        In leased mode the claim would not be: there the error comes first. Observed, the view runs whatever it is.
+        If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim is
+        rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
         """
         with open_body(self.request):
             try:
@@ -52,20 +51,20 @@ class RestFrameworkViewCall(ViewCall):
                 if claims_first and not isinstance(error, UnsupportedMediaType):
                     raise
                 self.unparsed = error
-                # The framework shows empty data to whoever asks after an error.
+                # After an error the framework would show empty data to the handler.
                 for name in ("_data", "_files", "_full_data", "_stream"):
                     setattr(self.asked_with, name, Empty)
-        # A permission or a throttle that looked at `request.data` has consumed the stream: compare what it was given.
+        # A permission or a throttle that read `request.data` has consumed the stream: compare the parsed data.
         parsed = None if self.unparsed else lambda: self.asked_with.data
         return fingerprint_of(self.request, self.options, self.asked_with, parsed)
 
     def scope(self) -> str | None:
-        """Whom the view's own authentication found, unless `scope=` says who is calling."""
+        """The caller that the view's own authentication found, unless `scope=` says who is calling."""
         request: Any = self.asked_with
         if self.options.scope is not None or is_authenticated(request.user) or request.auth is None:
             return super().scope()
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return super().scope()  # the project's own mark for nobody
+            return super().scope()  # the project's own value for "no token"
         return auth_scope(request.auth)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
@@ -91,7 +90,7 @@ class RestFrameworkViewCall(ViewCall):
         return bool(allowed(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        # The answer is final; the framework's dispatch would finalize it once more.
+        # The response is final. The framework's dispatch would finalize it again.
         if isinstance(response, Response) and not response.is_rendered:
             response = self.ready(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = _as_it_is

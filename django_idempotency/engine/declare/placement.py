@@ -1,6 +1,6 @@
-"""Where the decorator must not stand: above whatever decides who the caller is.
+"""Where the decorator must not stand: above the code that decides who the caller is.
 
-Up there a key would be replayed to somebody else, or to a token that has been revoked since.
+Above that code a response would be replayed to another caller, or to a token that was revoked meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Refuse what can be known to be unprotectable or misplaced when the decorator is applied."""
+    """Refuse at decoration what is already known: no view, or the wrong place."""
     if isinstance(view, type):
         _refuse(
             f'idempotent cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
@@ -53,7 +53,7 @@ def refuse_view(view: Any) -> None:
         _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
     if is_drf_view(getattr(view, "cls", None)):
         _refuse(
-            f"idempotent stands above the REST framework view {view.cls.__name__}, where nobody is authenticated yet. "
+            f"idempotent stands above the REST framework view {view.cls.__name__}, where no user is authenticated yet. "
             f"Put it below:\n{DRF_ORDER}"
         )
     if "redirect_field_name" in getattr(view, "__dict__", {}):
@@ -76,7 +76,7 @@ def refuse_routing(protected: Any) -> None:
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse what only the first request shows: Django Ninja, and the class whose `dispatch` is decorated."""
+    """Refuse on the first request what shows only then: Django Ninja, and a class whose `dispatch` is decorated."""
     for request in args[:1]:
         callback = getattr(getattr(request, "resolver_match", None), "func", None)
         if getattr(callback, "__module__", None) == "ninja.operation":
@@ -108,7 +108,7 @@ def misplaced_dispatch(view_class: type) -> str | None:
         return None
     if is_drf_view(view_class):
         return (
-            f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where nobody is "
+            f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where no user is "
             f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
         )
     if _access_mixins(mro[decorated:]):
@@ -133,7 +133,7 @@ def is_drf_view(cls: Any) -> bool:
 
 
 def _access_mixins(classes: tuple[type, ...]) -> bool:
-    # If nobody has imported the module, no class can come from it.
+    # If the project has not imported the module, no class comes from it.
     module = sys.modules.get("django.contrib.auth.mixins")
     return module is not None and any(issubclass(cls, module.AccessMixin) for cls in classes)
 

@@ -27,8 +27,9 @@ MAX_NAME = 100
 class Operation:
     """One attempt at a leased operation: `request.idempotency` in the view.
 
-    key: the key that the client sent.
-    attempt: 1 for the first run, growing with every retry that runs again.
+    Args:
+        key: the key that the client sent.
+        attempt: 1 for the first run. Each retry that runs again has a higher number.
     """
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
@@ -39,7 +40,7 @@ class Operation:
         self._claim = claim
         self._used: set[str] = set()
         self._doubts = set(claim.in_doubt)
-        # What earlier attempts left; nobody else can add to it any more.
+        # The steps of earlier attempts. Their workers cannot add to them any more.
         self._earlier = store.steps(claim) if claim.attempt > 1 else {}
         self.writing = False
 
@@ -53,16 +54,24 @@ class Operation:
         return derived_key(self._wanted.identity, checked_name(name))
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something outside, and return what it returned, as JSON gives it back; or what it has returned before.
+        """Call something outside: a payment gateway, a mail server, another service.
 
-        Commits "started", runs `function` with no transaction open, commits the result. An exception of `function`
-        leaves the call in doubt, because nobody knows how far it came (a timeout); it propagates. What is a clear
-        answer, such as a declined card, must be returned.
+        Commits "started", runs `function` with no transaction open, and commits the result. If an earlier attempt has a
+        result for this name, `function` is not called. An exception of `function` propagates and leaves the call in
+        doubt, because its outcome is unknown (a timeout, for example). A clear refusal, such as a declined card, must
+        be returned, not raised.
 
-        name: at most 100 characters, one for each step of the operation.
+        Args:
+            name: the step's name, 1 to 100 characters, the same in every attempt.
+            function: called with the other arguments.
 
-        Raises `LeaseLost` before or after the call, `ResultNotStorable` after it, and
-        `IdempotencyConfigurationError` for a name that is used twice or inside a transaction.
+        Returns:
+            The result of `function`, as JSON gives it back.
+
+        Raises:
+            LeaseLost: before or after the call, if another worker has taken the key over.
+            ResultNotStorable: after the call. The step is marked as done, without a value.
+            IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "acall")
         known, value = self._start(name)
@@ -78,11 +87,20 @@ class Operation:
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Write to this database exactly once: `function`, the step's result and the fence commit together.
 
-        Opens a transaction, locks the key's row, runs `function` in it, and commits. Returns its result, or the one of
-        an earlier attempt: JSON, or one model instance, which is kept by its primary key and fetched again.
+        Opens a transaction, locks the key's row, runs `function`, and commits. If an earlier attempt has a result for
+        this name, `function` is not called.
 
-        Raises `LeaseLost` and `ResultNotStorable` with everything rolled back, and `IdempotencyConfigurationError`
-        for a name that is used twice or inside a transaction.
+        Args:
+            name: the step's name, 1 to 100 characters, the same in every attempt.
+            function: called with the other arguments.
+
+        Returns:
+            The result of `function`: JSON, or one model instance, which is kept by its primary key and fetched again.
+
+        Raises:
+            LeaseLost: another worker has taken the key over. Everything is rolled back.
+            ResultNotStorable: the result is neither JSON nor a saved model instance. Everything is rolled back.
+            IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
         known, value = self._look_up(name)
@@ -101,7 +119,11 @@ class Operation:
         return cast(T, as_kept(value, kept))
 
     def renew(self) -> None:
-        """Take the lease anew, from now on. For work that may take longer than `lease`. Raises `LeaseLost`."""
+        """Start the lease again from now. For work that may take longer than `lease`.
+
+        Raises:
+            LeaseLost: another worker has taken the key over.
+        """
         self._store.renew(self._claim, self._wanted.lease or 0)
 
     @overload
@@ -113,7 +135,7 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for `async def` views. `function` may be either kind; a plain one runs in a thread."""
+        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
         known, value = await sync_to_async(self._start)(name)
         if known:
             return value
@@ -138,7 +160,7 @@ class Operation:
     async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`write` for `async def` views. `function` may be either kind."""
+        """`write` for `async def` views. `function` may be `def` or `async def`."""
         return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
@@ -160,7 +182,7 @@ class Operation:
         try:
             kept = encode(value)
         except ResultNotStorable as not_storable:
-            error = not_storable  # the money has moved: first say so
+            error = not_storable  # the money has moved: keep that fact first
 
         def finish() -> None:
             with durable_transaction(self._store, f"the end of operation.call({name!r})"):
@@ -174,12 +196,12 @@ class Operation:
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Say in the timeline why the call is in doubt. It is in doubt without that, too."""
+        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt without the reason, too."""
         try:
             with durable_transaction(self._store, f"the end of operation.call({name!r})"):
                 self._store.fence(self._claim)
                 self._store.note_error(self._claim, name, describe(error))
-        except Exception:  # noqa: BLE001 (the call's own error is the one to tell)
+        except Exception:  # noqa: BLE001 (the call's own error is what the caller must see)
             return
 
     def _look_up(self, name: str) -> tuple[bool, Any]:
@@ -213,7 +235,7 @@ def checked_name(name: str) -> str:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for callers that cannot await: whatever has to be awaited is, such as what `objects.acreate` returns."""
+    """A form of `function` for callers that cannot await. It awaits awaitable results, such as `objects.acreate(…)`."""
 
     async def awaited(result: Awaitable[Any]) -> Any:
         return await result

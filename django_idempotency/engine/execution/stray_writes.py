@@ -1,4 +1,4 @@
-"""A data change beside `operation.write` runs again with every retry: in development, say so."""
+"""A data change outside of `operation.write` runs again with every retry. With DEBUG, warn about it."""
 
 from __future__ import annotations
 

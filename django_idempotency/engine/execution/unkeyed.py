@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class UnkeyedOperation(Operation):
-    """Runs its steps and remembers nothing: there is no key by which a retry could be known.
+    """Runs its steps and remembers nothing, because there is no key to recognise a retry by.
 
-    `key` is None and `attempt` 1. `derive_key` is stable within this request only.
+    `key` is None and `attempt` is 1. `derive_key` is stable within this request only.
     """
 
     def __init__(self, alias: str) -> None:

@@ -1,4 +1,4 @@
-"""Results as text: JSON for values, model and primary key for model instances."""
+"""Results as text: JSON for values; model and primary key for model instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encode(value: Any) -> str:
     else:
         kept = {"value": value}
     try:
-        # NaN and Infinity are Python's own idea of JSON.
+        # NaN and Infinity are no JSON, although Python writes them.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotStorable(
@@ -31,7 +31,7 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """The value that was kept; None if there was none. Fetches a model instance: raises its `DoesNotExist`."""
+    """The value that was kept, or None if there was none. A model instance is fetched: raises its `DoesNotExist`."""
     if text is None:
         return None
     kept = json.loads(text)
@@ -41,5 +41,5 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """The value as a retry will see it, so that a difference shows at once: a tuple is a list, a Decimal a string."""
+    """The value as a retry will see it: a tuple becomes a list, a Decimal a string. A difference shows at once."""
     return value if isinstance(value, models.Model) else decode(text)

@@ -2,9 +2,9 @@
 
 # Note [Taking ATOMIC_REQUESTS over]
 Under ATOMIC_REQUESTS Django wraps the URL callback in `atomic(alias)`. A claim inside that block would only be a
-savepoint: the conflict answer of a duplicate and the first answer would be sent before or after a COMMIT that we
-cannot see fail. So a protected callback carries a `_non_atomic_requests` that names our alias, and we open the
-transaction. A request that only passes through gets the `atomic(alias)` that Django would have opened.
+savepoint, and the package would not see it when Django's COMMIT fails. So a protected callback carries a
+`_non_atomic_requests` that names the alias of the keys, and the package opens the transaction. A request that only
+passes through gets the `atomic(alias)` that Django would have opened.
 """
 
 from __future__ import annotations

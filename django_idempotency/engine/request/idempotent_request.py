@@ -11,15 +11,19 @@ from ..execution.operation import Operation
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """For annotations: the request that a leased view gets."""
+    """The request that a leased view gets, for annotations."""
 
     idempotency: Operation
 
 
 def get_operation(request: Any) -> Operation:
-    """The operation of the leased view that this request is in; also as `request.idempotency`.
+    """The operation of the leased view that handles this request. `request.idempotency` is the same object.
 
-    request: Django's or the REST framework's. Raises `IdempotencyConfigurationError` outside of leased views.
+    Args:
+        request: Django's or the REST framework's request.
+
+    Raises:
+        IdempotencyConfigurationError: outside of leased views.
     """
     operation = getattr(request, "idempotency", None)
     if not isinstance(operation, Operation):

@@ -1,7 +1,7 @@
-"""Gradual rollout: see what protection would do before it does it.
+"""Observe mode, for a gradual rollout: log what protection would do, and do nothing.
 
-The view runs whatever its key says, in Django's own transaction, and its answer goes out as it is. Beside it the key is
-claimed and completed in short transactions of their own. Nothing that goes wrong with that reaches the client.
+The view runs for every request, in Django's own transaction, and its response goes out unchanged. The key is claimed and
+completed in short transactions of their own. An error of these transactions is logged and never reaches the client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .view_call import ViewCall
 
 T = TypeVar("T")
 LEASE = 300.0
-"""Seconds until the claim of a worker that has died counts as abandoned."""
+"""Seconds after which the claim of a dead worker counts as abandoned."""
 WOULD: dict[type, str] = {
     Completed: "replayed",
     Mismatched: "refused: the key was used for another request",
@@ -67,7 +67,7 @@ def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
     if response.status_code < 500 and call.options.record(response):
-        # A tombstone: the response may not have been rendered yet, and that is not for us to do.
+        # A tombstone: the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -75,7 +75,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """In a transaction of its own; inside another one a savepoint, so that no error of ours can spoil that one."""
+    """Run `work` in a transaction. Inside another one that is a savepoint: an error here cannot spoil the outer one."""
 
     def in_transaction() -> T:
         with transaction.atomic(using=store.alias):
