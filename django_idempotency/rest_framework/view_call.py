@@ -38,8 +38,8 @@ class RestFrameworkViewCall(ViewCall):
     def fingerprint(self) -> bytes | None:
         """Parse first, with the view's own parsers.
 
-        If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim is
-        rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
+        If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
+        is rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
         """
         with open_body(self.request):
             try:

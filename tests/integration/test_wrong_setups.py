@@ -120,7 +120,7 @@ class TestNotMigrated:
 
 @pytest.mark.parametrize("use", [post, lambda **o: run_once(print, operation="print", scope="s", key="k", **o)])
 def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
-    """Also where nobody has run the checks."""
+    """Also where no user has run the checks."""
     with pytest.raises(IdempotencyConfigurationError) as caught:
         use(using="orders")
     assert str(caught.value) == (
@@ -179,5 +179,5 @@ def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
     """Not by that of the wrapper."""
     from rest_framework.decorators import api_view
 
-    with pytest.raises(IdempotencyConfigurationError, match="the REST framework view view, where nobody"):
+    with pytest.raises(IdempotencyConfigurationError, match="the REST framework view view, where no user"):
         idempotent(api_view(["POST"])(view))

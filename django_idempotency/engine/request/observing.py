@@ -1,7 +1,7 @@
 """Observe mode, for a gradual rollout: log what protection would do, and do nothing.
 
-The view runs for every request, in Django's own transaction, and its response goes out unchanged. The key is claimed and
-completed in short transactions of their own. An error of these transactions is logged and never reaches the client.
+The view runs for every request, in Django's own transaction, and its response goes out unchanged. The key is claimed
+and completed in short transactions of their own. An error of these transactions is logged and never reaches the client.
 """
 
 from __future__ import annotations
