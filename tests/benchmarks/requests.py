@@ -20,7 +20,7 @@ from django_idempotency import idempotent, run_once
 from tests.benchmarks import plots
 from tests.benchmarks.page import table
 from tests.benchmarks.views import bare, by_hand, job, leased, protected
-from tests.wire import tapped
+from tests.tap import tapped
 
 BODY = json.dumps({"item": "tea", "quantity": 3})
 FACTORY = RequestFactory()

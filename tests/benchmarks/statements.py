@@ -13,7 +13,7 @@ from django_idempotency.models import IdempotencyKey
 from tests.benchmarks.page import table
 from tests.benchmarks.requests import request
 from tests.benchmarks.views import protected
-from tests.wire import tapped
+from tests.tap import tapped
 
 TITLE = "Statements"
 TIMES = 500

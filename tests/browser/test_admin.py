@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.admin_pages import make_key
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_admin import make_key
-from tests.integration.test_leased import breaks
+from tests.leases import breaks
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 

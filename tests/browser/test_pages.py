@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from django_idempotency.models import IdempotencyStep
-from tests.integration.test_admin import make_key
+from tests.admin_pages import make_key
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 LIST = "/admin/django_idempotency/idempotencykey/"

@@ -23,7 +23,7 @@ from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.integration.test_stores import a_claim
+from tests.claims import a_claim
 from tests.servers import DEADLINE, eventually, sessions, uvicorn
 from tests.shopapp.models import Ledger, Order
 

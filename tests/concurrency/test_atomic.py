@@ -1,64 +1,30 @@
-"""Real threads, real connections: who wins, who waits, who is told."""
+"""Atomic mode with real threads: who wins, who waits, who is told."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from threading import Barrier, Event
+from threading import Barrier
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
-from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
-from django.urls import path
 
-from django_idempotency import idempotent
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.integration.test_stores import a_claim
+from tests.concurrency.held_urls import GO, STARTED
 from tests.servers import eventually
 from tests.shopapp.models import Order
+from tests.sql import ask
 
 Post = Callable[..., Any]
 Threads = Callable[..., list[Any]]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.test_views")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.held_urls")]
 SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
-STARTED, GO = Event(), Event()
-
-
-@idempotent
-def create(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.create().pk}, status=201)
-
-
-# One operation under three paths, which differ in their patience only.
-@idempotent(operation="held", fingerprint=None)
-def held(request: HttpRequest) -> HttpResponse:
-    """Stop after the write until the test says go on."""
-    pk = Order.objects.create().pk
-    STARTED.set()
-    assert GO.wait(30)
-    return JsonResponse({"id": pk}, status=201)
-
-
-held_waiting = idempotent(wait=30, operation="held", fingerprint=None)(held.__wrapped__)
-held_impatient = idempotent(wait=0.05, operation="held", fingerprint=None)(held.__wrapped__)
-
-
-def read(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"orders": Order.objects.count()})
-
-
-urlpatterns = [path(v.__name__, v) for v in (create, read)] + [
-    path("held", held),
-    path("held_waiting", held_waiting),
-    path("held_impatient", held_impatient),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +139,7 @@ class TestStricterIsolation:
             if number < 2:
                 return send(number)
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            eventually("the duplicate to wait", lambda: _ask(waiting))
+            eventually("the duplicate to wait", lambda: ask(waiting))
             GO.set()
             return None
 
@@ -210,148 +176,3 @@ class TestStricterIsolation:
 
         monkeypatch.setattr(store_for("default"), "claim", fail)
         assert (post("/create").status_code, len(tries)) == (409, 2)
-
-    def test_another_error_of_the_wait_propagates(self, in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Only a wait that ends by time is a conflict."""
-        store = store_for("default")
-        monkeypatch.setattr(type(store), "_wait_insert_sql", "SELECT pg_terminate_backend(pg_backend_pid())")
-        monkeypatch.setattr(store, "_run_insert", lambda statement, claim: _ask(statement))
-        for name in ("_claim_in_few_round_trips", "_insert", "_read"):
-            monkeypatch.setattr(store, name, lambda claim: None)
-
-        def claim(number: int) -> None:
-            with pytest.raises(DatabaseError), transaction.atomic():
-                store.claim(a_claim(wait=1))
-
-        in_threads(1, claim)
-
-
-def _ask(sql: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()
-
-
-@pytest.mark.only_on("sqlite")
-def test_a_locked_database_is_503(post: Post, in_threads: Threads) -> None:
-    """It may be about another key: nobody can tell, and nothing was done."""
-
-    def send(number: int) -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA busy_timeout = 50")
-        response = post("/create", client=Client())
-        GO.set()
-        return response
-
-    def hold(number: int) -> None:
-        with transaction.atomic():
-            Order.objects.create()
-            STARTED.set()
-            assert GO.wait(30)
-
-    def run(number: int) -> Any:
-        if number == 0:
-            return hold(number)
-        assert STARTED.wait(30)
-        return send(number)
-
-    _, response = in_threads(2, run)
-    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
-    assert response.json()["title"] == "The idempotency store is busy"
-    assert Order.objects.count() == 1
-
-
-class TestStores:
-    def race(self, in_threads: Threads, count: int, **changes: Any) -> list[Any]:
-        """Claim at once; nobody ends the transaction before all have their outcome."""
-        barrier = Barrier(count, timeout=60)
-        store = store_for("default")
-
-        def claim(number: int) -> Any:
-            barrier.wait()
-            with transaction.atomic():
-                outcome = store.claim(a_claim(**changes))
-                barrier.wait()
-                if isinstance(outcome, Claimed):
-                    store.complete(outcome, SNAPSHOT)
-            return outcome
-
-        return in_threads(count, claim)
-
-    @pytest.mark.only_on("postgresql", "mysql")
-    def test_one_of_many_wins_and_nobody_waits_for_its_end(self, in_threads: Threads) -> None:
-        """All losers know while the winner is still at work."""
-        outcomes = self.race(in_threads, 20)
-        assert Counter(type(o) for o in outcomes) == {Claimed: 1, Conflicted: 19}
-        assert store_for("default").claim(a_claim()) == Completed(snapshot=SNAPSHOT)
-
-    @pytest.mark.only_on("postgresql")
-    def test_one_of_many_takes_an_expired_key_over(self, in_threads: Threads) -> None:
-        """Exactly one, at attempt 2."""
-        store = store_for("default")
-        with transaction.atomic():
-            claimed = store.claim(a_claim())
-            assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT)
-        IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
-        outcomes = self.race(in_threads, 20)
-        assert [o for o in outcomes if isinstance(o, Claimed)] == [Claimed(id=claimed.id, attempt=2)]
-        assert Counter(type(o) for o in outcomes)[Conflicted] == 19
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.parametrize("lock_timeout", ["0", "7s"])
-    def test_waiting_leaves_the_projects_lock_timeout_alone(self, in_threads: Threads, lock_timeout: str) -> None:
-        """The view never sees ours."""
-        store = store_for("default")
-        ready = Event()
-
-        def run(number: int) -> Any:
-            with transaction.atomic():
-                if number == 0:
-                    store.claim(a_claim())
-                    ready.set()
-                    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-                    eventually("the other to wait", lambda: _ask(waiting))
-                    transaction.set_rollback(True)
-                    return None
-                assert ready.wait(30)
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
-                outcome = store.claim(a_claim(wait=30))
-                with connection.cursor() as cursor:
-                    cursor.execute("SHOW lock_timeout")
-                    return outcome, cursor.fetchone()[0]
-
-        _, (outcome, after) = in_threads(2, run)
-        assert isinstance(outcome, Claimed)
-        assert after == lock_timeout
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-    def test_stricter_isolation_asks_for_a_fresh_transaction(self, in_threads: Threads, level: str) -> None:
-        """The snapshot is older than the winner's commit: the claim fails in a way that may be repeated."""
-        store = store_for("default")
-        snapshot_taken, committed = Event(), Event()
-
-        def winner() -> Any:
-            assert snapshot_taken.wait(30)
-            with transaction.atomic():
-                claimed = store.claim(a_claim())
-                assert isinstance(claimed, Claimed)
-                store.complete(claimed, SNAPSHOT)
-            committed.set()
-
-        def loser() -> bool:
-            try:
-                with transaction.atomic(), connection.cursor() as cursor:
-                    cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-                    cursor.execute("SELECT 1")
-                    snapshot_taken.set()
-                    assert committed.wait(30)
-                    store.claim(a_claim())
-            except DatabaseError as error:
-                return store.may_repeat(error)
-            raise AssertionError("the claim did not notice")
-
-        assert in_threads(2, lambda number: (winner, loser)[number]()) == [None, True]
-        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)

@@ -4,102 +4,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
-from threading import Barrier, Event
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
-from django.db.models import F
-from django.test import Client
 from django.utils import timezone
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted, InDoubt
+from django_idempotency.engine.protocol.outcomes import Claimed, InDoubt
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
+from tests.contracts.leased import (
+    _clean,
+    elsewhere,
+    test_a_takeover_has_one_winner,
+    test_a_zombie_commits_nothing_beside_the_winner,
+    test_fifty_duplicates_run_once,
+)
+from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_stores import a_claim
+from tests.leases import Slow, lapse
 from tests.servers import eventually
 from tests.shopapp.models import Order
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+__all__ = [  # tests and their fixture, which the partitioned table must pass as well
+    "_clean",
+    "test_a_takeover_has_one_winner",
+    "test_a_zombie_commits_nothing_beside_the_winner",
+    "test_fifty_duplicates_run_once",
+]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
 Threads = Callable[..., list[Any]]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-
-
-def send(key: str, path: str = "/pay") -> Any:
-    client = Client(raise_request_exception=False)
-    return client.post(path, {}, content_type="application/json", headers={"Idempotency-Key": key})
-
-
-@contextmanager
-def elsewhere() -> Iterator[Callable[..., Any]]:
-    """Run something in a thread with connections of its own; gives a function that starts it."""
-    with ThreadPoolExecutor(4) as pool:
-
-        def start(function: Callable[..., Any], *args: Any) -> Any:
-            def run() -> Any:
-                try:
-                    return function(*args)
-                finally:
-                    connections.close_all()
-
-            return pool.submit(run)
-
-        yield start
-
-
-def lapse() -> None:
-    IdempotencyKey.objects.update(locked_until=F("locked_until") - timedelta(hours=1))
-
-
-class Slow:
-    """Stops the first one that comes by until it is let go."""
-
-    def __init__(self) -> None:
-        self.arrived, self.go, self.used = Event(), Event(), False
-
-    def __call__(self, *args: Any) -> None:
-        if not self.used:
-            self.used = True
-            self.arrived.set()
-            assert self.go.wait(30)
-
-
-@pytest.mark.parametrize("place", ["before the call", "after the call", "between", "at the end"])
-def test_a_zombie_commits_nothing_beside_the_winner(key: str, place: str) -> None:
-    """Wherever it slept when its lease ran out: one charge, one order, and its client gets the winner's answer."""
-    slow = Slow()
-    if place == "before the call":
-        GATEWAY.before = slow
-    elif place == "after the call":
-        GATEWAY.after = slow
-    else:
-        HOOKS[place] = slow
-    with elsewhere() as start:
-        zombie = start(send, key)
-        assert slow.arrived.wait(30)
-        lapse()
-        winner = send(key)
-        slow.go.set()
-        answer = zombie.result(30)
-    assert (winner.status_code, winner.json()["attempt"]) == (201, 2)
-    assert (answer.status_code, answer.content) == (201, winner.content)
-    assert answer.headers["Idempotency-Replayed"] == "true"
-    assert (len(GATEWAY.charges), Order.objects.count()) == (1, 1)
-    assert set(IdempotencyStep.objects.exclude(finished_at=None).values_list("name", flat=True)) == {"charge", "order"}
 
 
 @pytest.mark.only_on("postgresql", "mysql")
@@ -113,12 +51,12 @@ def test_a_late_worker_in_the_middle_of_a_write_cannot_be_overtaken(key: str) ->
 
     HOOKS["between"] = write
     with elsewhere() as start:
-        late = start(send, key)
+        late = start(post_empty, key)
         assert slow.arrived.wait(30)
-        assert send(key).status_code == 409
+        assert post_empty(key).status_code == 409
         slow.go.set()
         assert late.result(30).json()["attempt"] == 1
-    assert send(key).headers["Idempotency-Replayed"] == "true"
+    assert post_empty(key).headers["Idempotency-Replayed"] == "true"
     assert (GATEWAY.calls, Order.objects.count()) == (1, 1)
 
 
@@ -127,60 +65,14 @@ def test_held_a_late_worker_still_brings_its_result(key: str) -> None:
     slow = Slow()
     GATEWAY.before = slow
     with elsewhere() as start:
-        late = start(send, key, "/pay/hold")
+        late = start(post_empty, key, "/pay/hold")
         assert slow.arrived.wait(30)
         lapse()
-        assert send(key, "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+        assert post_empty(key, "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
         slow.go.set()
         assert late.result(30).status_code == 201
-    assert send(key, "/pay/hold").headers["Idempotency-Replayed"] == "true"
+    assert post_empty(key, "/pay/hold").headers["Idempotency-Replayed"] == "true"
     assert (GATEWAY.calls, len(GATEWAY.charges)) == (1, 1)
-
-
-@pytest.mark.parametrize("state", ["abandoned", "failed"])
-def test_a_takeover_has_one_winner(in_threads: Threads, state: str) -> None:
-    """Of twenty who come at once."""
-    store = store_for("default")
-    claim = a_claim(lease=60.0, repeats_calls=True)
-    with transaction.atomic():
-        claimed = store.claim(claim)
-    assert isinstance(claimed, Claimed)
-    if state == "abandoned":
-        lapse()
-    else:
-        store.fail(claimed, claim, "it broke")
-    barrier = Barrier(20, timeout=30)
-
-    def take_over(number: int) -> Any:
-        barrier.wait()
-        for _ in range(3):
-            try:
-                with transaction.atomic():
-                    return store.claim(claim)
-            except Exception as error:
-                if not store.may_repeat(error) and not store.is_busy(error):
-                    raise
-        return Conflicted()
-
-    outcomes = in_threads(20, take_over)
-    assert Counter(type(o) for o in outcomes) == {Claimed: 1, Conflicted: 19}
-    winner = next(o for o in outcomes if isinstance(o, Claimed))
-    assert (winner.attempt, winner.abandoned) == (2, state == "abandoned")
-
-
-@pytest.mark.only_on("postgresql", "mysql")
-def test_fifty_duplicates_run_once(in_threads: Threads, key: str) -> None:
-    """One runs; the others are told, or get its answer."""
-    barrier = Barrier(50, timeout=60)
-
-    def send_at_once(number: int) -> Any:
-        barrier.wait()
-        return send(key)
-
-    answers = in_threads(50, send_at_once)
-    assert {a.status_code for a in answers} <= {201, 409}
-    assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
-    assert (GATEWAY.calls, Order.objects.count()) == (1, 1)
 
 
 @pytest.fixture
@@ -203,9 +95,9 @@ def test_a_waiting_duplicate_gets_the_result(key: str, waits: list[bool]) -> Non
     slow = Slow()
     GATEWAY.before = slow
     with elsewhere() as start:
-        first = start(send, key, "/pay/wait")
+        first = start(post_empty, key, "/pay/wait")
         assert slow.arrived.wait(30)
-        second = start(send, key, "/pay/wait")
+        second = start(post_empty, key, "/pay/wait")
         eventually("the duplicate to wait", lambda: waits)
         slow.go.set()
         answers = [first.result(30), second.result(30)]
@@ -226,9 +118,9 @@ def test_a_waiting_duplicate_takes_a_failed_key_over(key: str, waits: list[bool]
 
     GATEWAY.before = fail_once
     with elsewhere() as start:
-        first = start(send, key, "/pay/wait")
+        first = start(post_empty, key, "/pay/wait")
         assert slow.arrived.wait(30)
-        second = start(send, key, "/pay/wait")
+        second = start(post_empty, key, "/pay/wait")
         eventually("the duplicate to wait", lambda: waits)
         slow.go.set()
         assert first.result(30).status_code == 500
@@ -250,7 +142,7 @@ def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome:
             raise ValueError("the gateway is down")
 
     GATEWAY.after = cut
-    answer = send(key)
+    answer = post_empty(key)
     row = IdempotencyKey.objects.get()
     if outcome == "an answer":
         assert (answer.status_code, row.status, row.attempt) == (201, "completed", 1)
@@ -266,8 +158,8 @@ def test_times_are_the_databases(key: str, monkeypatch: pytest.MonkeyPatch, erro
     monkeypatch.setattr(time, "time", lambda: real() + error.total_seconds())
     monkeypatch.setattr(timezone, "now", lambda: real_now() + error)
     inner: list[Any] = []
-    HOOKS["between"] = lambda operation: inner.append(send(key).status_code)
-    assert send(key).status_code == 201
+    HOOKS["between"] = lambda operation: inner.append(post_empty(key).status_code)
+    assert post_empty(key).status_code == 201
     assert inner == [409]
     left = IdempotencyKey.objects.get().expires_at - real_now()
     assert timedelta(hours=23, minutes=55) < left < timedelta(hours=24, minutes=5)
@@ -276,10 +168,10 @@ def test_times_are_the_databases(key: str, monkeypatch: pytest.MonkeyPatch, erro
     slow = Slow()
     HOOKS["between"] = slow
     with elsewhere() as start:
-        zombie = start(send, other)
+        zombie = start(post_empty, other)
         assert slow.arrived.wait(30)
         IdempotencyKey.objects.filter(status="in_progress").update(locked_until=real_now() - timedelta(seconds=1))
-        assert send(other).json()["attempt"] == 2
+        assert post_empty(other).json()["attempt"] == 2
         slow.go.set()
         zombie.result(30)
     assert (len(GATEWAY.charges), Order.objects.count()) == (2, 2)

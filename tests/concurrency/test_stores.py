@@ -6,40 +6,34 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from threading import Barrier, Event
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from django.db import DatabaseError, connection, transaction
-from django.db.models import F
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.engine.protocol.snapshots import Snapshot
-from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
-from tests.integration.test_stores import a_claim
+from tests.claims import a_claim, expire
+from tests.contracts.races import SNAPSHOT, attempt, finish, store, test_one_of_twenty_wins
 from tests.servers import eventually
+from tests.sql import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["store", "test_one_of_twenty_wins"]  # a test and its fixture, which the partitioned table must pass as well
 Threads = Callable[..., list[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
-SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
 ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")
 TIMEOUTS = {
     "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout", "7s"),
     "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
 }
 """How a project sets its lock timeout, how to read it, and what it then is."""
-
-
-@pytest.fixture
-def store() -> Store:
-    return store_for("default")
 
 
 @pytest.fixture
@@ -50,24 +44,6 @@ def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     connection.close()
     yield
     connection.close()
-
-
-def finish(store: Store, **changes: Any) -> int:
-    with transaction.atomic():
-        claimed = store.claim(a_claim(**changes))
-        assert isinstance(claimed, Claimed)
-        store.complete(claimed, SNAPSHOT)
-    return claimed.id
-
-
-def expire() -> None:
-    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
-
-
-def query(sql: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()[0]
 
 
 def impatiently(work: Callable[[], Any]) -> Any:
@@ -87,50 +63,12 @@ def running(store: Store, in_threads: Threads, **changes: Any) -> Iterator[Calla
         store.complete(claimed, SNAPSHOT)
 
 
-def attempt(store: Store, **changes: Any) -> Any:
-    """A claim in a transaction of its own; the work is done at once. A database error is returned."""
-    try:
-        with transaction.atomic():
-            outcome = store.claim(a_claim(**changes))
-            if isinstance(outcome, Claimed):
-                store.complete(outcome, SNAPSHOT)
-            return outcome
-    except DatabaseError as error:
-        return error
-
-
 def attempt_beside(store: Store, key: str, distance: int) -> Any:
     """A claim of another key whose hash is next to this one's."""
     claim, other = a_claim(key=key), a_claim(key="neighbour")
     beside = replace(other.identity, key_hash=claim.identity.key_hash + distance)
     with transaction.atomic():
         return store.claim(replace(other, identity=beside))
-
-
-def is_harmless(store: Store, outcome: Any) -> bool:
-    """May a loser come out like this?"""
-    if isinstance(outcome, DatabaseError):
-        return store.may_repeat(outcome) or store.is_busy(outcome)
-    return outcome in (Conflicted(), Completed(snapshot=SNAPSHOT))
-
-
-@pytest.mark.parametrize("expired", [False, True])
-def test_one_of_twenty_wins(store: Store, in_threads: Threads, expired: bool) -> None:
-    """A new key or an expired one: one claimant, and the others may ask again."""
-    if expired:
-        finish(store)
-        expire()
-    barrier = Barrier(20, timeout=60)
-
-    def race(number: int) -> Any:
-        barrier.wait()
-        return attempt(store)
-
-    outcomes = in_threads(20, race)
-    winners = [outcome for outcome in outcomes if isinstance(outcome, Claimed)]
-    assert [winner.attempt for winner in winners] == [2 if expired else 1]
-    assert [o for o in outcomes if o not in winners and not is_harmless(store, o)] == []
-    assert attempt(store) == Completed(snapshot=SNAPSHOT)
 
 
 @ROW_LOCKS
@@ -253,7 +191,7 @@ class TestWaiting:
 
         def wait() -> Any:
             with transaction.atomic():
-                return store.claim(a_claim(wait=30)), query(TIMEOUTS[connection.vendor][1])
+                return store.claim(a_claim(wait=30)), ask(TIMEOUTS[connection.vendor][1])[0]
 
         def work(number: int) -> Any:
             if number:
@@ -262,7 +200,7 @@ class TestWaiting:
             with transaction.atomic():
                 claimed = store.claim(a_claim())
                 ready.set()
-                eventually("somebody to wait", lambda: query(waiting))
+                eventually("somebody to wait", lambda: ask(waiting)[0])
                 assert isinstance(claimed, Claimed)
                 store.complete(claimed, SNAPSHOT)
             return claimed
@@ -276,7 +214,7 @@ class TestWaiting:
         _, show_timeout, timeout = TIMEOUTS[connection.vendor]
 
         def wait() -> Any:
-            return attempt(store, wait=0.05), query(show_timeout)
+            return attempt(store, wait=0.05), ask(show_timeout)[0]
 
         with running(store, in_threads) as elsewhere:
             assert elsewhere(wait) == (Conflicted(), timeout)

@@ -1,39 +1,22 @@
-"""One contract, run against the database at hand."""
+"""What every store promises, on whatever table."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
-from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Mismatched
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-
-ODD_BYTES = bytes(range(256)) * 3
-SNAPSHOT = Snapshot(status_code=201, headers=(("Content-Type", "x/y"), ("X-Ünï", 'q"\\')), body=ODD_BYTES)
-
-
-def a_claim(**changes: Any) -> ClaimRequest:
-    identity = identify(
-        scope=changes.pop("scope", "user:auth.User:1"),
-        operation=changes.pop("operation", "POST orders/"),
-        key=changes.pop("key", "8e03978e"),
-    )
-    return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
-
-
-def expire() -> None:
-    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+from tests.claims import SNAPSHOT, a_claim, expire
 
 
 @pytest.mark.django_db
@@ -186,24 +169,3 @@ class TestStoreContract:
 
         monkeypatch.setattr(store, "_take_over", too_late)
         assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
-
-
-@pytest.mark.django_db
-def test_a_purge_says_where_it_stopped() -> None:
-    """The next batch begins there, and not at the rows that were deleted before it. SQLite has no use for it."""
-    store = store_for("default")
-    with transaction.atomic():
-        claimed = store.claim(a_claim(ttl=-5.0))
-        assert isinstance(claimed, Claimed)
-        store.complete(claimed, SNAPSHOT)
-        expired_at = IdempotencyKey.objects.get().expires_at
-        deleted, stopped = store.purge(10)
-        again = store.purge(10, stopped)
-    assert (deleted, again) == (1, (0, stopped))
-    assert stopped in ((None,) if connection.vendor == "sqlite" else (expired_at, expired_at.replace(tzinfo=None)))
-
-
-@pytest.mark.django_db
-def test_a_key_that_is_gone_has_expired() -> None:
-    """And has no lease to lapse."""
-    assert store_for("default").timeliness(2**40) == (True, False)

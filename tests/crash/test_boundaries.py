@@ -3,78 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
 
 pytest.importorskip("rest_framework")
 
-from django.db import connection
 
-from django_idempotency.maintenance.resolution import record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE, eventually, fake_gateway, gunicorn
+from tests.crash.retrying import AT_ONCE, Retrying, knowing, look_into_the_books, serving
+from tests.servers import DEADLINE, fake_gateway
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-AT_ONCE = 4
-
-
-@contextmanager
-def serving(*, plain: bool = False, **environment: str) -> Iterator[httpx.Client]:
-    workers = ("--workers", str(AT_ONCE), "--preload")
-    headers = {"X-Plain": "1"} if plain else {}
-    with (
-        gunicorn(*workers, **environment) as url,
-        httpx.Client(base_url=url, timeout=DEADLINE, headers=headers) as client,
-    ):
-        yield client
-
-
-def knowing(gateway: httpx.Client, old_gateway: httpx.Client) -> dict[str, str]:
-    """What the server has to know: a gateway that honours keys, and one for /hold that does not."""
-    return {"GATEWAY": str(gateway.base_url).rstrip("/"), "OLD_GATEWAY": str(old_gateway.base_url).rstrip("/")}
-
-
-class Retrying:
-    """A client that sends one request until it has a final answer, as clients should."""
-
-    def __init__(self, client: httpx.Client, path: str) -> None:
-        self.client, self.path, self.key = client, path, str(uuid4())
-        self.failures = 0
-
-    def send(self, **headers: str) -> httpx.Response:
-        always = {"Idempotency-Key": self.key, "X-Reference": self.key}
-        return self.client.post(self.path, json={"a": 1}, headers={**always, **headers})
-
-    def boundaries(self) -> int:
-        answer = self.send()
-        assert answer.status_code == 201
-        return int(answer.headers["X-Boundaries"])
-
-    def killed_at(self, number: int) -> None:
-        with pytest.raises(httpx.TransportError):
-            self.send(**{"X-Kill-At": str(number)})
-
-    def until_final(self, unknown: Callable[[], None] | None = None) -> httpx.Response:
-        def attempt() -> httpx.Response | None:
-            try:
-                answer = self.send()
-            except httpx.TransportError:
-                self.failures += 1
-                return None
-            if unknown and "unknown" in answer.text:
-                unknown()
-            self.failures += answer.status_code >= 500
-            return None if answer.status_code == 409 or answer.status_code >= 500 else answer
-
-        answer: httpx.Response = eventually("a final answer", attempt)
-        return answer
 
 
 def at_every_boundary(client: httpx.Client, path: str, check: Callable[[Retrying], None]) -> int:
@@ -146,18 +90,3 @@ def test_leased(path: str, gateway_options: tuple[str, ...]) -> None:
     assert (len(keys), IdempotencyKey.objects.exclude(status="completed").count()) == (boundaries, 0)
     # Under "hold" each call has been in doubt, made and not made; under "retry" no person is ever asked.
     assert Counter(decided).keys() == ({"recorded", "released"} if path == "/hold" else set())
-
-
-def look_into_the_books(gateway: httpx.Client, key: str) -> str:
-    """What a person does about a call in doubt: record it if the gateway has it, else let it be made."""
-    row = IdempotencyKey.objects.get(key=key)
-    (step,) = row.steps.filter(finished_at=None)
-    found = gateway.get("/charges", params={"reference": f"{step.name} {key}"}).json()["charges"]
-    try:
-        if found:
-            record_outcome(row.pk, step.name, found[0]["id"], attempt=row.attempt)
-            return "recorded"
-        release_for_retry(row.pk, attempt=row.attempt)
-        return "released"
-    finally:
-        connection.close()  # of the thread that asks

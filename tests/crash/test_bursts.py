@@ -24,7 +24,7 @@ pytest.importorskip("rest_framework")
 from django.db import connection
 
 from django_idempotency.models import IdempotencyKey
-from tests.crash.test_boundaries import Retrying
+from tests.crash.retrying import Retrying
 from tests.pooler import PGBOUNCER, pgbouncer
 from tests.servers import DEADLINE, eventually, gunicorn
 from tests.shopapp.models import Ledger, Order

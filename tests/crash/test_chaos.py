@@ -26,7 +26,7 @@ pytest.importorskip("rest_framework")
 from django.db import connection, connections
 
 from django_idempotency.models import IdempotencyKey
-from tests.crash.test_boundaries import Retrying, knowing, look_into_the_books, serving
+from tests.crash.retrying import Retrying, knowing, look_into_the_books, serving
 from tests.databases import SERVERS
 from tests.servers import DEADLINE, eventually, fake_gateway, holding
 from tests.shopapp.models import Order

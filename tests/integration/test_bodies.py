@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from django.test import RequestFactory
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.bodies import open_body
 from django_idempotency.engine.request.fingerprints import fingerprint_of
+from tests.http import replayed
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(0, False), (5, False), (6, True)])
@@ -113,3 +115,29 @@ def test_they_stay_the_same_from_release_to_release(rf: Any, content_type: str, 
     fingerprint = fingerprint_of(request, resolve(), request)
     assert fingerprint is not None
     assert fingerprint.hex() == expected
+
+
+Post = Callable[..., Any]
+
+
+@pytest.mark.django_db
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize("path", ["/read_raw", "/read_body"])
+@pytest.mark.parametrize(
+    ("content_type", "size"), [("application/octet-stream", 2_000_000), ("application/json", 2_000_000)]
+)
+def test_views_read_their_bodies_as_ever(post: Post, path: str, content_type: str, size: int) -> None:
+    """request.read() and request.body find everything."""
+    body = b'"' + b"x" * (size - 2) + b'"'
+    for expected in ("false", "true"):
+        response = post(path, body, content_type=content_type)
+        assert (response.content, replayed(response)) == (b"2000000", expected)
+
+
+@pytest.mark.django_db
+@pytest.mark.urls("tests.integration.view_urls")
+def test_a_large_raw_body_is_no_problem(post: Post) -> None:
+    """Django's limit is on request.body, not on request.read()."""
+    body = b'{"a": "' + b"x" * 3_000_000 + b'"}'
+    assert [post("/read_raw", body).content for _ in range(2)] == [b"3000009"] * 2
+    assert post("/read_body", body).status_code == 400  # RequestDataTooBig, as without us

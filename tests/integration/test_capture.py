@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from django_idempotency.models import IdempotencyKey
+from tests.http import replayed
+from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 
+@pytest.mark.urls("tests.integration.edge_urls")
 def test_a_cookie_set_by_hand_is_a_credential_too(post: Post) -> None:
     """A Set-Cookie header is neither stored nor replayed."""
     first, second = post("/raw_cookie"), post("/raw_cookie")
@@ -22,8 +26,82 @@ def test_a_cookie_set_by_hand_is_a_credential_too(post: Post) -> None:
     assert "secret" not in (IdempotencyKey.objects.get().headers or "")
 
 
+@pytest.mark.urls("tests.integration.edge_urls")
 def test_a_cookie_set_by_hand_is_replayed_if_the_project_wants_it(post: Post, settings: Any) -> None:
     """STORE_COOKIES opts in."""
     settings.IDEMPOTENCY = {"STORE_COOKIES": True}
     post("/raw_cookie")
     assert post("/raw_cookie").cookies["secret"].OutputString() == "secret=1; Path=/"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b'{ "a" :\t1 ,\r\n"b":[ ] }\n\n'),
+        ("application/octet-stream", bytes(range(256))),
+        ("text/plain; charset=latin-1", "é\x00".encode("latin-1")),
+        ("text/plain", b""),
+    ],
+)
+def test_every_byte_is_replayed(post: Post, content_type: str, body: bytes) -> None:
+    """Bodies are bytes."""
+    first, second = (
+        post("/mirror", body, content_type="application/octet-stream", headers={"X-Type": content_type})
+        for _ in range(2)
+    )
+    assert first.content == second.content == body
+    assert first.headers["Content-Type"] == second.headers["Content-Type"] == content_type
+    assert replayed(second) == "true"
+
+
+def test_every_header_is_replayed_but_hop_by_hop_ones_and_cookies(post: Post) -> None:
+    """RFC 9110 section 7.6.1, and a cookie is a credential."""
+    sent = {"ETag": '"1"', "X-Many": "a, b", "Location": "/x", "Connection": "close, X-Hop", "X-Hop": "1", "TE": "gzip"}
+    first, second = (post("/mirror", headers={"X-Headers": json.dumps(sent), "X-Reason": "Fine"}) for _ in range(2))
+    assert {k: second.headers.get(k) for k in sent} == {
+        "ETag": '"1"',
+        "X-Many": "a, b",
+        "Location": "/x",
+        "Connection": None,
+        "X-Hop": None,
+        "TE": None,
+    }
+    assert second.reason_phrase == "Fine"
+    assert (set(first.cookies), set(second.cookies)) == ({"secret"}, set())
+
+
+def test_cookies_are_replayed_if_the_project_wants_them(post: Post, settings: Any) -> None:
+    """STORE_COOKIES opts in."""
+    settings.IDEMPOTENCY = {"STORE_COOKIES": True}
+    first, second = post("/mirror"), post("/mirror")
+    assert first.cookies["secret"].OutputString() == second.cookies["secret"].OutputString()
+
+
+def test_an_answer_without_content_type_stays_without(post: Post) -> None:
+    """Django's default is not added."""
+    first, second = post("/empty"), post("/empty")
+    assert (second.status_code, second.content, replayed(second)) == (204, b"", "true")
+    assert "Content-Type" not in first.headers
+    assert "Content-Type" not in second.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "location"), [("/stream", True), ("/secret", True), ("/too_large", True), ("/download", False)]
+)
+def test_what_is_not_stored_is_not_run_again(post: Post, path: str, location: bool) -> None:
+    """A tombstone: 409, with the first Location."""
+    first, second = post(path), post(path)
+    assert first.status_code in (200, 201)
+    assert (second.status_code, replayed(second)) == (409, "true")
+    assert second.json()["title"] == "Idempotency-Key is completed, response not stored"
+    assert second.headers.get("Location") == first.headers.get("Location")
+    assert ("Location" in second.headers) is location
+    assert Order.objects.count() == 1
+
+
+def test_five_megabytes_are_replayed_if_allowed(post: Post) -> None:
+    """max_body_bytes decides."""
+    first, second = post("/large"), post("/large")
+    assert len(second.content) == 5_000_000
+    assert first.content == second.content
+    assert replayed(second) == "true"

@@ -17,7 +17,7 @@ from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_leased import as_if_killed, breaks
+from tests.leases import as_if_killed, breaks
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]

@@ -14,15 +14,12 @@ from django.test.client import encode_multipart
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import fingerprint_of
+from tests.http import posting_to_a_view, replayed
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_urls")]
 FORM = "application/x-www-form-urlencoded"
-
-
-def replayed(response: Any) -> str | None:
-    return response.headers.get("Idempotency-Replayed")
 
 
 @pytest.mark.parametrize(
@@ -231,3 +228,129 @@ def test_json_that_django_would_not_read_is_not_parsed(rf: RequestFactory, setti
     assert seen(b'{"a": "0123456789"}   ') != seen(b'{"a": "0123456789"}    ')
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
     assert seen(b'{"a": "0123456789"}   ') == seen(b'{"a": "0123456789"}    ')
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"data": b'{"a":1,"b":[1.50]}'}, {"data": b'{ "b" : [1.50],\n"a": 1}'}),
+        (
+            {"data": "a=1&b=2", "content_type": "application/x-www-form-urlencoded"},
+            {"data": "b=2&a=1", "content_type": "application/x-www-form-urlencoded; charset=utf-8"},
+        ),
+        (
+            {"data": encode_multipart("one", {"a": "1"}), "content_type": "multipart/form-data; boundary=one"},
+            {"data": encode_multipart("two", {"a": "1"}), "content_type": "multipart/form-data; boundary=two"},
+        ),
+        (
+            {"data": "a=1&csrfmiddlewaretoken=x", "content_type": "application/x-www-form-urlencoded"},
+            {"data": "a=1&csrfmiddlewaretoken=y", "content_type": "application/x-www-form-urlencoded"},
+        ),
+    ],
+)
+def test_equal_payloads_are_replayed(post: Post, first: Any, second: Any) -> None:
+    """Order, white space, boundaries and CSRF tokens are no difference."""
+    assert [replayed(post("/create", **kwargs)) for kwargs in (first, second)] == ["false", "true"]
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": b'{"a":2}'},
+        {"data": b'{"a":1.0}'},
+        {"data": b'{"a":1}', "content_type": "text/plain"},
+        {"data": b'{"a":1,"a":1}'},
+        {"data": b"{"},
+        {"path": "/create?x=1", "data": b'{"a":1}'},
+    ],
+)
+def test_another_request_is_refused(post: Post, other: dict[str, Any]) -> None:
+    """422, and nothing runs."""
+    post("/create", b'{"a":1}')
+    response = post(**{"path": "/create", **other})
+    assert (response.status_code, replayed(response)) == (422, "false")
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize("path", ["/upload", "/upload_own_handlers"])
+@pytest.mark.parametrize("csrf_parsed", [False, True])
+def test_uploads_work_and_are_compared_by_content(key: str, path: str, csrf_parsed: bool) -> None:
+    """3 MB with a new boundary is the same upload, another file is not, even if CSRF has parsed the form before."""
+    if csrf_parsed and path == "/upload_own_handlers":
+        pytest.skip("Django itself cannot change handlers after CSRF has parsed the form")
+    client = Client(enforce_csrf_checks=csrf_parsed)
+    client.cookies["csrftoken"] = token = "a" * 32
+
+    def send(content: bytes, boundary: str) -> Any:
+        data = {"note": "n", "csrfmiddlewaretoken": token, "file": SimpleUploadedFile("a.bin", content)}
+        return client.post(
+            path,
+            encode_multipart(boundary, data),
+            content_type=f"multipart/form-data; boundary={boundary}",
+            headers={"Idempotency-Key": key},
+        )
+
+    content = bytes(range(256)) * 12_000
+    first, second, third = send(content, "one"), send(content, "two"), send(content[:-1] + b"!", "one")
+    assert first.json() == {"note": "n", "csrfmiddlewaretoken": token, "file": ["a.bin", 3_072_000]}
+    assert (second.content, replayed(second)) == (first.content, "true")
+    assert third.status_code == 422
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+def test_key_and_fingerprint_can_come_from_fields(post: Post) -> None:
+    """A hidden form field, and the fields that count."""
+    form = "application/x-www-form-urlencoded"
+    send = [
+        post("/by_field", f"event=e1&amount={a}&note={n}", key=None, content_type=form) for a, n in ("1x", "1y", "2x")
+    ]
+    assert [(r.status_code, replayed(r)) for r in send] == [(200, "false"), (200, "true"), (422, "false")]
+
+
+def test_a_fingerprint_of_the_projects_own() -> None:
+    """callable(request) -> bytes."""
+    send = posting_to_a_view(fingerprint=lambda request: request.body[:3])
+    assert [send(data).status_code for data in (b"abc1", b"abc2", b"x")] == [200, 200, 422]
+    assert Order.objects.count() == 1
+    with pytest.raises(IdempotencyConfigurationError, match="return bytes"):
+        posting_to_a_view(fingerprint=lambda request: "text")()
+
+
+def test_chosen_fields_of_a_body_without_fields_are_the_whole_body() -> None:
+    """A list, or something that is no JSON."""
+    send = posting_to_a_view(fingerprint=("amount",))
+    assert [send(data).status_code for data in (b"[1]", b"[ 1 ]", b"[2]", b"{")] == [200, 200, 422, 422]
+
+
+def test_chosen_fields_of_json() -> None:
+    """Only they count; a missing one is not a null."""
+    send = posting_to_a_view(fingerprint=("amount", "to"))
+    bodies = (b'{"amount":1,"note":"a"}', b'{"note":"b","amount":1}', b'{"amount":1,"to":null}')
+    assert [send(data).status_code for data in bodies] == [200, 200, 422]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "one", "two"),
+    [
+        ("application/json", b"[" * 100_000, b"[" * 100_001),
+        ("application/json", b'"' + b"x" * 17_000_000 + b'"', b'"' + b"y" * 17_000_000 + b'"'),
+        ("application/x-www-form-urlencoded", b"&".join([b"a=1"] * 1001), b"&".join([b"a=1"] * 1002)),
+        ("multipart/form-data", b"no boundary", b"no boundary!"),
+        ("multipart/form-data; boundary=b", b"--b\r\nnonsense", b"--b\r\nnonsense2"),
+    ],
+)
+def test_what_cannot_be_parsed_is_compared_by_its_bytes(content_type: str, one: bytes, two: bytes) -> None:
+    """Deep, huge, too many fields, or malformed: the view decides what it is worth."""
+    send = posting_to_a_view()
+    assert [send(data, content_type).status_code for data in (one, one, two)] == [200, 200, 422]
+
+
+def test_a_body_that_somebody_has_consumed_is_an_error() -> None:
+    """It says who may have done it and what to do."""
+    with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
+        posting_to_a_view()(consumed=True)
+    assert posting_to_a_view(fingerprint=None)(consumed=True).status_code == 200

@@ -18,6 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.keys import from_cloudevent, from_form_field, from_header, from_json
 from django_idempotency.models import IdempotencyKey
+from tests.http import replayed
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -60,10 +61,6 @@ urlpatterns = [
     path("optional", webhook(from_json("id"), required=False)),
     path("cloudevent", webhook(from_cloudevent(), fingerprint=None)),
 ]
-
-
-def replayed(response: Any) -> str | None:
-    return response.headers.get("Idempotency-Replayed")
 
 
 def hidden_fields(page: Any) -> dict[str, str]:

@@ -1,25 +1,20 @@
-"""Leased mode on the database at hand: steps, failure, takeover, doubt."""
+"""Leased mode on the database at hand: failure, takeover, doubt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.db import connection, transaction
-from django.db.models import F
+from django.db import connection
 from django.http import HttpResponse
-from django.test import override_settings
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, ResultNotStorable, get_operation
-from django_idempotency.engine.execution.unkeyed import UnkeyedOperation
+from django_idempotency import get_operation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS, LEASE
+from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -36,32 +31,6 @@ def _clean() -> None:
 def tolerant(client: Any) -> Any:
     client.raise_request_exception = False
     return client
-
-
-class Broken(Exception):
-    """What breaks in these tests."""
-
-
-def breaks(*args: Any) -> Any:
-    raise Broken("it broke, token=tok_123")
-
-
-def lapse(by: timedelta = LEASE) -> None:
-    """The lease runs out."""
-    IdempotencyKey.objects.update(locked_until=F("locked_until") - by - timedelta(seconds=1))
-
-
-def as_if_killed() -> None:
-    """What an exception has released looks as if its worker had died on the spot, and its lease had run out."""
-    past = timezone.now() - timedelta(days=1)
-    changed = IdempotencyKey.objects.filter(status="failed").update(
-        status="in_progress", locked_until=past, last_error=None
-    )
-    assert changed == 1
-
-
-def row() -> IdempotencyKey:
-    return IdempotencyKey.objects.get()
 
 
 def test_a_leased_view_runs_once(post: Post) -> None:
@@ -115,7 +84,7 @@ class TestFailure:
         with pytest.raises(Broken):
             post("/pay")
         assert (row().status, row().locked_until, row().attempt) == ("failed", None, 1)
-        assert row().last_error == f"{__name__}.Broken: it broke, token=****"
+        assert row().last_error == "tests.leases.Broken: it broke, token=****"
         HOOKS.clear()
         retry = post("/pay")
         assert (retry.status_code, retry.json()["attempt"]) == (201, 2)
@@ -184,7 +153,11 @@ class TestDoubt:
         with pytest.raises(Broken):
             post("/pay")
         step = IdempotencyStep.objects.get()
-        assert (step.name, step.finished_at, step.error) == ("charge", None, f"{__name__}.Broken: it broke, token=****")
+        assert (step.name, step.finished_at, step.error) == (
+            "charge",
+            None,
+            "tests.leases.Broken: it broke, token=****",
+        )
         GATEWAY.after = lambda: None
         assert post("/pay").status_code == 201
         assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
@@ -338,223 +311,6 @@ class TestReconcile:
         assert post("/pay/reconcile").json()["attempt"] == 2
 
 
-class TestSteps:
-    def run(self, post: Post, view: Callable[[Any], Any]) -> Any:
-        HOOKS["view"] = lambda request: view(request.idempotency)
-        return post("/hooked").json()["result"]
-
-    def test_a_name_may_be_used_once_in_an_attempt(self, post: Post) -> None:
-        """Else the second would get the first one's result."""
-        calls: list[int] = []
-
-        def twice(operation: Any) -> None:
-            operation.call("mail", lambda: calls.append(1))
-            operation.call("mail", lambda: calls.append(2))
-
-        with pytest.raises(IdempotencyConfigurationError, match="'mail' was used twice in one attempt"):
-            self.run(post, twice)
-        assert calls == [1]
-
-    @pytest.mark.parametrize("name", ["", "x" * 101, 5])
-    def test_names_are_short_strings(self, post: Post, name: Any) -> None:
-        """Said before anything is called."""
-        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
-            self.run(post, lambda operation: operation.call(name, breaks))
-
-    def test_the_longest_name_and_arguments_by_name(self, post: Post) -> None:
-        assert self.run(post, lambda operation: operation.call("x" * 100, dict, amount=5)) == {"amount": 5}
-
-    def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
-        """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
-        value = (1, Decimal("1.10"), UUID(int=1))
-        assert self.run(post, lambda operation: operation.call("a", lambda: value)) == [1, "1.10", str(UUID(int=1))]
-
-    def test_a_result_that_cannot_be_kept_leaves_the_call_done(self, post: Post) -> None:
-        """The money has moved: it is not called again, and the next attempt gets None."""
-        with pytest.raises(ResultNotStorable, match="object cannot be kept as JSON"):
-            self.run(post, lambda operation: operation.call("charge", object))
-        assert IdempotencyStep.objects.get().finished_at is not None
-        assert self.run(post, lambda operation: operation.call("charge", breaks)) is None
-
-    @pytest.mark.parametrize("value", [float("nan"), {1: object()}, Order(reference="unsaved")])
-    def test_a_write_that_cannot_be_kept_is_rolled_back(self, post: Post, value: Any) -> None:
-        """Nothing was committed, so the retry starts clean."""
-
-        def write() -> Any:
-            Order.objects.create()
-            return value
-
-        with pytest.raises(ResultNotStorable):
-            self.run(post, lambda operation: operation.write("order", write))
-        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
-
-    def test_an_instance_that_is_gone_is_an_error(self, post: Post) -> None:
-        """It cannot be fetched again."""
-
-        def order(operation: Any) -> Any:
-            return operation.write("order", Order.objects.create).pk
-
-        HOOKS["view"] = lambda request: (order(request.idempotency), breaks())
-        with pytest.raises(Broken):
-            post("/hooked")
-        Order.objects.all().delete()
-        with pytest.raises(Order.DoesNotExist):
-            self.run(post, order)
-
-    def test_a_call_cannot_become_a_write(self, post: Post) -> None:
-        """Another release has renamed things: the doubt is not forgotten."""
-        with pytest.raises(Broken):
-            self.run(post, lambda operation: operation.call("x", breaks))
-        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
-            self.run(post, lambda operation: operation.write("x", breaks))
-
-    @pytest.mark.parametrize("step", ["call", "write"])
-    def test_steps_are_refused_inside_a_transaction(self, post: Post, step: str) -> None:
-        """They could not commit."""
-
-        def inside(operation: Any) -> None:
-            with transaction.atomic():
-                getattr(operation, step)("x", breaks)
-
-        with pytest.raises(IdempotencyConfigurationError, match=f"operation.{step}\\('x'\\) was reached inside"):
-            self.run(post, inside)
-
-    def test_a_coroutine_function_needs_the_asynchronous_twin(self, post: Post) -> None:
-        """Named in the error."""
-
-        async def charge() -> None:
-            """Never runs."""
-
-        for step in ("call", "write"):
-            with pytest.raises(IdempotencyConfigurationError, match=rf"await operation\.a{step}\('{step}'"):
-                self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
-
-    def test_derived_keys(self, post: Post) -> None:
-        """UUIDs, one for each name, the same in every attempt."""
-        seen: list[list[str]] = []
-
-        def derive(operation: Any) -> None:
-            seen.append([operation.derive_key("charge"), operation.derive_key("refund")])
-            raise Broken
-
-        for _ in range(2):
-            with pytest.raises(Broken):
-                self.run(post, derive)
-        assert seen[0] == seen[1]
-        assert len({UUID(key) for key in seen[0]}) == 2
-
-    def test_the_client_can_see_its_key(self, post: Post, key: str) -> None:
-        """And which attempt it is."""
-        assert self.run(post, lambda operation: [operation.key, operation.attempt]) == [key, 1]
-
-
-class TestFence:
-    """A worker whose key was taken over, here by itself, cannot commit anything any more."""
-
-    def taken_over(self, operation: Any = None) -> None:
-        IdempotencyKey.objects.update(attempt=F("attempt") + 1)
-
-    def test_it_cannot_write(self, post: Post) -> None:
-        """Its client gets the conflict: somebody else is at work."""
-        HOOKS["between"] = self.taken_over
-        answer = post("/pay")
-        assert (answer.status_code, answer.json()["title"]) == (
-            409,
-            "A request is outstanding for this Idempotency-Key",
-        )
-        assert Order.objects.count() == 0
-        assert row().status == "in_progress"
-
-    def test_it_cannot_call(self, post: Post) -> None:
-        """Nor start to."""
-
-        def late(request: Any) -> None:
-            self.taken_over()
-            request.idempotency.call("charge", GATEWAY.charge, "k")
-
-        HOOKS["view"] = late
-        assert post("/hooked").status_code == 409
-        assert GATEWAY.calls == 0
-
-    def test_it_cannot_record_a_result_complete_or_fail(self, post: Post) -> None:
-        """Not after a call, at the end, or by an exception, even if the view swallows the error."""
-        GATEWAY.after = self.taken_over
-        assert post("/pay").status_code == 409
-        assert IdempotencyStep.objects.get().finished_at is None
-
-    @pytest.mark.parametrize("end", [lambda: None, breaks])
-    def test_it_cannot_end_the_operation(self, post: Post, end: Any) -> None:
-        """Neither well nor badly; a winner's answer is its own client's answer, too."""
-
-        def late(request: Any) -> Any:
-            with pytest.raises(LeaseLost):
-                request.idempotency.renew() if self.taken_over() is None else None
-            IdempotencyKey.objects.update(
-                status="completed", status_code=201, headers="[]", body=b"winner", locked_until=None
-            )
-            return end()
-
-        HOOKS["view"] = late
-        answer = post("/hooked")
-        assert (answer.status_code, answer.content) == (201, b"winner")
-        assert answer.headers["Idempotency-Replayed"] == "true"
-
-    def test_a_lapsed_lease_alone_loses_nothing(self, post: Post) -> None:
-        """Until somebody takes it over, its worker may finish, or take it anew."""
-
-        def slow(operation: Any) -> None:
-            lapse()
-            operation.renew()
-            assert row().locked_until > timezone.now() + timedelta(seconds=90)
-            lapse()
-
-        HOOKS["between"] = slow
-        assert post("/pay").status_code == 201
-        assert Order.objects.count() == 1
-
-    def test_a_row_that_is_gone_is_a_lost_lease(self, post: Post) -> None:
-        """Somebody deleted it by hand."""
-        HOOKS["between"] = lambda operation: IdempotencyKey.objects.all().delete()
-        assert post("/pay").status_code == 409
-        assert Order.objects.count() == 0
-
-
-class TestTransactions:
-    @pytest.mark.django_db(transaction=True)
-    def test_it_is_refused_inside_a_transaction(self, post: Post) -> None:
-        """Its claim could not commit first."""
-        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="reached inside a transaction"):
-            post("/pay")
-        assert not IdempotencyKey.objects.exists()
-
-    @pytest.mark.django_db(transaction=True)
-    def test_it_is_refused_without_autocommit(self, post: Post) -> None:
-        """The same."""
-        transaction.set_autocommit(False)
-        try:
-            with pytest.raises(IdempotencyConfigurationError, match="reached inside a transaction"):
-                post("/pay")
-        finally:
-            transaction.rollback()
-            transaction.set_autocommit(True)
-        assert not IdempotencyKey.objects.exists()
-
-    @pytest.mark.django_db(transaction=True)
-    def test_under_atomic_requests_we_take_the_alias_over(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A function view needs nothing."""
-        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-        depths: list[bool] = []
-        HOOKS["between"] = lambda operation: depths.append(connection.in_atomic_block)
-        assert post("/pay").status_code == 201
-        assert depths == [False]
-
-    @pytest.mark.django_db(transaction=True)
-    def test_it_commits_outside_of_test_cases_too(self, post: Post) -> None:
-        """The whole of it, without a transaction around."""
-        assert post("/pay").status_code == 201
-        assert (row().status, Order.objects.count()) == ("completed", 1)
-
-
 class TestOtherModes:
     def test_an_atomic_view_goes_on_from_a_leased_failure(self, post: Post, client: Any) -> None:
         """The view's mode has changed in a release: the key is taken over, in one transaction."""
@@ -591,135 +347,3 @@ class TestOtherModes:
         HOOKS["view"] = lambda request: None
         assert post("/changed/atomic?status=429").status_code == 429
         assert (IdempotencyKey.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
-
-    def test_without_a_key_the_steps_just_run(self, client: Any) -> None:
-        """required=False: each request charges, with a derived key of its own."""
-        answers = [client.post("/pay/optional", {}, content_type="application/json") for _ in range(2)]
-        assert [a.status_code for a in answers] == [201, 201]
-        assert "Idempotency-Replayed" not in answers[0].headers
-        assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
-
-    def test_without_a_key_coroutine_functions_need_the_twin_as_well(self) -> None:
-        """The same view must work with a key."""
-
-        async def charge(*, amount: int = 0) -> int:
-            return amount
-
-        operation = UnkeyedOperation("default")
-        with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
-            operation.call("one", charge)
-        with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
-            operation.write("two", charge)
-        assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
-
-    def test_switched_off_they_just_run_too(self, post: Post) -> None:
-        """ENABLED is False in some tests."""
-        with override_settings(IDEMPOTENCY={"ENABLED": False}):
-            assert post("/pay").status_code == 201
-        assert (GATEWAY.calls, IdempotencyKey.objects.count()) == (1, 0)
-
-    def test_outside_of_a_leased_view_there_is_no_operation(self, rf: Any) -> None:
-        """And the error says how to get one."""
-        with pytest.raises(IdempotencyConfigurationError, match="Protect the view with"):
-            get_operation(rf.post("/"))
-
-
-class TestStatusPage:
-    def test_a_duplicate_is_told_where_to_look(self, post: Post, client: Any) -> None:
-        """202, Location, Retry-After; the page follows the operation to its end and never shows the response."""
-        inner: list[Any] = []
-
-        def look(operation: Any) -> None:
-            accepted = post("/pay/poll")
-            inner.extend([accepted, client.get(accepted.headers["Location"])])
-
-        HOOKS["between"] = look
-        final = post("/pay/poll")
-        accepted, page = inner
-        assert (accepted.status_code, accepted.headers["Retry-After"]) == (202, "1")
-        assert accepted.headers["Idempotency-Replayed"] == "false"
-        for answer in (accepted, page):
-            assert {k: answer.json()[k] for k in ("status", "attempt", "steps", "completed_at")} == {
-                "status": "in_progress",
-                "attempt": 1,
-                "steps": ["charge"],
-                "completed_at": None,
-            }
-        assert (page.status_code, page.headers["Retry-After"]) == (200, "1")
-        assert "no-store" in page.headers["Cache-Control"]
-        done = client.get(accepted.headers["Location"])
-        assert (done.json()["status"], done.json()["steps"]) == ("completed", ["charge", "order"])
-        assert set(done.json()) == {"status", "attempt", "steps", "created_at", "completed_at", "expires_at"}
-        assert "Retry-After" not in done.headers
-        assert final.json()["charge"].encode() not in done.content
-
-    def test_an_abandoned_operation_is_not_polled_for_ever(self, post: Post, client: Any) -> None:
-        """Nobody works on it until the client sends its request again."""
-        inner: list[Any] = []
-        HOOKS["between"] = lambda operation: inner.append(post("/pay/poll")) or breaks()
-        with pytest.raises(Broken):
-            post("/pay/poll")
-        location = inner[0].headers["Location"]
-        assert client.get(location).json()["status"] == "failed"
-        as_if_killed()
-        page = client.get(location)
-        assert (page.json()["status"], "Retry-After" in page.headers) == ("abandoned", False)
-
-    def test_its_address_cannot_be_made_up(self, post: Post, client: Any) -> None:
-        """A changed letter, another key's numbers, an expired or deleted key: 404."""
-        inner: list[Any] = []
-        HOOKS["between"] = lambda operation: inner.append(post("/pay/poll").headers["Location"])
-        post("/pay/poll")
-        location = inner[0]
-        assert client.get(location[:-1] + ("A" if location[-1] != "A" else "B")).status_code == 404
-        assert client.get("/status/status/x").status_code == 404
-        assert client.post(location).status_code == 405
-        IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
-        assert client.get(location).status_code == 404
-        IdempotencyKey.objects.all().delete()
-        assert client.get(location).status_code == 404
-
-    @pytest.mark.urls("tests.integration.leased_urls_without_status")
-    def test_a_project_without_it_is_told(self, post: Post) -> None:
-        """With the line to add."""
-        HOOKS["view"] = lambda request: post("/poll")
-        with pytest.raises(IdempotencyConfigurationError, match=r'include\("django_idempotency.urls"\)'):
-            post("/poll")
-
-
-class TestDevelopment:
-    @override_settings(DEBUG=True)
-    def test_a_change_outside_of_a_step_is_warned_about(self, post: Post) -> None:
-        """It would be done again by every retry; reading is fine, and so are the steps."""
-
-        def stray(operation: Any) -> None:
-            Order.objects.count()
-            with pytest.warns(RuntimeWarning, match=r"changed data outside of operation.write\(\): .INSERT INTO"):
-                Order.objects.create()
-            with connection.cursor() as cursor, pytest.warns(RuntimeWarning, match="changed data"):
-                cursor.executemany("UPDATE shopapp_order SET amount = %s WHERE reference = %s", [(1, "a"), (2, "b")])
-
-        HOOKS["between"] = stray
-        assert post("/pay").status_code == 201
-
-    @override_settings(DEBUG=True)
-    def test_a_wrapper_of_the_views_own_sees_what_django_says(self, post: Post) -> None:
-        """Ours hands on all of it."""
-        seen: list[Any] = []
-
-        def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            seen.append((many, context["connection"].alias))
-            return execute(sql, params, many, context)
-
-        def read(operation: Any) -> None:
-            with connection.execute_wrapper(watch):
-                Order.objects.count()
-
-        HOOKS["between"] = read
-        post("/pay")
-        assert seen == [(False, "default")]
-
-    def test_without_debug_nobody_looks(self, post: Post) -> None:
-        """Warnings are errors in these tests."""
-        HOOKS["between"] = lambda operation: Order.objects.create() and None
-        assert post("/pay").status_code == 201

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.integration.test_stores import SNAPSHOT, a_claim
+from tests.claims import SNAPSHOT, a_claim
 from tests.servers import eventually
 
 TABLE = IdempotencyKey._meta.db_table

@@ -14,7 +14,7 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_leased import Broken, as_if_killed, breaks, row
+from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]

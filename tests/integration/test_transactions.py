@@ -1,4 +1,4 @@
-"""The package opens the transaction itself: what that means for a view's own, and for the outer ones."""
+"""The package opens the transaction itself: what that means for the transactions of the view and of its caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import Client
 
-from django_idempotency import IdempotencyConfigurationError, TransactionBroken
+from django_idempotency import TransactionBroken
 from django_idempotency.models import IdempotencyKey
 from tests.integration import edge_urls
 from tests.shopapp.models import Order
@@ -68,13 +68,6 @@ def test_a_failing_view_leaves_the_outer_transaction_usable(post: Post) -> None:
             post("/durable")
         Order.objects.create(reference="after")
     assert list(Order.objects.order_by("pk").values_list("reference", flat=True)) == ["outer", "after"]
-
-
-def test_a_protected_view_that_calls_another_is_refused(post: Post) -> None:
-    """It would meet its own claim; nothing of it stays."""
-    with pytest.raises(IdempotencyConfigurationError, match="protected twice"):
-        post("/outer")
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 
 @contextmanager
@@ -196,17 +189,3 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
     assert response.json()["title"] == "The idempotency store is busy"
     assert Order.objects.count() == 0
     assert post("/create").status_code == 201
-
-
-def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
-    """A view that is called directly, as in a unit test, passes through."""
-    with transaction.atomic():
-        assert edge_urls.create(rf.put("/")).status_code == 201
-    assert Order.objects.count() == 1
-
-
-def test_a_dispatch_decorated_in_its_own_class_is_refused_under_an_access_mixin(rf: Any) -> None:
-    """Also without method_decorator; the view does not run."""
-    with pytest.raises(IdempotencyConfigurationError, match="dispatch of Private above its access mixin"):
-        edge_urls.Private().dispatch(rf.post("/", headers={"Idempotency-Key": "k"}))
-    assert Order.objects.count() == 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.mixins import LoginRequiredMixin
-from django.db import IntegrityError, connection, connections
+from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.test import AsyncClient, Client
@@ -21,10 +21,11 @@ from django_idempotency import Idempotency, IdempotencyConfigurationError, get_o
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.factories import UserFactory
+from tests.http import replayed
 from tests.shopapp.models import Line, Order
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_class_views")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_views")]
 
 
 class Create(LoginRequiredMixin, IdempotencyMixin, CreateView):
@@ -105,18 +106,6 @@ urlpatterns = [
     path("by_request", ByRequest.as_view()),
     path("async", Asynchronous.as_view()),
 ]
-
-
-@pytest.fixture
-def atomic_requests() -> Iterator[None]:
-    settings_dict = connections["default"].settings_dict
-    settings_dict["ATOMIC_REQUESTS"] = True
-    yield
-    settings_dict["ATOMIC_REQUESTS"] = False
-
-
-def replayed(response: Any) -> str | None:
-    return response.headers.get("Idempotency-Replayed")
 
 
 def test_a_create_view_creates_once(client: Client, key: str) -> None:

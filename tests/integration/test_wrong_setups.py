@@ -1,5 +1,5 @@
 """Wrong set-ups that only a request shows: the error says what to type. What code and settings show is in
-test_placement.py, test_conf.py and ninja/test_placement.py."""
+test_placement.py, test_checks.py, ../unit/test_options.py and ../ninja/test_decorators.py."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestNotMigrated:
 
     def test_a_router_that_keeps_the_table_out_is_named(self, unmigrated: None, settings: Any) -> None:
         """To migrate would not help."""
-        settings.DATABASE_ROUTERS = ["tests.integration.test_placement.NoKeys"]
+        settings.DATABASE_ROUTERS = ["tests.routers.NoKeys"]
         with pytest.raises(IdempotencyConfigurationError, match=r"DATABASE_ROUTERS keep it out: let allow_migrate\(\)"):
             post()
 

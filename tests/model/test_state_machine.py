@@ -27,7 +27,7 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.integration.test_stores import a_claim
+from tests.claims import a_claim
 from tests.model.pure import Key
 
 NAMES = {Conflicted: "conflicted", Mismatched: "mismatched", Completed: "completed", InDoubt: "in doubt"}

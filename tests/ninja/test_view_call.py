@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Barrier
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection, connections
+from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 
@@ -19,6 +19,7 @@ pytest.importorskip("ninja")
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
+from tests.http import replayed, same
 from tests.ninja import api_urls
 from tests.shopapp.models import Ledger, Order
 
@@ -32,23 +33,6 @@ def _fresh() -> None:
     api_urls.CALLS.clear()
     api_urls.STARTED.clear()
     api_urls.GO.clear()
-
-
-@pytest.fixture
-def atomic_requests() -> Iterator[None]:
-    settings_dict = connections["default"].settings_dict
-    settings_dict["ATOMIC_REQUESTS"] = True
-    yield
-    settings_dict["ATOMIC_REQUESTS"] = False
-
-
-def replayed(response: Any) -> str | None:
-    return response.headers.get("Idempotency-Replayed")
-
-
-def same(first: Any, second: Any) -> bool:
-    headers = [{k: v for k, v in r.headers.items() if k != "Idempotency-Replayed"} for r in (first, second)]
-    return (first.status_code, first.content, headers[0]) == (second.status_code, second.content, headers[1])
 
 
 class TestOutcomes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_tutorial import Reader, follow_tutorial, reader
+from tests.acceptance.tutorial import Reader, follow_tutorial, reader
 from tests.packaging.conftest import INSTALLATION, PAIRS, ROOT, Distributions, interpreter, run
 
 __all__ = ["reader"]

@@ -18,7 +18,7 @@ from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
-from tests.integration.test_admin import staff
+from tests.admin_pages import staff
 
 Post = Callable[..., Any]
 pytestmark = [

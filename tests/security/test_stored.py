@@ -16,7 +16,7 @@ from django.urls import reverse
 from django_idempotency.engine.request.status_page import SALT, status_url
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
-from tests.integration.test_admin import staff
+from tests.admin_pages import staff
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.security.stored_urls")]

@@ -7,7 +7,6 @@ from uuid import UUID
 import pytest
 
 from django_idempotency.engine.protocol.digests import derived_key, digest, hash_of, identify, key_hash, scope_hash
-from django_idempotency.engine.protocol.snapshots import Snapshot, decode_headers, encode_headers
 
 
 def test_the_hashes_never_change() -> None:
@@ -35,20 +34,6 @@ def test_an_identity_has_both() -> None:
     """One row of the table."""
     identity = identify(scope="s", operation="o", key="k")
     assert (identity.key_hash, identity.scope_hash) == (key_hash("k"), scope_hash("s", "o", "k"))
-
-
-def test_headers_survive_storing() -> None:
-    """In order, with every character."""
-    headers = (("B", "é"), ("A", 'x"\\'), ("B", ""))
-    assert decode_headers(encode_headers(headers)) == headers
-    assert encode_headers(headers).isascii()
-    assert decode_headers(None) == ()
-
-
-def test_a_snapshot_knows_its_headers() -> None:
-    """Names are case-insensitive, the first one counts."""
-    snapshot = Snapshot(status_code=201, headers=(("Location", "/1"), ("location", "/2")), body=None)
-    assert (snapshot.header("LOCATION"), snapshot.header("ETag"), snapshot.is_tombstone) == ("/1", None, True)
 
 
 def test_derived_keys_never_change() -> None:

@@ -1,21 +1,19 @@
-"""The admin of leased keys: what needs attention, the timeline, and a person's decisions."""
+"""What a person may decide about a key in the admin: each decision on a page of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.admin_pages import detail, make_key, staff
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_admin import LIST, detail, make_key, staff
-from tests.integration.test_leased import Broken, as_if_killed, breaks, lapse, row
+from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -57,81 +55,6 @@ def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> s
     }[decision]
     answer = client.post(address(key, decision), {"attempt": key.attempt, **given, **data}, follow=True)
     return answer.content.decode()
-
-
-def listed(client: Client, attention: str) -> set[str]:
-    answer = client.get(reverse(LIST), {"attention": attention})
-    return {result.key for result in answer.context["cl"].result_list}
-
-
-class TestList:
-    def test_filters_show_what_needs_attention(self) -> None:
-        """A lease that is over, and a call without a result that nobody works on."""
-        hour = timedelta(hours=1)
-        now = timezone.now()
-        make_key("done")
-        make_key("running", status="in_progress", locked_until=now + hour)
-        make_key("stuck", status="in_progress", locked_until=now - hour)
-        make_key("doubt", status="failed")
-        make_key("failed", status="failed")
-        for name in ("done", "running", "doubt"):
-            key = IdempotencyKey.objects.get(key=name)
-            IdempotencyStep.objects.create(key=key, name="charge", kind="call", attempt=1, started_at=now)
-        client = staff(VIEW)
-        assert listed(client, "stuck") == {"stuck"}
-        assert listed(client, "in_doubt") == {"doubt"}
-        assert len(listed(client, "")) == 5
-
-
-class TestDetail:
-    def test_the_timeline_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
-        """Steps in their order, the error of the call, and what the key waits for."""
-        page = staff(VIEW, "view_response").get(detail(in_doubt)).content.decode()
-        assert "In doubt: nobody knows whether these calls took effect: charge." in page
-        assert "external call" in page
-        assert "Broken: it broke, token=****" in page
-        assert post("/pay").status_code == 201
-        page = staff(VIEW, "view_response").get(detail(IdempotencyKey.objects.get(operation="POST pay")))
-        assert "None: it is completed." in page.content.decode()
-        assert "&quot;charge&quot;: &quot;" in page.content.decode()
-
-    def test_results_need_their_permission(self, post: Post) -> None:
-        """As response bodies do."""
-        post("/pay")
-        assert GATEWAY.charges[0] not in staff(VIEW).get(detail(row())).content.decode()
-        assert GATEWAY.charges[0] in staff(VIEW, "view_response").get(detail(row())).content.decode()
-
-    @pytest.mark.parametrize(
-        ("change", "text"),
-        [
-            (
-                {"status": "in_progress", "locked_until": timezone.now() + timedelta(days=999)},
-                "a worker is at work on it",
-            ),
-            ({"status": "in_progress", "locked_until": timezone.now() - timedelta(1)}, "Stuck: its worker has died"),
-            ({"status": "failed"}, "None: the next retry runs again."),
-        ],
-    )
-    def test_it_says_what_the_key_waits_for(self, change: dict[str, Any], text: str) -> None:
-        """In words; a key without steps says so."""
-        page = staff(VIEW).get(detail(make_key(**change))).content.decode()
-        assert text in page
-        assert "It has no steps." in page
-
-    def test_a_call_of_a_live_worker_is_running(self, post: Post) -> None:
-        """Not in doubt."""
-        pages: list[str] = []
-        GATEWAY.before = lambda: pages.append(staff(VIEW, RESOLVE).get(detail(row())).content.decode())
-        post("/pay")
-        assert "<td>running</td>" in pages[0]
-        assert "Release for retry" not in pages[0]
-
-    def test_a_result_that_could_not_be_kept_is_told(self, post: Post) -> None:
-        """The call is done."""
-        post("/pay")
-        IdempotencyStep.objects.update(result=None)
-        page = staff(VIEW, "view_response").get(detail(row())).content.decode()
-        assert "Done, without a value that could be kept." in page
 
 
 class TestDecisions:
@@ -266,11 +189,3 @@ class TestDecisions:
             text = operator.get(page).content.decode()
             assert "<script>x" not in text
             assert "&lt;script&gt;x" in text
-
-
-def test_lapse_is_by_the_databases_clock(post: Post) -> None:
-    """Used above."""
-    seen: list[str] = []
-    GATEWAY.before = lambda: (lapse(), seen.append(staff(VIEW).get(detail(row())).content.decode()))
-    post("/pay")
-    assert "In doubt" in seen[0]

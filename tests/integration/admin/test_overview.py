@@ -21,39 +21,9 @@ from django_idempotency.admin.hours import Hours, last_hours, sampled
 from django_idempotency.admin.overview import Number, overview
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.integration.test_admin import LIST, make_key, staff
+from tests.admin_pages import HOUR, LIST, fill, make_key, staff, step
 
 pytestmark = pytest.mark.django_db
-HOUR = timedelta(hours=1)
-
-
-def fill(times: list[datetime], using: str = "default", **fields: Any) -> list[IdempotencyKey]:
-    """Completed keys created at these times, in this order."""
-    start = IdempotencyKey.objects.using(using).count()
-    return IdempotencyKey.objects.using(using).bulk_create(
-        IdempotencyKey(
-            **{
-                "key_hash": number,
-                "scope_hash": number,
-                "scope": "s",
-                "operation": "o",
-                "key": f"k{number}",
-                "status": "completed",
-                "status_code": 201,
-                "created_at": created_at,
-                "expires_at": created_at + 24 * HOUR,
-                **fields,
-            }
-        )
-        for number, created_at in enumerate(times, start)
-    )
-
-
-def step(row: IdempotencyKey, *, finished: bool = False) -> None:
-    now = timezone.now()
-    IdempotencyStep.objects.create(
-        key=row, name="charge", kind="call", attempt=1, started_at=now, finished_at=now if finished else None
-    )
 
 
 def shown(found: list[Number]) -> dict[str, str]:
@@ -160,26 +130,6 @@ class TestPage:
         page = admin_client.get(reverse(LIST)).content.decode()
         ours = page[page.index("<section") : page.index("</section>")]
         assert not re.findall(r"<(?:style|script)|\s(?:style|on\w+)=", ours)
-
-    def test_badges_say_it_in_words(self, admin_client: Client) -> None:
-        """And with a shape for the eye alone."""
-        now = timezone.now()
-        step(make_key("k", status="in_progress", locked_until=now - HOUR))
-        page = admin_client.get(reverse(LIST), {"q": "k"}).content.decode()
-        row = page[page.index("<tbody>") : page.index("</tbody>")]
-        text = " ".join(re.sub("<.*?>", "", row).split())
-        assert "▶ in progress ▲ stuck ? in doubt" in text
-        assert row.count('<span aria-hidden="true">') == 3
-
-    @pytest.mark.parametrize(("status", "extra"), [("completed", 0), ("failed", 2)])
-    def test_badges_cost_two_queries_for_a_whole_page(
-        self, admin_client: Client, status: str, extra: int, django_assert_num_queries: Any
-    ) -> None:
-        """None, if all keys are completed."""
-        fill([timezone.now()] * 5, status=status)
-        with CaptureQueriesContext(connection) as queries:
-            admin_client.get(reverse(LIST), {"p": "1"})
-        assert len([q for q in queries if "django_idempotency_" in q["sql"]]) == 2 + extra
 
 
 def spread(hours: list[int]) -> list[datetime]:

@@ -18,25 +18,27 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from tests.concurrency.test_leased import (  # noqa: F401 - tests and their fixture, run once more
+from tests.claims import a_claim, expire
+from tests.contracts.leased import (
     _clean,
     test_a_takeover_has_one_winner,
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.concurrency.test_stores import (  # noqa: F401 - the same
-    attempt,
-    finish,
-    test_one_of_twenty_wins,
-)
-from tests.integration.test_stores import (
-    TestStoreContract,  # noqa: F401 - the same
-    a_claim,
-    expire,
-)
+from tests.contracts.races import attempt, finish, store, test_one_of_twenty_wins
+from tests.contracts.stores import TestStoreContract
 
+__all__ = [  # tests and their fixtures, run once more
+    "TestStoreContract",
+    "_clean",
+    "store",
+    "test_a_takeover_has_one_winner",
+    "test_a_zombie_commits_nothing_beside_the_winner",
+    "test_fifty_duplicates_run_once",
+    "test_one_of_twenty_wins",
+]
 TABLE = IdempotencyKey._meta.db_table
-PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 NAME = "test_idempotency_partitioned"
 KEYS = 40
 pytestmark = [
@@ -44,11 +46,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.integration.leased_urls"),
 ]
-
-
-@pytest.fixture
-def store() -> Store:
-    return store_for("default")
 
 
 def block(start: str) -> str:

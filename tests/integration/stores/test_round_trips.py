@@ -17,16 +17,16 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
 from tests.integration import round_trip_urls, view_urls
-from tests.integration.test_stores import a_claim
 from tests.shopapp.models import Order
-from tests.wire import Tap, tapped
+from tests.tap import Tap, tapped
 
 Post = Callable[..., Any]
 pytestmark = [
     pytest.mark.only_on("postgresql"),
     pytest.mark.django_db(transaction=True),
-    pytest.mark.urls("tests.integration.test_round_trips"),
+    pytest.mark.urls("tests.integration.stores.test_round_trips"),
 ]
 urlpatterns = [*view_urls.urlpatterns, *round_trip_urls.urlpatterns]
 SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")

@@ -1,0 +1,83 @@
+"""The admin's pages, who may see them, and a key to be seen."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.factories import UserFactory
+
+LIST = "admin:django_idempotency_idempotencykey_changelist"
+
+
+def make_key(key: str = "k-1", **fields: Any) -> IdempotencyKey:
+    identity = identify(scope="user:auth.User:1", operation="POST orders/", key=key)
+    now = timezone.now()
+    return IdempotencyKey.objects.create(
+        **{
+            "key_hash": identity.key_hash,
+            "scope_hash": identity.scope_hash,
+            "key": key,
+            "scope": identity.scope,
+            "operation": identity.operation,
+            "status": "completed",
+            "status_code": 201,
+            "headers": '[["Content-Type","application/json"]]',
+            "body": b'{"total":7}',
+            "created_at": now,
+            "completed_at": now,
+            "expires_at": now,
+            **fields,
+        }
+    )
+
+
+def staff(*permissions: str) -> Client:
+    user: User = UserFactory(is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def detail(row: IdempotencyKey) -> str:
+    return reverse("admin:django_idempotency_idempotencykey_change", args=[row.pk])
+
+
+HOUR = timedelta(hours=1)
+
+
+def fill(times: list[datetime], using: str = "default", **fields: Any) -> list[IdempotencyKey]:
+    """Completed keys created at these times, in this order."""
+    start = IdempotencyKey.objects.using(using).count()
+    return IdempotencyKey.objects.using(using).bulk_create(
+        IdempotencyKey(
+            **{
+                "key_hash": number,
+                "scope_hash": number,
+                "scope": "s",
+                "operation": "o",
+                "key": f"k{number}",
+                "status": "completed",
+                "status_code": 201,
+                "created_at": created_at,
+                "expires_at": created_at + 24 * HOUR,
+                **fields,
+            }
+        )
+        for number, created_at in enumerate(times, start)
+    )
+
+
+def step(row: IdempotencyKey, *, finished: bool = False) -> None:
+    now = timezone.now()
+    IdempotencyStep.objects.create(
+        key=row, name="charge", kind="call", attempt=1, started_at=now, finished_at=now if finished else None
+    )

@@ -1,0 +1,31 @@
+"""Claims as tests of the stores make them, and what time does to their keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import F
+
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.models import IdempotencyKey
+
+ODD_BYTES = bytes(range(256)) * 3
+SNAPSHOT = Snapshot(status_code=201, headers=(("Content-Type", "x/y"), ("X-Ünï", 'q"\\')), body=ODD_BYTES)
+
+
+def a_claim(**changes: Any) -> ClaimRequest:
+    identity = identify(
+        scope=changes.pop("scope", "user:auth.User:1"),
+        operation=changes.pop("operation", "POST orders/"),
+        key=changes.pop("key", "8e03978e"),
+    )
+    return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
+
+
+def expire() -> None:
+    """The retention of every key is over."""
+    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))

@@ -1,0 +1,140 @@
+"""PostgreSQL's advisory locks under contention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.db.models import F
+
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
+from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
+from tests.servers import eventually
+from tests.sql import ask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+Threads = Callable[..., list[Any]]
+
+
+SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
+
+
+def test_another_error_of_the_wait_propagates(in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a wait that ends by time is a conflict."""
+    store = store_for("default")
+    monkeypatch.setattr(type(store), "_wait_insert_sql", "SELECT pg_terminate_backend(pg_backend_pid())")
+    monkeypatch.setattr(store, "_run_insert", lambda statement, claim: ask(statement))
+    for name in ("_claim_in_few_round_trips", "_insert", "_read"):
+        monkeypatch.setattr(store, name, lambda claim: None)
+
+    def claim(number: int) -> None:
+        with pytest.raises(DatabaseError), transaction.atomic():
+            store.claim(a_claim(wait=1))
+
+    in_threads(1, claim)
+
+
+class TestStores:
+    def race(self, in_threads: Threads, count: int, **changes: Any) -> list[Any]:
+        """Claim at once; nobody ends the transaction before all have their outcome."""
+        barrier = Barrier(count, timeout=60)
+        store = store_for("default")
+
+        def claim(number: int) -> Any:
+            barrier.wait()
+            with transaction.atomic():
+                outcome = store.claim(a_claim(**changes))
+                barrier.wait()
+                if isinstance(outcome, Claimed):
+                    store.complete(outcome, SNAPSHOT)
+            return outcome
+
+        return in_threads(count, claim)
+
+    @pytest.mark.only_on("postgresql", "mysql")
+    def test_one_of_many_wins_and_nobody_waits_for_its_end(self, in_threads: Threads) -> None:
+        """All losers know while the winner is still at work."""
+        outcomes = self.race(in_threads, 20)
+        assert Counter(type(o) for o in outcomes) == {Claimed: 1, Conflicted: 19}
+        assert store_for("default").claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+
+    @pytest.mark.only_on("postgresql")
+    def test_one_of_many_takes_an_expired_key_over(self, in_threads: Threads) -> None:
+        """Exactly one, at attempt 2."""
+        store = store_for("default")
+        with transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT)
+        IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+        outcomes = self.race(in_threads, 20)
+        assert [o for o in outcomes if isinstance(o, Claimed)] == [Claimed(id=claimed.id, attempt=2)]
+        assert Counter(type(o) for o in outcomes)[Conflicted] == 19
+
+    @pytest.mark.only_on("postgresql")
+    @pytest.mark.parametrize("lock_timeout", ["0", "7s"])
+    def test_waiting_leaves_the_projects_lock_timeout_alone(self, in_threads: Threads, lock_timeout: str) -> None:
+        """The view never sees ours."""
+        store = store_for("default")
+        ready = Event()
+
+        def run(number: int) -> Any:
+            with transaction.atomic():
+                if number == 0:
+                    store.claim(a_claim())
+                    ready.set()
+                    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    eventually("the other to wait", lambda: ask(waiting))
+                    transaction.set_rollback(True)
+                    return None
+                assert ready.wait(30)
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
+                outcome = store.claim(a_claim(wait=30))
+                with connection.cursor() as cursor:
+                    cursor.execute("SHOW lock_timeout")
+                    return outcome, cursor.fetchone()[0]
+
+        _, (outcome, after) = in_threads(2, run)
+        assert isinstance(outcome, Claimed)
+        assert after == lock_timeout
+
+    @pytest.mark.only_on("postgresql")
+    @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+    def test_stricter_isolation_asks_for_a_fresh_transaction(self, in_threads: Threads, level: str) -> None:
+        """The snapshot is older than the winner's commit: the claim fails in a way that may be repeated."""
+        store = store_for("default")
+        snapshot_taken, committed = Event(), Event()
+
+        def winner() -> Any:
+            assert snapshot_taken.wait(30)
+            with transaction.atomic():
+                claimed = store.claim(a_claim())
+                assert isinstance(claimed, Claimed)
+                store.complete(claimed, SNAPSHOT)
+            committed.set()
+
+        def loser() -> bool:
+            try:
+                with transaction.atomic(), connection.cursor() as cursor:
+                    cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+                    cursor.execute("SELECT 1")
+                    snapshot_taken.set()
+                    assert committed.wait(30)
+                    store.claim(a_claim())
+            except DatabaseError as error:
+                return store.may_repeat(error)
+            raise AssertionError("the claim did not notice")
+
+        assert in_threads(2, lambda number: (winner, loser)[number]()) == [None, True]
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)

@@ -1,0 +1,86 @@
+"""`manage.py idempotency_endpoints`: its arguments, its exit status, and what it says on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from tests.integration.endpoints.shop import run
+
+
+class TestCommand:
+    def test_fail_on_unprotected(self, shop: str) -> None:
+        """Status 1 and the list; the table is printed all the same."""
+        with pytest.raises(CommandError) as caught:
+            run("--fail-on-unprotected", urlconf=shop)
+        assert caught.value.returncode == 1
+        assert str(caught.value) == (
+            "2 unsafe routes are not protected. Protect them, or name them with --allow:\n"
+            "  POST plain  tests.integration.endpoints.shop.view\n"
+            "  ANY any  tests.integration.endpoints.shop.view"
+        )
+
+    @pytest.mark.parametrize(
+        "patterns", [["plain", "any"], ["p?ain", "a*"], ["POST p*", "ANY *"], ["tests.*.view"], ["plain", "POST any"]]
+    )
+    def test_what_is_allowed_does_not_fail(self, patterns: list[str], shop: str) -> None:
+        """By route, by method and route, by view; the last list names a method that is not there."""
+        args = ["--fail-on-unprotected", *(f"--allow={pattern}" for pattern in patterns)]
+        if "POST any" in patterns:
+            with pytest.raises(CommandError):
+                run(*args, urlconf=shop)
+        else:
+            assert run(*args, urlconf=shop)[1] == ""
+
+    def test_a_route_that_is_a_regular_expression_can_be_copied_from_the_list(self, capsys: Any) -> None:
+        """Brackets in it are no pattern."""
+        out, err = run("--allow", r"^o/(?P<pk>[0-9]+)/x/$")
+        assert "of which 1 are allowed" in out
+        assert err == ""
+
+    def test_patterns_from_a_file(self, shop: str, tmp_path: Path) -> None:
+        """One to a line; comments and empty lines are skipped."""
+        file = tmp_path / "allowed"
+        file.write_text("# health checks\nplain\n\n  any  \n")
+        assert run("--fail-on-unprotected", f"--allow-file={file}", urlconf=shop)[1] == ""
+
+    def test_an_idle_pattern_is_told(self, shop: str) -> None:
+        """It would allow what comes to match it one day; what is protected needs no pattern either."""
+        assert run("--allow", "orders", urlconf=shop)[1] == "Nothing unprotected matches 'orders': remove it.\n"
+
+    @pytest.mark.parametrize(
+        "args", [["--urlconf=no.such.module"], ["--allow-file=/no/such/file"]], ids=["urlconf", "file"]
+    )
+    def test_status_2_when_there_is_no_list(self, args: list[str]) -> None:
+        """So that CI can tell it from a finding."""
+        with pytest.raises(CommandError) as caught:
+            call_command("idempotency_endpoints", *args)
+        assert caught.value.returncode == 2
+
+    def test_it_lists_the_shop(self) -> None:
+        """From a shell, with its exit status."""
+        pytest.importorskip("drf_spectacular")
+        pytest.importorskip("standardwebhooks")
+        manage = Path(__file__).parents[3] / "testproject" / "manage.py"
+        command = [sys.executable, str(manage), "idempotency_endpoints", "--fail-on-unprotected"]
+        allowed = ["admin/*", "PUT *", "DELETE *", "webhooks/", "unprotected/orders/"]  # webhooks/ calls run_once
+        allow = [f"--allow={name}" for name in allowed]
+        environment = {"DATABASE_URL": "sqlite://:memory:", "PYTHONPATH": str(manage.parents[1])}
+        runs = [
+            subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=60)
+            for more in (allow, allow[:-1])
+        ]
+        assert [(result.returncode, result.stderr) for result in runs] == [
+            (0, ""),
+            (
+                1,
+                "CommandError: 1 unsafe route is not protected. Protect them, or name them with --allow:\n"
+                "  POST unprotected/orders/  shop.views.create_order_unprotected\n",
+            ),
+        ]
+        assert "POST    orders/  " in runs[0].stdout

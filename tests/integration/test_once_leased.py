@@ -1,0 +1,151 @@
+"""`run_once` in leased mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone
+
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    Operation,
+    OperationInProgress,
+    OutcomeUnknown,
+    Result,
+    run_once,
+)
+from django_idempotency.engine.stores import store_for
+from django_idempotency.models import IdempotencyKey
+from tests.shopapp.models import Order
+from tests.works import RUNS, breaks, pay
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    RUNS.clear()
+
+
+class TestLeased:
+    def test_the_work_gets_an_operation(self) -> None:
+        """Its steps are kept."""
+        answers = [run_once(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
+        assert [answer.replayed for answer in answers] == [False, True]
+        assert answers[0].value == answers[1].value
+        assert (RUNS, Order.objects.count()) == ([1, ()], 1)
+
+    def test_its_claim_has_a_lease(self) -> None:
+        """Or a crash would leave it stuck for ever."""
+
+        def look(operation: Operation) -> Any:
+            row = IdempotencyKey.objects.get()
+            return (row.locked_until - row.created_at).total_seconds()
+
+        assert run_once(look, scope="s", key="k", lease=60, operation="look").value == pytest.approx(60, abs=5)
+
+    def test_abandoned_it_runs_again(self) -> None:
+        """Without `reconcile` nobody is asked."""
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(breaks, scope="s", key="k", lease=60, operation="pay")
+        past = timezone.now() - timedelta(hours=1)
+        IdempotencyKey.objects.update(status="in_progress", locked_until=past)
+        assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
+        assert RUNS[1:] == [2, ()]
+
+    def test_waiting_it_looks_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With pauses that grow, while somebody else holds the lease."""
+        store = store_for("default")
+        looks: list[float] = []
+        claim = store.claim
+
+        def counted(wanted: Any) -> Any:
+            looks.append(wanted.wait)
+            return claim(wanted)
+
+        def meet(operation: Operation) -> None:
+            monkeypatch.setattr(store, "claim", counted)
+            with pytest.raises(OperationInProgress):
+                run_once(pay, scope="s", key="k", lease=60, operation="meet", wait=0.6)
+
+        run_once(meet, scope="s", key="k", lease=60, operation="meet")
+        assert 3 <= len(looks) < 30
+        assert set(looks) == {0}
+
+    def test_a_call_in_doubt_is_held(self) -> None:
+        """A named exception until somebody knows."""
+        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
+        options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "operation": "pay"}
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, scope="s", key="k", **options)
+        with pytest.raises(OutcomeUnknown, match="whose outcome is unknown"):
+            run_once(work, scope="s", key="k", **options)
+        assert len(RUNS) == 1
+
+    def test_reconcile_returns_a_result(self) -> None:
+        """Or None to run again; anything else is refused."""
+        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
+        options: dict[str, Any] = {"scope": "s", "key": "k", "lease": 60, "operation": "pay"}
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, **options)
+        with pytest.raises(IdempotencyConfigurationError, match="return Result"):
+            run_once(work, reconcile=lambda operation: "charged", **options)
+        with pytest.raises(ValueError, match="it broke"):
+            run_once(work, reconcile=lambda operation: None, **options)
+        found = run_once(work, reconcile=lambda operation: Result(operation.in_doubt, replayed=False), **options)
+        assert found == Result(["charge"], replayed=False)
+        assert run_once(work, **options) == Result(["charge"], replayed=True)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_it_is_refused_inside_a_transaction(self) -> None:
+        """Its claim could not commit first."""
+        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="inside a transaction"):
+            run_once(pay, scope="s", key="k", lease=60, operation="pay")
+
+
+@pytest.mark.only_on("postgresql")
+class TestALeasedClaimThatFails:
+    """A transaction that the database asks to repeat has done nothing yet: it is repeated once."""
+
+    @pytest.fixture
+    def failing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Let the next claims fail with real errors of the database."""
+        store = store_for("default")
+        claim, left = store.claim, []
+
+        def claim_or_fail(wanted: Any) -> Any:
+            if left:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{left.pop()}'; END $$")
+            return claim(wanted)
+
+        monkeypatch.setattr(store, "claim", claim_or_fail)
+        return lambda *states: left.extend(states)
+
+    @staticmethod
+    def run() -> int:
+        return run_once(lambda operation: operation.attempt, scope="s", key="k", operation="o", lease=60).value
+
+    @pytest.mark.parametrize("state", ["40001", "40P01"])
+    def test_once_it_is_repeated(self, failing: Callable[..., None], state: str) -> None:
+        """The caller does not hear of it."""
+        failing(state)
+        assert self.run() == 1
+
+    def test_twice_it_is_a_conflict(self, failing: Callable[..., None]) -> None:
+        """Somebody else is at this key all the time."""
+        failing("40001", "40P01")
+        with pytest.raises(OperationInProgress):
+            self.run()
+        assert self.run() == 1
+
+    def test_any_other_error_propagates(self, failing: Callable[..., None]) -> None:
+        """And is not repeated."""
+        failing("53100")
+        with pytest.raises(DatabaseError):
+            self.run()
+        assert self.run() == 1

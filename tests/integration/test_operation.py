@@ -1,0 +1,212 @@
+"""`Operation`: the named steps of one attempt, and the fence that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, ResultNotStorable
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, lapse, row
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+class TestSteps:
+    def run(self, post: Post, view: Callable[[Any], Any]) -> Any:
+        HOOKS["view"] = lambda request: view(request.idempotency)
+        return post("/hooked").json()["result"]
+
+    def test_a_name_may_be_used_once_in_an_attempt(self, post: Post) -> None:
+        """Else the second would get the first one's result."""
+        calls: list[int] = []
+
+        def twice(operation: Any) -> None:
+            operation.call("mail", lambda: calls.append(1))
+            operation.call("mail", lambda: calls.append(2))
+
+        with pytest.raises(IdempotencyConfigurationError, match="'mail' was used twice in one attempt"):
+            self.run(post, twice)
+        assert calls == [1]
+
+    @pytest.mark.parametrize("name", ["", "x" * 101, 5])
+    def test_names_are_short_strings(self, post: Post, name: Any) -> None:
+        """Said before anything is called."""
+        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
+            self.run(post, lambda operation: operation.call(name, breaks))
+
+    def test_the_longest_name_and_arguments_by_name(self, post: Post) -> None:
+        assert self.run(post, lambda operation: operation.call("x" * 100, dict, amount=5)) == {"amount": 5}
+
+    def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
+        """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
+        value = (1, Decimal("1.10"), UUID(int=1))
+        assert self.run(post, lambda operation: operation.call("a", lambda: value)) == [1, "1.10", str(UUID(int=1))]
+
+    def test_a_result_that_cannot_be_kept_leaves_the_call_done(self, post: Post) -> None:
+        """The money has moved: it is not called again, and the next attempt gets None."""
+        with pytest.raises(ResultNotStorable, match="object cannot be kept as JSON"):
+            self.run(post, lambda operation: operation.call("charge", object))
+        assert IdempotencyStep.objects.get().finished_at is not None
+        assert self.run(post, lambda operation: operation.call("charge", breaks)) is None
+
+    @pytest.mark.parametrize("value", [float("nan"), {1: object()}, Order(reference="unsaved")])
+    def test_a_write_that_cannot_be_kept_is_rolled_back(self, post: Post, value: Any) -> None:
+        """Nothing was committed, so the retry starts clean."""
+
+        def write() -> Any:
+            Order.objects.create()
+            return value
+
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", write))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
+
+    def test_an_instance_that_is_gone_is_an_error(self, post: Post) -> None:
+        """It cannot be fetched again."""
+
+        def order(operation: Any) -> Any:
+            return operation.write("order", Order.objects.create).pk
+
+        HOOKS["view"] = lambda request: (order(request.idempotency), breaks())
+        with pytest.raises(Broken):
+            post("/hooked")
+        Order.objects.all().delete()
+        with pytest.raises(Order.DoesNotExist):
+            self.run(post, order)
+
+    def test_a_call_cannot_become_a_write(self, post: Post) -> None:
+        """Another release has renamed things: the doubt is not forgotten."""
+        with pytest.raises(Broken):
+            self.run(post, lambda operation: operation.call("x", breaks))
+        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
+            self.run(post, lambda operation: operation.write("x", breaks))
+
+    @pytest.mark.parametrize("step", ["call", "write"])
+    def test_steps_are_refused_inside_a_transaction(self, post: Post, step: str) -> None:
+        """They could not commit."""
+
+        def inside(operation: Any) -> None:
+            with transaction.atomic():
+                getattr(operation, step)("x", breaks)
+
+        with pytest.raises(IdempotencyConfigurationError, match=f"operation.{step}\\('x'\\) was reached inside"):
+            self.run(post, inside)
+
+    def test_a_coroutine_function_needs_the_asynchronous_twin(self, post: Post) -> None:
+        """Named in the error."""
+
+        async def charge() -> None:
+            """Never runs."""
+
+        for step in ("call", "write"):
+            with pytest.raises(IdempotencyConfigurationError, match=rf"await operation\.a{step}\('{step}'"):
+                self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
+
+    def test_derived_keys(self, post: Post) -> None:
+        """UUIDs, one for each name, the same in every attempt."""
+        seen: list[list[str]] = []
+
+        def derive(operation: Any) -> None:
+            seen.append([operation.derive_key("charge"), operation.derive_key("refund")])
+            raise Broken
+
+        for _ in range(2):
+            with pytest.raises(Broken):
+                self.run(post, derive)
+        assert seen[0] == seen[1]
+        assert len({UUID(key) for key in seen[0]}) == 2
+
+    def test_the_client_can_see_its_key(self, post: Post, key: str) -> None:
+        """And which attempt it is."""
+        assert self.run(post, lambda operation: [operation.key, operation.attempt]) == [key, 1]
+
+
+class TestFence:
+    """A worker whose key was taken over, here by itself, cannot commit anything any more."""
+
+    def taken_over(self, operation: Any = None) -> None:
+        IdempotencyKey.objects.update(attempt=F("attempt") + 1)
+
+    def test_it_cannot_write(self, post: Post) -> None:
+        """Its client gets the conflict: somebody else is at work."""
+        HOOKS["between"] = self.taken_over
+        answer = post("/pay")
+        assert (answer.status_code, answer.json()["title"]) == (
+            409,
+            "A request is outstanding for this Idempotency-Key",
+        )
+        assert Order.objects.count() == 0
+        assert row().status == "in_progress"
+
+    def test_it_cannot_call(self, post: Post) -> None:
+        """Nor start to."""
+
+        def late(request: Any) -> None:
+            self.taken_over()
+            request.idempotency.call("charge", GATEWAY.charge, "k")
+
+        HOOKS["view"] = late
+        assert post("/hooked").status_code == 409
+        assert GATEWAY.calls == 0
+
+    def test_it_cannot_record_a_result_complete_or_fail(self, post: Post) -> None:
+        """Not after a call, at the end, or by an exception, even if the view swallows the error."""
+        GATEWAY.after = self.taken_over
+        assert post("/pay").status_code == 409
+        assert IdempotencyStep.objects.get().finished_at is None
+
+    @pytest.mark.parametrize("end", [lambda: None, breaks])
+    def test_it_cannot_end_the_operation(self, post: Post, end: Any) -> None:
+        """Neither well nor badly; a winner's answer is its own client's answer, too."""
+
+        def late(request: Any) -> Any:
+            with pytest.raises(LeaseLost):
+                request.idempotency.renew() if self.taken_over() is None else None
+            IdempotencyKey.objects.update(
+                status="completed", status_code=201, headers="[]", body=b"winner", locked_until=None
+            )
+            return end()
+
+        HOOKS["view"] = late
+        answer = post("/hooked")
+        assert (answer.status_code, answer.content) == (201, b"winner")
+        assert answer.headers["Idempotency-Replayed"] == "true"
+
+    def test_a_lapsed_lease_alone_loses_nothing(self, post: Post) -> None:
+        """Until somebody takes it over, its worker may finish, or take it anew."""
+
+        def slow(operation: Any) -> None:
+            lapse()
+            operation.renew()
+            assert row().locked_until > timezone.now() + timedelta(seconds=90)
+            lapse()
+
+        HOOKS["between"] = slow
+        assert post("/pay").status_code == 201
+        assert Order.objects.count() == 1
+
+    def test_a_row_that_is_gone_is_a_lost_lease(self, post: Post) -> None:
+        """Somebody deleted it by hand."""
+        HOOKS["between"] = lambda operation: IdempotencyKey.objects.all().delete()
+        assert post("/pay").status_code == 409
+        assert Order.objects.count() == 0

@@ -1,0 +1,89 @@
+"""The status page of a leased request. What it must not tell, and to whom, is in tests/security/test_stored.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, as_if_killed, breaks
+
+Post = Callable[..., Any]
+
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+class TestStatusPage:
+    def test_a_duplicate_is_told_where_to_look(self, post: Post, client: Any) -> None:
+        """202, Location, Retry-After; the page follows the operation to its end and never shows the response."""
+        inner: list[Any] = []
+
+        def look(operation: Any) -> None:
+            accepted = post("/pay/poll")
+            inner.extend([accepted, client.get(accepted.headers["Location"])])
+
+        HOOKS["between"] = look
+        final = post("/pay/poll")
+        accepted, page = inner
+        assert (accepted.status_code, accepted.headers["Retry-After"]) == (202, "1")
+        assert accepted.headers["Idempotency-Replayed"] == "false"
+        for answer in (accepted, page):
+            assert {k: answer.json()[k] for k in ("status", "attempt", "steps", "completed_at")} == {
+                "status": "in_progress",
+                "attempt": 1,
+                "steps": ["charge"],
+                "completed_at": None,
+            }
+        assert (page.status_code, page.headers["Retry-After"]) == (200, "1")
+        assert "no-store" in page.headers["Cache-Control"]
+        done = client.get(accepted.headers["Location"])
+        assert (done.json()["status"], done.json()["steps"]) == ("completed", ["charge", "order"])
+        assert set(done.json()) == {"status", "attempt", "steps", "created_at", "completed_at", "expires_at"}
+        assert "Retry-After" not in done.headers
+        assert final.json()["charge"].encode() not in done.content
+
+    def test_an_abandoned_operation_is_not_polled_for_ever(self, post: Post, client: Any) -> None:
+        """Nobody works on it until the client sends its request again."""
+        inner: list[Any] = []
+        HOOKS["between"] = lambda operation: inner.append(post("/pay/poll")) or breaks()
+        with pytest.raises(Broken):
+            post("/pay/poll")
+        location = inner[0].headers["Location"]
+        assert client.get(location).json()["status"] == "failed"
+        as_if_killed()
+        page = client.get(location)
+        assert (page.json()["status"], "Retry-After" in page.headers) == ("abandoned", False)
+
+    def test_its_address_cannot_be_made_up(self, post: Post, client: Any) -> None:
+        """A changed letter, another key's numbers, an expired or deleted key: 404."""
+        inner: list[Any] = []
+        HOOKS["between"] = lambda operation: inner.append(post("/pay/poll").headers["Location"])
+        post("/pay/poll")
+        location = inner[0]
+        assert client.get(location[:-1] + ("A" if location[-1] != "A" else "B")).status_code == 404
+        assert client.get("/status/status/x").status_code == 404
+        assert client.post(location).status_code == 405
+        IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+        assert client.get(location).status_code == 404
+        IdempotencyKey.objects.all().delete()
+        assert client.get(location).status_code == 404
+
+    @pytest.mark.urls("tests.integration.leased_urls_without_status")
+    def test_a_project_without_it_is_told(self, post: Post) -> None:
+        """With the line to add."""
+        HOOKS["view"] = lambda request: post("/poll")
+        with pytest.raises(IdempotencyConfigurationError, match=r'include\("django_idempotency.urls"\)'):
+            post("/poll")

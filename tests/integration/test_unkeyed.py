@@ -1,0 +1,56 @@
+"""The steps of a leased view that runs without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.engine.execution.unkeyed import UnkeyedOperation
+from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+def test_without_a_key_the_steps_just_run(client: Any) -> None:
+    """required=False: each request charges, with a derived key of its own."""
+    answers = [client.post("/pay/optional", {}, content_type="application/json") for _ in range(2)]
+    assert [a.status_code for a in answers] == [201, 201]
+    assert "Idempotency-Replayed" not in answers[0].headers
+    assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
+
+
+def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
+    """The same view must work with a key."""
+
+    async def charge(*, amount: int = 0) -> int:
+        return amount
+
+    operation = UnkeyedOperation("default")
+    with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
+        operation.call("one", charge)
+    with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
+        operation.write("two", charge)
+    assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
+
+
+def test_switched_off_they_just_run_too(post: Post) -> None:
+    """ENABLED is False in some tests."""
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        assert post("/pay").status_code == 201
+    assert (GATEWAY.calls, IdempotencyKey.objects.count()) == (1, 0)

@@ -1,0 +1,51 @@
+"""What happens to leased keys in tests: calls that break, workers that die, leases that run out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from django.db.models import F
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyKey
+
+
+class Broken(Exception):
+    """What breaks in these tests."""
+
+
+def breaks(*args: Any) -> Any:
+    raise Broken("it broke, token=tok_123")
+
+
+class Slow:
+    """Stops the first thread that comes by until `go` is set."""
+
+    def __init__(self) -> None:
+        self.arrived, self.go, self.used = Event(), Event(), False
+
+    def __call__(self, *args: Any) -> None:
+        if not self.used:
+            self.used = True
+            self.arrived.set()
+            assert self.go.wait(30)
+
+
+def lapse() -> None:
+    """Every lease runs out: an hour passes, and no test has a longer lease."""
+    IdempotencyKey.objects.update(locked_until=F("locked_until") - timedelta(hours=1))
+
+
+def as_if_killed() -> None:
+    """What an exception has released looks as if its worker had died on the spot, and its lease had run out."""
+    past = timezone.now() - timedelta(days=1)
+    changed = IdempotencyKey.objects.filter(status="failed").update(
+        status="in_progress", locked_until=past, last_error=None
+    )
+    assert changed == 1
+
+
+def row() -> IdempotencyKey:
+    return IdempotencyKey.objects.get()

@@ -1,0 +1,168 @@
+"""`assert_idempotent(transaction=True)`: duplicates that arrive at the same moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Barrier, Event, Semaphore, current_thread, main_thread
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import Client, RequestFactory
+
+from django_idempotency.testing import assert_idempotent
+from tests.shopapp.models import Ledger, Order
+from tests.testing import endpoint_urls
+from tests.testing.requests import DATA, logged_in
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+
+
+DUPLICATES = 4
+
+
+def only_at_once(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Run it in the threads of a race, not in the requests before and after."""
+    return lambda: None if current_thread() is main_thread() else action()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestAtOnce:
+    @pytest.mark.parametrize("path", ["/good", "/asynchronous", "/leased", "/pollable"])
+    def test_a_good_endpoint_passes(self, client: Client, path: str) -> None:
+        """Two operations: one by one, and together."""
+        assert_idempotent(client, path, DATA, creates=Order, transaction=True)
+        assert Order.objects.count() == 2
+
+    @pytest.mark.parametrize("path", ["/leased", "/pollable"])
+    def test_duplicates_meet_a_running_request(self, client: Client, path: str) -> None:
+        """The first one works until it sees that all others were told: by 409, or by 202 and a page to look at."""
+        told = Semaphore(0)
+        endpoint_urls.HOOKS["inside"] = only_at_once(lambda: [told.acquire(timeout=30) for _ in range(DUPLICATES - 1)])
+
+        class Telling(Client):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                response = super().post(*args, **kwargs)
+                if current_thread() is not main_thread():
+                    statuses.append(response.status_code)
+                    told.release()
+                return response
+
+        statuses: list[int] = []
+        assert_idempotent(Telling(), path, DATA, creates=Order, transaction=True, duplicates=DUPLICATES)
+        assert sorted(statuses) == {"/leased": [201, 409, 409, 409], "/pollable": [201, 202, 202, 202]}[path]
+
+    def test_logged_in_clients_take_part(self) -> None:
+        """Each thread has a copy with the same cookies."""
+        assert_idempotent(logged_in(), "/members", DATA, creates=Order, transaction=True, duplicates=DUPLICATES)
+
+    def test_an_endpoint_that_takes_a_body_only_once(self, client: Client) -> None:
+        """A function gives a new one for the second operation."""
+        bodies = iter([{"entry": "one"}, {"entry": "two"}])
+        assert_idempotent(client, "/unique", lambda: next(bodies), creates=Ledger, transaction=True)
+        assert set(Ledger.objects.values_list("entry", flat=True)) == {"one", "two"}
+
+    def test_all_start_together(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody sends before everybody is ready."""
+        ready: list[int] = []
+        seen: list[int] = []
+
+        class Watched(Barrier):
+            def wait(self, timeout: float | None = None) -> int:
+                ready.append(1)
+                return super().wait(timeout)
+
+        class Counting(Client):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                if current_thread() is not main_thread():
+                    seen.append(len(ready))
+                return super().post(*args, **kwargs)
+
+        monkeypatch.setattr("django_idempotency.testing.races.Barrier", Watched)
+        assert_idempotent(Counting(), "/good", DATA, transaction=True, duplicates=DUPLICATES)
+        assert seen == [DUPLICATES] * DUPLICATES
+
+    @pytest.mark.parametrize(
+        ("creates", "headers"),
+        [(Order, {}), (None, {}), (None, {"X-Same-Body": "1"}), (None, {"X-Says-Replay": "1"})],
+        ids=["by rows", "by answers", "by marks", "by bodies"],
+    )
+    def test_check_then_act(self, fails: Callable[..., str], creates: Any, headers: dict[str, str]) -> None:
+        """Executed twice, and only then: everyone has looked before anyone writes. Each evidence is enough."""
+        endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
+        message = fails(
+            "/check_then_act",
+            "executed twice at once: of 4 duplicates sent together more than one has",
+            creates=creates,
+            headers=headers,
+            changed=None,
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
+        assert "check, then act" in message
+        assert Order.objects.count() == 1 + DUPLICATES
+
+    def test_work_outside_of_what_is_protected(self, fails: Callable[..., str]) -> None:
+        """Executed twice, though one answer was first-hand: there are more rows."""
+        endpoint_urls.HOOKS["for a duplicate"] = only_at_once(Order.objects.create)
+        message = fails("/works_anyway", "executed twice at once", transaction=True, duplicates=DUPLICATES)
+        assert f"It created {DUPLICATES} more Order rows." in message
+
+    def test_check_then_fail(self, fails: Callable[..., str]) -> None:
+        """Nothing runs twice, but duplicates get a 500."""
+        endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
+        message = fails(
+            "/check_then_fail",
+            "3 of 4 duplicates sent together were answered with 500.",
+            creates=Ledger,
+            changed=None,
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
+        assert "Raised: " in message
+        # PostgreSQL and SQLite name the constraint, MariaDB the value.
+        assert "unique" in message.lower() or "Duplicate entry" in message
+
+    def test_nobody_gets_through(self, fails: Callable[..., str]) -> None:
+        """All are sent away."""
+        endpoint_urls.HOOKS["between"] = only_at_once(lambda: True)
+        fails(
+            "/busy_at_once",
+            "none of 4 duplicates sent together has done the work.",
+            transaction=True,
+            duplicates=DUPLICATES,
+        )
+
+    @pytest.mark.only_on("postgresql")
+    def test_the_winner_is_not_kept(self, fails: Callable[..., str]) -> None:
+        """One has run, the other was told to wait, and the retry runs again."""
+        told = Event()
+        endpoint_urls.HOOKS["inside"] = only_at_once(lambda: told.wait(30))
+        endpoint_urls.HOOKS["afterwards"] = only_at_once(told.set)
+        fails("/forgets", "no replay after duplicates sent together.", transaction=True, duplicates=2)
+
+    def test_a_client_that_raises_is_not_hidden(self, client: Client) -> None:
+        """Whatever a thread of the race raises ends the test, without waiting for the others."""
+
+        class Unplugged(RequestFactory):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                if current_thread() is not main_thread():
+                    raise ConnectionError("unplugged")
+                return client.post(*args, **kwargs)
+
+        with pytest.raises(ConnectionError, match="unplugged"):
+            assert_idempotent(Unplugged(), "/good", DATA, transaction=True, duplicates=1)
+
+    def test_in_memory_sqlite_is_refused(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its threads would not really run at once."""
+        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+        monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
+        with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
+            assert_idempotent(client, "/good", DATA, transaction=True)
+
+
+def test_inside_a_transaction_nothing_can_run_at_once(client: Client) -> None:
+    """Other connections see nothing of it; nothing has been sent yet."""
+    with pytest.raises(RuntimeError, match=r"Use django\.test\.TransactionTestCase, or @pytest\.mark\.django_db"):
+        assert_idempotent(client, "/good", DATA, transaction=True)
+    assert not Order.objects.exists()

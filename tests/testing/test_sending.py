@@ -1,0 +1,102 @@
+"""What `assert_idempotent` sends: bodies, keys, cookies."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import AsyncClient, Client, override_settings
+
+from django_idempotency.testing import assert_idempotent
+from tests.shopapp.models import Order
+from tests.testing.requests import DATA
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+
+
+def test_an_optional_key(client: Client) -> None:
+    """Is said, or is the project's default."""
+    assert_idempotent(client, "/optional", DATA, creates=Order, required=False)
+    with override_settings(IDEMPOTENCY={"REQUIRED": False}):
+        assert_idempotent(client, "/good", DATA, creates=Order)
+    assert Order.objects.count() == 2
+
+
+def test_a_key_that_comes_in_the_body(client: Client) -> None:
+    """with_key puts it there."""
+    assert_idempotent(client, "/by_field", DATA, creates=Order, with_key=lambda key: {"data": {"event": key}})
+    assert_idempotent(client, "/by_field", creates=Order, with_key=lambda key: {"data": {"event": key}})
+    assert Order.objects.count() == 2
+
+
+def test_a_key_in_another_header(client: Client) -> None:
+    """With the headers that the request needs anyway."""
+    assert_idempotent(
+        client, "/by_header", headers={"X-Shop": "1"}, with_key=lambda key: {"headers": {"X-Event": f"e-{key}"}}
+    )
+    assert_idempotent(client, "/by_header", with_key=lambda key: {"HTTP_X_EVENT": key})
+
+
+def test_body_fields_for_the_key_need_a_body_of_fields(client: Client) -> None:
+    """Bytes have none."""
+    with pytest.raises(TypeError, match=r"data must be a dict of fields too, not b'x'"):
+        assert_idempotent(client, "/raw", b"x", content_type="x/y", with_key=lambda key: {"data": {"event": key}})
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type"),
+    [
+        ({"a": True}, "application/json"),
+        ({"a": [1, True, None, {"b": 1.5}], "c": "", "d": {}}, "application/json"),
+        ([1, 2], "application/json"),
+        ('{"a": "1"}', "application/json"),
+        (b'{"a": null}', "application/json"),
+        ("plain", "text/plain"),
+        (b"\xff\x00", "application/octet-stream"),
+        ({}, "application/json"),
+        (None, "application/json"),
+    ],
+)
+def test_any_body_is_sent_unchanged_and_changed(client: Client, data: Any, content_type: str) -> None:
+    """JSON values and their text, other text, bytes, nothing."""
+    assert_idempotent(client, "/raw", data, content_type=content_type, creates=Order)
+
+
+@pytest.mark.parametrize(
+    ("file", "content_type"),
+    [
+        (SimpleUploadedFile("a.pdf", b"abc", content_type="image/png"), "image/png"),
+        (io.StringIO("abc"), "application/octet-stream"),
+    ],
+)
+def test_files_are_sent_whole_every_time(client: Client, file: Any, content_type: str) -> None:
+    """A test client reads a file to its end; with another content it is another request."""
+    file.read()
+    response = assert_idempotent(client, "/upload", {"file": file}, creates=Order)
+    assert response.json()["file"][1:] == [content_type, 3]
+
+
+def test_a_project_that_wants_quoted_keys(client: Client) -> None:
+    """The form of the draft is sent."""
+    with override_settings(IDEMPOTENCY={"REQUIRE_QUOTED_KEY": True}):
+        assert_idempotent(client, "/good", DATA, creates=Order)
+
+
+def test_each_retry_carries_the_first_requests_cookies(client: Client) -> None:
+    """The answer that set a session was lost."""
+    assert_idempotent(client, "/visitor", DATA, creates=Order)
+    assert not client.cookies
+
+
+def test_another_body_can_be_given_or_left_out(client: Client) -> None:
+    """changed= is the body, None no body at all."""
+    assert_idempotent(client, "/amounts", DATA, changed={**DATA, "amount": 2}, creates=Order)
+    assert_idempotent(client, "/anything_goes", DATA, changed=None, creates=Order)
+
+
+def test_an_asynchronous_client_is_refused(async_client: AsyncClient) -> None:
+    """The other one tests asynchronous views too."""
+    with pytest.raises(TypeError, match=r"needs django\.test\.Client, which tests asynchronous views too"):
+        assert_idempotent(async_client, "/asynchronous")

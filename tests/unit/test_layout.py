@@ -1,0 +1,39 @@
+"""The tests' own layout: CONTRIBUTING.md says where a test belongs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+MODULES = sorted(TESTS.rglob("test_*.py"))
+
+
+def imported(module: Path) -> Iterator[str]:
+    """Every module that is imported, and every name that could be one."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def test_test_modules_do_not_import_each_other() -> None:
+    """What two of them need stands beside them: a test can move without another one."""
+    names = {module.stem for module in MODULES}
+    found = {
+        (str(module.relative_to(TESTS)), name)
+        for module in TESTS.rglob("*.py")
+        for name in imported(module)
+        if name.startswith("tests.") and name.rpartition(".")[2] in names
+    }
+    assert len(names) > 80
+    assert found == set()
+
+
+def test_no_test_module_has_more_than_400_lines() -> None:
+    """A reader finds the test of a rule by the name of its module, so a module tests few rules."""
+    lines = {str(module.relative_to(TESTS)): len(module.read_text().splitlines()) for module in TESTS.rglob("*.py")}
+    assert {name: number for name, number in lines.items() if number > 400} == {}
