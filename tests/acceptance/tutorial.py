@@ -18,8 +18,6 @@ import pytest
 from tests.servers import DEADLINE, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 INSTALLATION = 240
 """Seconds until pip has fetched Django."""
 

@@ -29,8 +29,6 @@ def held(request: HttpRequest) -> HttpResponse:
 
 
 held_waiting = idempotent(wait=30, operation="held", fingerprint=None)(held.__wrapped__)
-
-
 held_impatient = idempotent(wait=0.05, operation="held", fingerprint=None)(held.__wrapped__)
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's advisory locks under contention."""
+"""PostgreSQL's advisory locks under contention, and a promise that MariaDB's row locks keep as well."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from tests.servers import eventually
 from tests.sql import ask
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
 Threads = Callable[..., list[Any]]
-
-
 SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 
 
+@pytest.mark.only_on("postgresql")
 def test_another_error_of_the_wait_propagates(in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a wait that ends by time is a conflict."""
     store = store_for("default")

@@ -13,11 +13,7 @@ from tests.concurrency.held_urls import GO, STARTED
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-
-
 Threads = Callable[..., list[Any]]
-
-
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.held_urls")]
 
 

@@ -218,15 +218,3 @@ class TestWaiting:
 
         with running(store, in_threads) as elsewhere:
             assert elsewhere(wait) == (Conflicted(), timeout)
-
-
-@pytest.mark.only_on("mysql")
-def test_an_old_snapshot_does_not_hide_the_winners_result(store: Store, in_threads: Threads) -> None:
-    """Under REPEATABLE READ a plain read would show the past; the claim reads what is committed."""
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        assert IdempotencyKey.objects.count() == 0
-        in_threads(1, lambda _: finish(store))
-        assert IdempotencyKey.objects.count() == 0
-        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)

@@ -15,8 +15,6 @@ from django_idempotency.engine.stores import Store, store_for
 from tests.claims import a_claim, expire
 
 Threads = Callable[..., list[Any]]
-
-
 SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
 
 

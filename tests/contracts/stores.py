@@ -1,4 +1,4 @@
-"""What every store promises, on whatever table."""
+"""What every store promises, on whatever table: claims.py go in, outcomes.py come out."""
 
 from __future__ import annotations
 

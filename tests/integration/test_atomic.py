@@ -1,4 +1,4 @@
-"""The atomic promise: what becomes of the business write and of the key, whatever a plain view does."""
+"""The atomic promise (execute.py, work.py, atomic.py): what becomes of the business write and of the key."""
 
 from __future__ import annotations
 

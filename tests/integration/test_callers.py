@@ -17,8 +17,6 @@ from tests.integration import view_urls
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 

@@ -1,4 +1,4 @@
-"""The `idempotent` decorator: what it can stand on, and how it takes its options."""
+"""The `idempotent` decorator: what it can stand on (frameworks.py), and how it takes its options."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 

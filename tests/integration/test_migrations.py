@@ -1,4 +1,4 @@
-"""The schema."""
+"""The schema of models.py, and its migrations."""
 
 from __future__ import annotations
 

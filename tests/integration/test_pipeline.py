@@ -15,8 +15,6 @@ from tests.http import replayed
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 

@@ -12,8 +12,6 @@ from django_idempotency.models import IdempotencyKey
 from tests.http import problem
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 

@@ -15,8 +15,6 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 
 

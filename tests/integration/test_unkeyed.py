@@ -16,8 +16,6 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 
 

@@ -1,4 +1,4 @@
-"""The mixin for class-based views of plain Django."""
+"""The mixin for class-based views of plain Django, and how options on classes (class_options.py) fall through."""
 
 from __future__ import annotations
 

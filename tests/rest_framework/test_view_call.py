@@ -22,8 +22,6 @@ from tests.rest_framework import api_urls
 from tests.shopapp.models import Ledger, Order
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.api_urls")]
 
 

@@ -97,8 +97,6 @@ everybodys_mismatch = idempotent(
 nobody = idempotent(scope=lambda request: str(next(COUNTER)))(order)
 constant = idempotent(record=lambda response: False)(lambda request: HttpResponse("done"))
 never_kept = idempotent(record=lambda response: False)(order)
-
-
 by_body = idempotent(operation="by body", scope=lambda request: request.POST["reference"])(order)
 
 

@@ -16,8 +16,6 @@ from tests.testing import endpoint_urls
 from tests.testing.requests import DATA, logged_in
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
-
-
 DUPLICATES = 4
 
 

@@ -119,8 +119,6 @@ def test_pages_end_at_the_limit(admin_client: Client, monkeypatch: pytest.Monkey
 
 
 Post = Callable[..., Any]
-
-
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 
 

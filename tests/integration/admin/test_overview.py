@@ -1,4 +1,4 @@
-"""The numbers and the chart above the admin's list, and what they cost."""
+"""The numbers and the chart above the admin's list, what they cost, and how far they look (limits.py)."""
 
 from __future__ import annotations
 

@@ -15,11 +15,7 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, lapse, row
 
 Post = Callable[..., Any]
-
-
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
-
-
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 
 

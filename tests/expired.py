@@ -1,0 +1,60 @@
+"""Keys to be cleaned up, and the command that does it."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from typing import Any
+
+from django.core.management import call_command
+from django.utils import timezone
+
+from django_idempotency.engine.protocol.digests import key_hash
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+
+
+def make_keys(count: int, *, age: timedelta = timedelta(days=2), status: str = "completed") -> None:
+    now = timezone.now()
+    start = IdempotencyKey.objects.count()
+    IdempotencyKey.objects.bulk_create(
+        IdempotencyKey(
+            key_hash=number,
+            scope_hash=number,
+            scope="s",
+            operation="POST orders/",
+            key=str(number),
+            status=status,
+            status_code=201,
+            created_at=now - age,
+            expires_at=now - age + timedelta(days=1),
+        )
+        for number in range(start, start + count)
+    )
+
+
+def run(*args: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command("cleanup_idempotency_keys", *args, stdout=out, **options)
+    return out.getvalue()
+
+
+def make_leased(
+    key: str, status: str, *, lapsed: bool | None = None, doubt: bool = False, expired: bool = True
+) -> None:
+    """A key with a finished write and a call that is finished or not."""
+    now = timezone.now()
+    row = IdempotencyKey.objects.create(
+        key_hash=key_hash(key),
+        scope_hash=-1,
+        scope="s",
+        operation="POST pay/",
+        key=key,
+        status=status,
+        status_code=201 if status == "completed" else None,
+        created_at=now - timedelta(days=2),
+        expires_at=now + timedelta(days=-1 if expired else 1),
+        locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),
+    )
+    steps: Any = {"key": row, "attempt": 1, "started_at": now}
+    IdempotencyStep.objects.create(name="write", kind="write", finished_at=now, result="{}", **steps)
+    IdempotencyStep.objects.create(name="call", kind="call", finished_at=None if doubt else now, **steps)

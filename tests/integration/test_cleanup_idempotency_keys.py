@@ -1,0 +1,171 @@
+"""`manage.py cleanup_idempotency_keys`: its arguments, its exit status, and signals."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_idempotency.models import IdempotencyKey
+from tests.expired import make_keys, make_leased, run
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+@pytest.mark.parametrize(("lapsed", "doubt"), [(True, False), (None, True)])
+def test_it_can_alert(command: tuple[str, ...], lapsed: bool | None, doubt: bool) -> None:
+    """--fail-on-stuck: exit status 3, after the work is done."""
+    make_leased("k", "in_progress" if lapsed else "failed", lapsed=lapsed, doubt=doubt)
+    run(*command)
+    with pytest.raises(CommandError, match="Idempotency keys need attention") as caught:
+        run("--fail-on-stuck", *command)
+    assert caught.value.returncode == 3
+
+
+@pytest.mark.django_db
+def test_it_is_calm_while_nothing_needs_attention() -> None:
+    """A call that is being made right now is not in doubt."""
+    make_leased("running", "in_progress", lapsed=False, doubt=True)
+    make_leased("failed", "failed", expired=False)
+    assert run("--fail-on-stuck") == "Deleted 0 expired idempotency keys.\n"
+
+
+@pytest.mark.django_db
+class TestCommand:
+    def test_it_deletes_expired_keys_and_says_how_many(self) -> None:
+        """One line for cron's mail."""
+        make_keys(3)
+        make_keys(2, age=timedelta(0))
+        make_keys(1, status="in_progress")
+        assert run() == "Deleted 3 expired idempotency keys.\n"
+        assert IdempotencyKey.objects.count() == 3
+
+    def test_a_dry_run_deletes_nothing(self) -> None:
+        """It only counts."""
+        make_keys(3)
+        assert run("--dry-run") == "3 expired idempotency keys.\n"
+        assert IdempotencyKey.objects.count() == 3
+
+    def test_verbosity_0_is_silent(self) -> None:
+        """Nothing to mail."""
+        make_keys(1)
+        assert run(verbosity=0) == ""
+
+    def test_limits_stop_it_and_the_summary_says_so(self) -> None:
+        """--max-batches ends at the end of a batch."""
+        make_keys(5)
+        assert run("--batch-size", "2", "--max-batches", "2") == (
+            "Deleted 4 expired idempotency keys. Stopped early: more are left.\n"
+        )
+        assert IdempotencyKey.objects.count() == 1
+
+    def test_max_seconds_stops_it(self) -> None:
+        """No time at all still does one batch."""
+        make_keys(5)
+        assert run("--batch-size", "2", "--max-seconds", "0").startswith("Deleted 2 ")
+
+    def test_verbosity_2_shows_progress(self) -> None:
+        """A line for each batch."""
+        make_keys(3)
+        assert run("--batch-size", "2", verbosity=2) == (
+            "2 deleted …\n3 deleted …\nDeleted 3 expired idempotency keys.\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--database", "nowhere"], "There is no database 'nowhere'. Known are: default, other."),
+            (["--batch-size", "0"], "batch_size must be at least 1, not 0."),
+            (["--pause", "-1"], "pause must be at least 0, not -1.0."),
+        ],
+    )
+    def test_bad_arguments_are_errors(self, args: list[str], message: str) -> None:
+        """They name the value."""
+        with pytest.raises(CommandError) as caught:
+            run(*args)
+        assert str(caught.value) == message
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_it_cleans_the_database_it_is_told() -> None:
+    """--database names another alias."""
+    make_keys(1)
+    assert run("--database", "other") == "Deleted 0 expired idempotency keys.\n"
+    assert IdempotencyKey.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_a_signal_in_the_middle_of_a_batch_lets_it_finish() -> None:
+    """The handlers of before are back afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    make_keys(4)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if "…" in text:
+                signal.raise_signal(signal.SIGTERM)
+            return super().write(text)
+
+    out = Terminal()
+    with pytest.raises(SystemExit) as caught:
+        call_command("cleanup_idempotency_keys", batch_size=2, stdout=out)
+    assert caught.value.code == 143
+    assert out.getvalue() == "2 deleted …\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
+    assert IdempotencyKey.objects.count() == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_runs_outside_the_main_thread(in_threads: Any) -> None:
+    """Where no handlers can be set, such as in a task worker's thread."""
+    make_keys(1)
+    assert in_threads(1, lambda _: run()) == ["Deleted 1 expired idempotency key.\n"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status: int) -> None:
+    """A real process, told to stop while it rests between two batches: its work stays, its status is honest."""
+    make_keys(6)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", SCRIPT),
+            *("cleanup_idempotency_keys", "--batch-size", "2", "--pause", "60", "--verbosity", "2"),
+        ],
+        env={
+            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "TEST_NAME": str(connection.settings_dict["NAME"]),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "2 deleted …\n", process.communicate()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (status, "")
+    assert out.endswith("Stopped early: more are left.\n")
+    assert IdempotencyKey.objects.count() == 4
+
+
+SCRIPT = """
+import os, sys
+from django.conf import settings
+for database in settings.DATABASES.values():
+    database["NAME"] = os.environ["TEST_NAME"]
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", *sys.argv[1:]])
+"""
