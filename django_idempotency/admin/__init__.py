@@ -1,6 +1,5 @@
-"""The admin pages of idempotency keys. Django finds them by the name of this package."""
+"""The admin pages of idempotency keys. Django's autodiscovery imports this package."""
 
-from .bodies import readable_body
 from .model_admin import IdempotencyKeyAdmin
 
-__all__ = ["IdempotencyKeyAdmin", "readable_body"]
+__all__ = ["IdempotencyKeyAdmin"]

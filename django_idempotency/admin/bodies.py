@@ -1,9 +1,10 @@
-"""Stored text as a person can read it."""
+"""Stored bodies and results as text for the pages of the admin. The templates escape the text."""
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterable
+from typing import Any
 
 from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext
@@ -11,64 +12,64 @@ from django.utils.translation import gettext
 from ..engine.protocol.snapshots import decode_headers
 from ..models import IdempotencyKey
 
-SHOWN_BYTES = 64 * 1024
-"""How much of a body the page shows, in bytes of the body and in characters of what is made of it."""
-DEEPEST = 20
-"""Levels of indentation: beyond it a small, deeply nested body would become a page of megabytes."""
+SHOWN = 64 * 1024
+"""The longest text on a page: bytes of the stored body, and characters after indentation."""
+INDENTED_LEVELS = 20
+"""Deeper JSON is shown as it is stored: indentation would make megabytes of a few kilobytes of brackets."""
 
 
 def readable_body(row: IdempotencyKey) -> str:
-    """A stored body as text: indented JSON, text as it is, anything else by its size. Not escaped."""
+    """Return the stored body as text: JSON indented, other text as it is, anything else as its size and type."""
     body = bytes(row.body or b"")
     content_type = next((v for name, v in decode_headers(row.headers) if name.lower() == "content-type"), "")
-    media_type, parameters = parse_header_parameters(content_type[:1000])  # Django refuses long ones
+    media_type, parameters = parse_header_parameters(content_type[:1000])  # Django refuses longer ones
     if media_type.endswith("json"):
-        text = indented(body) if len(body) <= SHOWN_BYTES else _decoded(body)
-    elif media_type.startswith("text/") or media_type.endswith(("xml", "urlencoded")):
-        text = _decoded(body, parameters.get("charset", "utf-8"))
-    else:
-        return gettext("%(size)d bytes of %(type)s") % {"size": len(body), "type": media_type or "?"}
-    if len(body) > SHOWN_BYTES or len(text) > SHOWN_BYTES:
-        text = text[:SHOWN_BYTES] + "\n" + gettext("… (%(size)d bytes in all)") % {"size": len(body)}
-    return text
+        return readable_json(body)
+    if media_type.startswith("text/") or media_type.endswith(("xml", "urlencoded")):
+        return _shortened(_decoded(body, parameters.get("charset", "utf-8")), len(body))
+    return _encodable(gettext("%(size)d bytes of %(type)s") % {"size": len(body), "type": media_type or "?"})
+
+
+def readable_json(body: bytes) -> str:
+    """Return JSON indented, or as it is stored where it is broken or indentation would change its meaning."""
+    return _shortened(_indented(_decoded(body)), len(body))
+
+
+def _indented(text: str) -> str:
+    try:
+        value = json.loads(text)
+        if _levels(value) > INDENTED_LEVELS:
+            return text
+        indented = json.dumps(value, indent=2, ensure_ascii=False)
+        return indented if _exactly(indented) == _exactly(text) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def _levels(value: Any) -> int:
+    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_levels, inner), default=0)
+
+
+def _exactly(text: str) -> Any:
+    """Parse with numbers as they are written and every name: 1.10 is not 1.1, and equal names all count."""
+    return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=tuple)
 
 
 def _decoded(body: bytes, charset: str = "utf-8") -> str:
-    shown = body[:SHOWN_BYTES]
+    shown = body[:SHOWN]
     try:
         return shown.decode(charset, errors="replace")
-    except (LookupError, ValueError):  # unknown, or no character set at all ("zlib")
+    except (LookupError, ValueError):  # unknown, or a codec that is not a character set ("zlib")
         return shown.decode(errors="replace")
 
 
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"\s]+')
-_OPENING, _CLOSING = frozenset("[{"), frozenset("]}")
+def _shortened(text: str, size: int) -> str:
+    if size > SHOWN or len(text) > SHOWN:
+        text = text[:SHOWN] + "\n" + gettext("… (%(size)d bytes in all)") % {"size": size}
+    return _encodable(text)
 
 
-def indented(body: bytes) -> str:
-    """Indent JSON token by token: numbers, repeated names and their order stay as the client got them.
-
-    To parse it and write it again would show an amount of 1.10 as 1.1, and the last of two equal names only.
-    """
-    text = _decoded(body)
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    parts: list[str] = []
-    depth, previous = 0, ""
-    for piece in _JSON_TOKEN.findall(text):
-        depth += (previous in _OPENING) - (piece in _CLOSING)
-        if previous == "," or (previous in _OPENING) != (piece in _CLOSING):
-            parts.append("\n" + "  " * min(depth, DEEPEST))
-        parts.append(_readable(piece) + (" " if piece == ":" else ""))
-        previous = piece
-    return "".join(parts)
-
-
-def _readable(piece: str) -> str:
-    """A string with its escaped letters spelt out, unless they are halves of a pair, which no page can encode."""
-    if "\\u" not in piece:
-        return piece
-    spelt = json.dumps(json.loads(piece), ensure_ascii=False)
-    return piece if any("\ud800" <= letter <= "\udfff" for letter in spelt) else spelt
+def _encodable(text: str) -> str:
+    """Spell out half surrogate pairs, which no page can encode: "\\ud800" in JSON, or the charset UTF-7, has them."""
+    return text.encode(errors="backslashreplace").decode()

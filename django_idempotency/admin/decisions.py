@@ -1,4 +1,4 @@
-"""What a person may decide about a key: each on a page of its own that says what will happen."""
+"""Decisions that operators take about a key. Each has a page of its own, which explains the consequences first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
@@ -22,34 +21,40 @@ from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import NotResolvable
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
-from .timeline import doubts, is_live
+from .timeline import calls_in_doubt, has_live_lease
 
 PERMISSION = "django_idempotency.resolve_idempotencykey"
 
 
-class ReleaseForm(forms.Form):
-    # What the person has seen: somebody may work on the key before the button is pressed.
+class DecisionForm(forms.Form):
+    """What the operator enters. `decide()` of each form returns what was done, for the operator and the admin's log."""
+
+    # The attempt that the operator saw. The decision is refused if a worker has started another one since.
     attempt = forms.IntegerField(widget=forms.HiddenInput)
 
-    def __init__(self, *args: Any, names: list[str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, calls: list[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-    def decide(self, row: IdempotencyKey, **which: Any) -> str:
-        release_for_retry(row.pk, **which)
+
+class ReleaseForm(DecisionForm):
+    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
+        release_for_retry(row.pk, attempt=attempt, using=using)
         return _("Released for retry.")
 
 
-class RecordForm(ReleaseForm):
+class RecordForm(DecisionForm):
     step = forms.ChoiceField(label=gettext_lazy("call"))
     result = forms.CharField(
         label=gettext_lazy("result"),
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField"}),
-        help_text=gettext_lazy("JSON: what the call would have returned, as the books of the other side say."),
+        help_text=gettext_lazy(
+            "The return value of the call, as JSON. Look it up in the records of the called service."
+        ),
     )
 
-    def __init__(self, *args: Any, names: list[str], **kwargs: Any) -> None:
-        super().__init__(*args, names=names, **kwargs)
-        self.fields["step"].choices = [(name, name) for name in names]  # type: ignore[attr-defined]
+    def __init__(self, *args: Any, calls: list[str], **kwargs: Any) -> None:
+        super().__init__(*args, calls=calls, **kwargs)
+        self.fields["step"].choices = [(name, name) for name in calls]  # type: ignore[attr-defined]
 
     def clean_result(self) -> Any:
         try:
@@ -57,13 +62,13 @@ class RecordForm(ReleaseForm):
         except (ValueError, RecursionError) as error:
             raise forms.ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
 
-    def decide(self, row: IdempotencyKey, **which: Any) -> str:
+    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
         step = self.cleaned_data["step"]
-        record_outcome(row.pk, step, self.cleaned_data["result"], **which)
+        record_outcome(row.pk, step, self.cleaned_data["result"], attempt=attempt, using=using)
         return _("Recorded the outcome of the call “%(step)s”.") % {"step": step}
 
 
-class CloseForm(ReleaseForm):
+class CloseForm(DecisionForm):
     status = forms.IntegerField(label=gettext_lazy("status code"), min_value=200, max_value=499, initial=200)
     content_type = forms.CharField(label=gettext_lazy("content type"), initial="application/json", max_length=200)
     body = forms.CharField(
@@ -79,26 +84,27 @@ class CloseForm(ReleaseForm):
             raise forms.ValidationError(_("A content type has printable ASCII characters only."))
         return value
 
-    def decide(self, row: IdempotencyKey, **which: Any) -> str:
+    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
         data = self.cleaned_data
         headers = (("Content-Type", data["content_type"]),)
-        close_with(row.pk, Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode()), **which)
+        snapshot = Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode())
+        close_with(row.pk, snapshot, attempt=attempt, using=using)
         return _("Closed with status %(status)s.") % {"status": data["status"]}
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One button on the page of a key, and the page behind it."""
+    """One button on the page of a key, and the page that the button opens."""
 
     name: str
     label: Any
     explanation: Any
-    form: type[ReleaseForm]
-    needs_doubt: bool = False
+    form: type[ReleaseForm | RecordForm | CloseForm]
+    only_in_doubt: bool = False
 
 
 DECISIONS = (
@@ -107,8 +113,8 @@ DECISIONS = (
         label=gettext_lazy("Release for retry"),
         explanation=gettext_lazy(
             "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
-            "made again, with the same derived key: do this if you know that they did not happen, or that the other "
-            "side honours the key."
+            "made again, with the same derived key. Choose this only if you know that these calls did not happen, or "
+            "that the called service honours the key."
         ),
         form=ReleaseForm,
     ),
@@ -116,17 +122,18 @@ DECISIONS = (
         name="record",
         label=gettext_lazy("Record an outcome"),
         explanation=gettext_lazy(
-            "The call gets the result that you enter and is not made again. The next retry of the client goes on from "
-            "there."
+            "The call gets the result that you enter and is not made again. The next retry of the client continues "
+            "with the step after the call."
         ),
         form=RecordForm,
-        needs_doubt=True,
+        only_in_doubt=True,
     ),
     Decision(
         name="close",
         label=gettext_lazy("Close with a response"),
         explanation=gettext_lazy(
-            "The key is completed. Nothing runs again, and every retry of the client gets the response that you enter."
+            "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
+            "enter."
         ),
         form=CloseForm,
     ),
@@ -134,23 +141,22 @@ DECISIONS = (
 
 
 def possible_decisions(request: HttpRequest, obj: IdempotencyKey) -> list[tuple[str, Any]]:
-    """Address and label of each decision that this person may take about this key now."""
+    """Return address and label of each decision that this user may take about this key now."""
     if not request.user.has_perm(PERMISSION) or not _is_resolvable(obj):
         return []
-    in_doubt = bool(doubts(obj))
+    in_doubt = bool(calls_in_doubt(obj))
     return [
         (reverse(f"admin:{_url_name(decision)}", args=[obj.pk]), decision.label)
         for decision in DECISIONS
-        if in_doubt or not decision.needs_doubt
+        if in_doubt or not decision.only_in_doubt
     ]
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
-    site: admin.AdminSite = model_admin.admin_site
     return [
         path(
-            f"<path:object_id>/{decision.name}/",
-            site.admin_view(partial(_decide, model_admin, decision)),
+            f"<int:pk>/{decision.name}/",
+            model_admin.admin_site.admin_view(partial(_decide, model_admin, decision)),
             name=_url_name(decision),
         )
         for decision in DECISIONS
@@ -162,58 +168,63 @@ def _url_name(decision: Decision) -> str:
 
 
 def _is_resolvable(obj: IdempotencyKey) -> bool:
-    return obj.status != IdempotencyKey.Status.COMPLETED and not is_live(obj)
+    return obj.status != IdempotencyKey.Status.COMPLETED and not has_live_lease(obj)
 
 
-def _decide(model_admin: Any, decision: Decision, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Ask on GET, do it on POST."""
-    obj: IdempotencyKey | None = model_admin.get_object(request, unquote(object_id))
+def _decide(model_admin: Any, decision: Decision, request: HttpRequest, pk: int) -> HttpResponse:
+    """Show the form on GET, carry the decision out on POST."""
+    obj = model_admin.get_queryset(request).filter(pk=pk).first()
     if not (request.user.has_perm(PERMISSION) and model_admin.has_view_permission(request, obj)):
         raise PermissionDenied
     if obj is None:
-        return model_admin._get_obj_does_not_exist_redirect(  # type: ignore[no-any-return]
-            request, model_admin.opts, object_id
-        )
-    names = doubts(obj)
-    back = reverse("admin:django_idempotency_idempotencykey_change", args=[obj.pk])
-    if not _is_resolvable(obj) or (decision.needs_doubt and not names):
+        raise Http404(f"There is no idempotency key with the id {pk}.")
+    calls = calls_in_doubt(obj)
+    key_page = reverse("admin:django_idempotency_idempotencykey_change", args=[pk])
+    if not _is_resolvable(obj) or (decision.only_in_doubt and not calls):
         model_admin.message_user(request, _("There is nothing to decide about this key now."), messages.ERROR)
-        return HttpResponseRedirect(back)
+        return HttpResponseRedirect(key_page)
     if request.method == "POST":
-        form = decision.form(request.POST, names=names)
+        form = decision.form(request.POST, calls=calls)
         if form.is_valid():
             _carry_out(model_admin, request, obj, form)
-            return HttpResponseRedirect(back)
+            return HttpResponseRedirect(key_page)
     else:
-        form = decision.form(initial={"attempt": obj.attempt}, names=names)
-    return _confirmation(model_admin, request, obj, decision, form)
+        form = decision.form(initial={"attempt": obj.attempt}, calls=calls)
+    return _form_page(model_admin, request, obj, decision, form, calls)
 
 
-def _carry_out(model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form: ReleaseForm) -> None:
-    """The decision and its entry in the admin's log, or neither."""
+def _carry_out(
+    model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form: ReleaseForm | RecordForm | CloseForm
+) -> None:
+    """Carry the decision out and write it to the admin's log, in one transaction."""
     using = obj._state.db
     try:
         with transaction.atomic(using=using):
             done = form.decide(obj, attempt=form.cleaned_data["attempt"], using=using)
             model_admin.log_change(request, obj, done)
     except NotResolvable:
-        text = _("Nothing was changed: somebody has worked on this key since you looked. Look again.")
+        text = _("Nothing was changed: this key has changed since you opened the page. Check the key again.")
         model_admin.message_user(request, text, messages.ERROR)
     else:
         model_admin.message_user(request, done, messages.SUCCESS)
 
 
-def _confirmation(
-    model_admin: Any, request: HttpRequest, obj: IdempotencyKey, decision: Decision, form: ReleaseForm
+def _form_page(
+    model_admin: Any,
+    request: HttpRequest,
+    obj: IdempotencyKey,
+    decision: Decision,
+    form: DecisionForm,
+    calls: list[str],
 ) -> HttpResponse:
     context = {
         **model_admin.admin_site.each_context(request),
         "title": decision.label,
-        "opts": model_admin.opts,
+        "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
         "object": obj,
         "decision": decision,
-        "doubts": doubts(obj),
+        "calls_in_doubt": calls,
         "form": form,
     }
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)

@@ -1,4 +1,4 @@
-"""Looking at keys, and deciding about those that nobody else can. Everything else is read-only."""
+"""The admin pages of keys: read-only, except for decisions about keys that are stuck or in doubt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .badges import badges
 from .bodies import readable_body
 from .decisions import decision_urls, possible_decisions
 from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
-from .timeline import described, timeline
+from .timeline import attention_text, timeline
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
@@ -41,7 +41,9 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     paginator = BoundedPaginator
     show_full_result_count = False
     search_fields = ("key",)
-    search_help_text = _("The client's key, whole, with or without its quotes; or its reference in the log.")
+    search_help_text = _(
+        "The complete key as the client sent it, with or without quotes, or the key's reference in the log."
+    )
     fieldsets = (
         (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "last_error")}),
         (_("Steps"), {"fields": ("timeline",)}),
@@ -70,7 +72,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         return NewestFirst
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """The filters, nothing else: `?body__startswith=` would read a body letter by letter without permission."""
+        """Allow only the filters: `?body__startswith=` would reveal a body letter by letter without permission."""
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
@@ -79,7 +81,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str
     ) -> tuple[QuerySet[IdempotencyKey], bool]:
-        """The exact key, by the leading column of the unique index."""
+        """Find the exact key by the leading column of the unique index."""
         if not search_term.strip():
             return queryset, False
         try:
@@ -87,19 +89,19 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         except InvalidKey:
             return queryset.none(), False
         found = Q(key_hash=key_hash(key), key=key)
-        if re.fullmatch("[0-9a-f]{16}", key):  # perhaps a reference out of the log
+        if re.fullmatch("[0-9a-f]{16}", key):  # it may be a reference from the log
             found |= Q(key_hash=hash_of(key))
         return queryset.filter(found), False
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
         if request.user.has_perm("django_idempotency.view_response"):
             return self.fieldsets
-        instead = {
+        without_response = {
             "timeline": {"fields": ("timeline_without_results",)},
             "response_body": {"fields": ("status_code", "response_hidden")},
         }
         return [
-            (name, next((instead[field] for field in options["fields"] if field in instead), options))
+            (name, next((without_response[field] for field in options["fields"] if field in without_response), options))
             for name, options in self.fieldsets
         ]
 
@@ -126,7 +128,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     @admin.display(description=_("attention"))
     def attention(self, obj: IdempotencyKey) -> str:
-        return described(obj)
+        return attention_text(obj)
 
     @admin.display(description=_("timeline"))
     def timeline(self, obj: IdempotencyKey) -> str:
@@ -138,7 +140,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     @admin.display(description=_("response"))
     def response_hidden(self, obj: IdempotencyKey) -> str:
-        return gettext("You need the permission “Can view stored response bodies” to see it.")
+        return gettext("You need the permission “Can view stored response bodies” to see the response.")
 
     @admin.display(description=_("headers"))
     def response_headers(self, obj: IdempotencyKey) -> str:

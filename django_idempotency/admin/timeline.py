@@ -1,9 +1,10 @@
-"""The state of a leased key in words, and its steps as a timeline."""
+"""A leased key on its admin page: what the key waits for, and its steps as a timeline."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
 
+from django.db.models import QuerySet
 from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
@@ -11,37 +12,43 @@ from django.utils.translation import gettext as _
 
 from ..engine.stores import store_for
 from ..models import IdempotencyKey, IdempotencyStep
-from .bodies import indented
+from .bodies import readable_json
 
 
-def doubts(obj: IdempotencyKey) -> list[str]:
-    """The names of calls that were started and have no result, if nobody live works on the key."""
-    if obj.status == IdempotencyKey.Status.COMPLETED or is_live(obj):
+def calls_in_doubt(obj: IdempotencyKey) -> list[str]:
+    """Return the names of calls that were started and have no result, unless a worker is running them now."""
+    if obj.status == IdempotencyKey.Status.COMPLETED or has_live_lease(obj):
         return []
     return [step.name for step in _steps(obj) if step.finished_at is None]
 
 
-def is_live(obj: IdempotencyKey) -> bool:
-    """Does a worker hold a lease that is not over, by the database's clock?"""
+def has_live_lease(obj: IdempotencyKey) -> bool:
+    """Return whether a worker holds a lease that has not expired by the database's clock."""
     return obj.locked_until is not None and not store_for(str(obj._state.db)).timeliness(obj.pk)[1]
 
 
-def described(obj: IdempotencyKey) -> str:
-    """What, if anything, the key is waiting for."""
+def attention_text(obj: IdempotencyKey) -> str:
+    """Return what the key waits for, in words."""
     if obj.status == IdempotencyKey.Status.COMPLETED:
-        return _("None: it is completed.")
-    if is_live(obj):
-        return _("None: a worker is at work on it until %(time)s.") % {"time": _time(obj.locked_until)}
-    if names := doubts(obj):
-        return _("In doubt: nobody knows whether these calls took effect: %(names)s.") % {"names": ", ".join(names)}
+        return _("None: the key is completed.")
+    if has_live_lease(obj):
+        return _("None: a worker holds the lease until %(time)s.") % {"time": _time(obj.locked_until)}
+    if names := calls_in_doubt(obj):
+        text = _("In doubt: these calls were started and have no result: %(names)s. Check whether they took effect.")
+        return text % {"names": ", ".join(names)}
     if obj.locked_until is not None:
-        return _("Stuck: its worker has died or is too slow. The next retry takes it over.")
-    return _("None: the next retry runs again.")
+        return _("Stuck: the worker died or is too slow. The next retry takes the key over.")
+    return _("None: the next retry runs the operation again.")
 
 
 def timeline(obj: IdempotencyKey, *, results: bool) -> str:
-    """The steps in the order in which they were first started."""
-    live = is_live(obj)
+    """Return a table of the steps in the order in which they were first started.
+
+    Args:
+        obj: the key.
+        results: whether to show the results of the steps, which may hold personal data.
+    """
+    live = has_live_lease(obj)
     rows = [
         (
             step.name,
@@ -55,7 +62,7 @@ def timeline(obj: IdempotencyKey, *, results: bool) -> str:
         for step in _steps(obj)
     ]
     if not rows:
-        return _("It has no steps.")
+        return _("The key has no steps.")
     titles = (_("step"), _("kind"), _("attempt"), _("started"), _("ended"), _("error"), _("result") if results else "")
     cells = format_html_join("", '<th scope="col">{}</th>', ((title,) for title in titles))
     body = format_html_join(
@@ -66,8 +73,8 @@ def timeline(obj: IdempotencyKey, *, results: bool) -> str:
     return format_html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", cells, body)
 
 
-def _steps(obj: IdempotencyKey) -> Any:
-    return obj.steps.using(obj._state.db).order_by("pk")
+def _steps(obj: IdempotencyKey) -> QuerySet[IdempotencyStep]:
+    return IdempotencyStep.objects.using(obj._state.db).filter(key=obj).order_by("pk")
 
 
 def _end(step: IdempotencyStep, *, live: bool) -> str:
@@ -80,8 +87,10 @@ def _end(step: IdempotencyStep, *, live: bool) -> str:
 def _result(step: IdempotencyStep) -> str:
     if step.finished_at is None:
         return ""
-    return _("Done, without a value that could be kept.") if step.result is None else indented(step.result.encode())
+    return (
+        _("Done, but the result could not be stored.") if step.result is None else readable_json(step.result.encode())
+    )
 
 
-def _time(value: Any) -> str:
+def _time(value: datetime | None) -> str:
     return str(localize(localtime(value)))

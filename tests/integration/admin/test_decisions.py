@@ -130,7 +130,7 @@ class TestDecisions:
         ("decision", "data", "error"),
         [
             ("record", {"result": "{"}, "This is not JSON"),
-            ("record", {"result": "NaN"}, "NaN is no JSON value"),
+            ("record", {"result": "NaN"}, "NaN is not a JSON value"),
             ("record", {"result": "[" * 100_000}, "This is not JSON"),
             ("record", {"step": "mail"}, "Select a valid choice"),
             ("close", {"status": 500}, "less than or equal to 499"),
@@ -149,9 +149,9 @@ class TestDecisions:
 
     @pytest.mark.parametrize("decision", DECISIONS)
     def test_a_later_attempt_is_refused(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
-        """Somebody has worked on it since the page was opened."""
+        """A worker has started another attempt since the page was opened."""
         IdempotencyKey.objects.update(attempt=2)
-        assert "somebody has worked on this key since you looked" in decide(operator, in_doubt, decision)
+        assert "this key has changed since you opened the page" in decide(operator, in_doubt, decision)
         assert (row().status, LogEntry.objects.count()) == ("failed", 0)
 
     @pytest.mark.parametrize("decision", DECISIONS)
@@ -174,13 +174,20 @@ class TestDecisions:
         decide(operator, in_doubt, "record")
         assert post("/pay/hold").json()["attempt"] == 2
 
-    def test_completed_and_unknown_keys(self, operator: Client, post: Post) -> None:
-        """There is nothing to decide."""
+    def test_a_completed_key_needs_no_decision(self, operator: Client, post: Post) -> None:
+        """The page of the key says so."""
         post("/pay")
         for decision in DECISIONS:
             assert "There is nothing to decide" in decide(operator, row(), decision)
-            gone = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[0])
-            assert operator.get(gone).status_code == 302
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    @pytest.mark.parametrize("pk", [0, 10**30])
+    def test_an_unknown_key_is_not_found(self, operator: Client, decision: str, pk: int) -> None:
+        """404, also for a number that no database column holds; without permission still 403."""
+        gone = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[pk])
+        assert operator.get(gone).status_code == 404
+        assert operator.post(gone, {"attempt": 1}).status_code == 404
+        assert staff(VIEW).get(gone).status_code == 403
 
     def test_pages_do_not_run_what_a_client_sent(self, operator: Client) -> None:
         """Keys and scopes are a client's text."""

@@ -38,12 +38,12 @@ class TestDetail:
     def test_the_timeline_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
         """Steps in their order, the error of the call, and what the key waits for."""
         page = staff(VIEW, "view_response").get(detail(in_doubt)).content.decode()
-        assert "In doubt: nobody knows whether these calls took effect: charge." in page
+        assert "In doubt: these calls were started and have no result: charge. Check whether" in page
         assert "external call" in page
         assert "Broken: it broke, token=****" in page
         assert post("/pay").status_code == 201
         page = staff(VIEW, "view_response").get(detail(IdempotencyKey.objects.get(operation="POST pay")))
-        assert "None: it is completed." in page.content.decode()
+        assert "None: the key is completed." in page.content.decode()
         assert "&quot;charge&quot;: &quot;" in page.content.decode()
 
     def test_results_need_their_permission(self, post: Post) -> None:
@@ -57,17 +57,17 @@ class TestDetail:
         [
             (
                 {"status": "in_progress", "locked_until": timezone.now() + timedelta(days=999)},
-                "a worker is at work on it",
+                "None: a worker holds the lease until",
             ),
-            ({"status": "in_progress", "locked_until": timezone.now() - timedelta(1)}, "Stuck: its worker has died"),
-            ({"status": "failed"}, "None: the next retry runs again."),
+            ({"status": "in_progress", "locked_until": timezone.now() - timedelta(1)}, "Stuck: the worker died"),
+            ({"status": "failed"}, "None: the next retry runs the operation again."),
         ],
     )
     def test_it_says_what_the_key_waits_for(self, change: dict[str, Any], text: str) -> None:
         """In words; a key without steps says so."""
         page = staff(VIEW).get(detail(make_key(**change))).content.decode()
         assert text in page
-        assert "It has no steps." in page
+        assert "The key has no steps." in page
 
     def test_a_call_of_a_live_worker_is_running(self, post: Post) -> None:
         """Not in doubt."""
@@ -82,7 +82,7 @@ class TestDetail:
         post("/pay")
         IdempotencyStep.objects.update(result=None)
         page = staff(VIEW, "view_response").get(detail(row())).content.decode()
-        assert "Done, without a value that could be kept." in page
+        assert "Done, but the result could not be stored." in page
 
 
 def test_lapse_is_by_the_databases_clock(post: Post) -> None:
