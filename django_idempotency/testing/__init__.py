@@ -1,7 +1,7 @@
-"""For the tests of your project: prove that an endpoint is idempotent, and make rows of the key table."""
+"""For the tests of your project: check that an endpoint is idempotent, and create rows of the key table."""
 
-from ..maintenance.erasure import scope_of_user
-from .endpoints import assert_idempotent
+from ..maintenance import scope_of_user
+from .assertions import assert_idempotent
 from .rows import create_key
 
 __all__ = ["assert_idempotent", "create_key", "scope_of_user"]

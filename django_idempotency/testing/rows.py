@@ -1,4 +1,4 @@
-"""A factory of key rows that real requests meet."""
+"""`create_key`: rows of the key table as requests leave them, for the next request to find."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
 
 LEASE = 120
-"""Seconds that a key in progress is locked for: longer than any test."""
+"""Seconds for which a key in progress is locked: longer than any test."""
 
 
 def create_key(
@@ -39,26 +39,35 @@ def create_key(
     expired: bool = False,
     using: str | None = None,
 ) -> IdempotencyKey:
-    """Write the row that a request with this key would have left, for the next request with it to meet.
+    """Write the row that a request with this key would have left. The next request with the key finds the row.
 
-    Written by the package's own store, in a transaction of its own (inside an outer `atomic()`: a savepoint).
+    Uses the package's own store, in a transaction of its own; inside an outer `atomic()`, in a savepoint.
 
-    key: as the client sends it, without quotes; default: a new UUID.
-    scope, user: whose key it is, one of the two; default: an anonymous caller without any credential.
-    operation, path and method: what was asked for, by name ("POST orders/") or by address ("/orders/"), whose route
-        makes the name; default: "POST orders/". An endpoint that has an `operation=` of its own needs that name.
-    status: "completed" is replayed; "in_progress" is a conflict for two minutes; "abandoned" is in progress under a
-        lease that is over; "failed" runs again at once.
-    response: what is replayed; default: 201 with an empty JSON object. tombstone: keep nothing of its body.
-    fingerprint: 32 bytes; default None, which matches any request.
-    expired: past its `ttl`: as if never seen, if it is completed or failed.
-    using: database alias; default: the write alias of the key table.
+    Args:
+        key: the key as the client sends it, without quotes. Default: a new UUID.
+        scope: the caller whose key it is. Give `scope` or `user`. Default: an anonymous caller without a credential.
+        user: the user whose key it is.
+        operation: the name of what was asked for, "POST orders/". Give `operation` or `path`. Needed for an endpoint
+            with `operation=`. Default: "POST orders/".
+        path: the address, "/orders/". Its route and `method` make the operation.
+        method: the HTTP method that belongs to `path`.
+        status: "completed" is replayed; "in_progress" is a conflict for two minutes; "abandoned" is in progress with
+            an expired lease; "failed" runs again at once.
+        response: what is replayed. Default: 201 with an empty JSON object.
+        tombstone: whether to store the response without its body.
+        fingerprint: 32 bytes. Default: None, which matches any request.
+        expired: whether the key is past its `ttl`. A completed or failed key then counts as never used.
+        using: database alias. Default: the write alias of the key table.
 
-    Raises ValueError if there is a living row already, or for arguments that contradict each other.
+    Returns:
+        The row.
+
+    Raises:
+        ValueError: a row with this key exists and has not expired, or the arguments contradict each other.
     """
     identity = identify(
-        scope=_one(scope=scope, user=None if user is None else account_scope(user)) or ANONYMOUS,
-        operation=_one(operation=operation, path=None if path is None else f"{method} {resolve_path(path).route}")
+        scope=_one_of(scope=scope, user=None if user is None else account_scope(user)) or ANONYMOUS,
+        operation=_one_of(operation=operation, path=None if path is None else f"{method} {resolve_path(path).route}")
         or "POST orders/",
         key=str(uuid4()) if key is None else key,
     )
@@ -69,7 +78,7 @@ def create_key(
     with transaction.atomic(using=store.alias):
         claimed = store.claim(claim)
         if not isinstance(claimed, Claimed):
-            raise ValueError(f"There is a row for the key {identity.key!r} already: a request with it gets {claimed}.")
+            raise ValueError(f"A row with the key {identity.key!r} exists already: a request with it gets {claimed}.")
         if status == "completed":
             store.complete(claimed, capture(_rendered(response), options))
         elif status == "failed":
@@ -81,8 +90,8 @@ def create_key(
         return rows.get()
 
 
-def _one(**given: str | None) -> str | None:
-    """The value of the one argument that was given."""
+def _one_of(**given: str | None) -> str | None:
+    """Return the value of the only argument that was given, or None."""
     values = [value for value in given.values() if value is not None]
     if len(values) > 1:
         raise ValueError(f"Give {' or '.join(given)} to create_key, not both.")

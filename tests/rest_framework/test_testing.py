@@ -32,7 +32,7 @@ class TestInATransaction(APITestCase):
 
     def test_an_unprotected_action_fails(self) -> None:
         """No header says so."""
-        with self.assertRaisesMessage(AssertionError, "POST /orders/preview/: not protected: the answer has no"):
+        with self.assertRaisesMessage(AssertionError, "POST /orders/preview/: not protected: the response has no"):
             assert_idempotent(logged_in(), "/orders/preview/", DATA, format="json", creates=Order)
 
     def test_a_made_key_is_replayed(self) -> None:

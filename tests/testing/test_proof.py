@@ -79,7 +79,7 @@ class TestBrokenEndpoints:
 
     def test_not_protected(self, fails: Callable[..., str]) -> None:
         """No header says so."""
-        message = fails("/unprotected", "not protected: the answer has no Idempotency-Replayed header.")
+        message = fails("/unprotected", "not protected: the response has no Idempotency-Replayed header.")
         assert message.endswith(
             "\n  Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
         )
@@ -109,7 +109,7 @@ class TestBrokenEndpoints:
         """A key that this test does not send makes every first request a replay."""
         Client().post("/by_header", DATA, headers={"X-Event": "one"})
         message = fails(
-            "/by_header", "a key that nobody has used before was answered with a replay.", headers={"X-Event": "one"}
+            "/by_header", "a new key was answered with a replay.", headers={"X-Event": "one"}
         )
         assert "with_key=" in message
 
@@ -148,7 +148,7 @@ class TestBrokenEndpoints:
         """Executed twice, as its answer shows, and its rows."""
         headline = "executed twice: the retry says that it is a replay, but "
         assert "created 1 more Order rows" in fails("/marks_only", headline + "the view has run again.")
-        fails("/marks_only", headline + "its answer is another one.", creates=None)
+        fails("/marks_only", headline + "its response differs.", creates=None)
 
     def test_replays_the_bytes_and_runs(self, fails: Callable[..., str]) -> None:
         """Executed twice, as its rows show and nothing else."""
@@ -156,7 +156,7 @@ class TestBrokenEndpoints:
 
     def test_any_body_will_do(self, fails: Callable[..., str]) -> None:
         """Mismatch accepted: another body gets the first one's answer."""
-        message = fails("/anything_goes", "mismatch accepted: another body under the same key got the first one's")
+        message = fails("/anything_goes", "mismatch accepted: another body under the same key got the first response")
         assert "changed=None" in message
 
     def test_another_body_is_run(self, fails: Callable[..., str]) -> None:
@@ -172,7 +172,7 @@ class TestBrokenEndpoints:
         """Leak: another user gets the first one's answer."""
         message = fails(
             "/everybody",
-            "leak: another user with the same key got the first one's answer.",
+            "leak: another user with the same key got the first user's response.",
             client=logged_in(),
             other_client=logged_in(),
         )
@@ -199,4 +199,4 @@ class TestBrokenEndpoints:
 
     def test_kept_by_something_else(self, fails: Callable[..., str]) -> None:
         """A replay proves little if it is not known where it comes from."""
-        fails("/check_then_act", "the answer is replayed, but the key table does not hold it.", changed=None)
+        fails("/check_then_act", "the response is replayed, but the key table does not hold it.", changed=None)

@@ -76,7 +76,7 @@ class TestAtOnce:
                     seen.append(len(ready))
                 return super().post(*args, **kwargs)
 
-        monkeypatch.setattr("django_idempotency.testing.races.Barrier", Watched)
+        monkeypatch.setattr("django_idempotency.testing.requests.Barrier", Watched)
         assert_idempotent(Counting(), "/good", DATA, transaction=True, duplicates=DUPLICATES)
         assert seen == [DUPLICATES] * DUPLICATES
 
@@ -90,7 +90,7 @@ class TestAtOnce:
         endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
         message = fails(
             "/check_then_act",
-            "executed twice at once: of 4 duplicates sent together more than one has",
+            "executed twice at once: more than one of 4 duplicates sent together has",
             creates=creates,
             headers=headers,
             changed=None,

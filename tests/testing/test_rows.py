@@ -117,5 +117,5 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="Give operation or path to create_key, not both"):
         create_key(operation="POST good", path="/good")
     create_key("k1")
-    with pytest.raises(ValueError, match="There is a row for the key 'k1' already: a request with it gets Completed"):
+    with pytest.raises(ValueError, match="A row with the key 'k1' exists already: a request with it gets Completed"):
         create_key("k1")

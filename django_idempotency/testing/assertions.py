@@ -1,0 +1,118 @@
+"""`assert_idempotent`: send an endpoint what clients send it, and fail with a message that names the defect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from django.db import connections
+from django.test import AsyncClient
+
+from ..engine.conf import resolve
+from ..engine.stores import alias_for
+from .checks import CreatedRows, Creates, EndpointChecks
+from .requests import Request, key_in_header, with_files_read
+
+ALTERED: Final[Any] = object()
+"""The default of `changed`: the same body with every value altered."""
+
+
+def assert_idempotent(
+    client: Any,
+    path: str,
+    data: Any = None,
+    *,
+    method: str = "POST",
+    changed: Any = ALTERED,
+    other_client: Any = None,
+    creates: Creates = None,
+    expect_status: int | None = None,
+    required: bool | None = None,
+    transaction: bool = False,
+    duplicates: int = 8,
+    with_key: Callable[[str], Mapping[str, Any]] | None = None,
+    using: str | None = None,
+    **extra: Any,
+) -> Any:
+    """Check that an endpoint runs once for each key: send, retry, change the body, change the user, send duplicates.
+
+    Works in any test class. With `transaction=True` the test must not run inside a transaction. Does not delete what
+    the endpoint creates.
+
+    Args:
+        client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
+        path: as for `client.post`.
+        data: as for `client.post`. May be a function, which is called for each new key: for an endpoint that takes
+            the same body only once.
+        method: the HTTP method, in any case.
+        changed: another body, which must be refused under the same key. Default: `data` with every value altered.
+            None skips this check, for `fingerprint=None`.
+        other_client: a client of another user, who must not get the first user's response.
+        creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.
+        expect_status: the status of the first response. Default: any below 400.
+        required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
+        transaction: whether to send duplicates at once too, from threads with database connections of their own.
+        duplicates: how many to send at once.
+        with_key: `callable(key)` that returns the arguments of `client.post` that carry the key, for an endpoint with
+            `key=`: `{"headers": …}`, `{"data": {…}}`. Default: the header.
+        using: database alias of the endpoint's keys. Default: the write alias of the key table.
+        extra: further arguments of `client.post`.
+
+    Returns:
+        The response to the first request.
+
+    Raises:
+        AssertionError: the endpoint is not idempotent. The message says why.
+        RuntimeError: `transaction=True` cannot work in this test.
+        TypeError: `client` is asynchronous, or `with_key` returns fields and `data` is not a dict.
+    """
+    __tracebackhide__ = True
+    _refuse_async_client(client)
+    alias = alias_for(using)
+    if transaction:
+        _refuse_where_nothing_runs_at_once(alias)
+    new_data = data if callable(data) else lambda: data
+    request = Request(
+        client=client,
+        method=method,
+        path=path,
+        data=with_files_read(new_data()),
+        extra=extra,
+        key_arguments=with_key or key_in_header,
+    )
+    checks = EndpointChecks(request, created_rows=CreatedRows(creates, alias), alias=alias, in_header=with_key is None)
+    checks.first_request(expect_status)
+    checks.retry()
+    if changed is not None:
+        checks.changed_body(request.with_body(changed) if changed is not ALTERED else request.with_altered_body())
+    if other_client is not None:
+        checks.other_user(other_client)
+    if resolve().required if required is None else required:
+        checks.no_key()
+    if transaction:
+        checks.duplicates_at_once(request.with_body(new_data()), duplicates)
+    checks.stored_response()
+    return checks.first.response
+
+
+def _refuse_async_client(client: Any) -> None:
+    if isinstance(client, AsyncClient):
+        raise TypeError("assert_idempotent needs django.test.Client, which tests asynchronous views too.")
+
+
+def _refuse_where_nothing_runs_at_once(alias: str) -> None:
+    """Raise RuntimeError if other threads could not see this thread's commits, or could not run beside this thread."""
+    for connection in connections.all(initialized_only=True):
+        backend: Any = connection
+        if backend.in_atomic_block:
+            raise RuntimeError(
+                f"transaction=True sends requests at once on connections of their own. This test runs inside a "
+                f"transaction of {backend.alias!r}, which they cannot see. Use django.test.TransactionTestCase, or "
+                "@pytest.mark.django_db(transaction=True)."
+            )
+    keys: Any = connections[alias]
+    if keys.vendor == "sqlite" and keys.is_in_memory_db():
+        raise RuntimeError(
+            f"transaction=True needs requests that run at once. Database {alias!r} cannot do that, because it is an "
+            'in-memory SQLite. Give it a file: DATABASES[…]["TEST"] = {"NAME": "/tmp/test.sqlite3"}.'
+        )
