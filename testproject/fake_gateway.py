@@ -1,13 +1,17 @@
 #!/usr/bin/env python
-"""A payment gateway that is not one: a process of its own, with books of its own, that misbehaves on demand.
+"""A fake payment gateway for demos and tests: a process of its own that keeps a ledger and fails on demand.
 
     POST /charges {"amount": 1000, "reference": "order 1"}   201; with an Idempotency-Key it charges once for each key
-    GET  /charges[?reference=…|?key=…]                       the books
+    GET  /charges[?reference=…|?key=…]                       the charges in the ledger
     PUT  /behaviour {"reference": …, "behaviour": …}         how to treat the next charge with that reference
-    POST /release                                            lets every hanging charge go on
+    POST /release                                            lets every hanging charge continue
 
-Behaviours: refuse (402, a clear answer), error (500, not charged), timeout-before and timeout-after (no answer at all;
-not charged, or charged), hang (no answer before the release; then charged, whether or not anybody still listens).
+Behaviours:
+    refuse          402, not charged
+    error           500, not charged
+    timeout-before  no response, not charged
+    timeout-after   no response, charged
+    hang            no response before the release; then charged, even if the client has hung up
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 BEHAVIOURS = {"refuse", "error", "timeout-before", "timeout-after", "hang"}
 
 
-class Books:
+class Ledger:
     def __init__(self, *, honours_keys: bool) -> None:
         self.honours_keys = honours_keys
         self.lock = Lock()
@@ -35,7 +39,7 @@ class Books:
         self.released = Event()
 
     def claim(self, key: str | None, data: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-        """The answer to a key that is in use; None: charge."""
+        """Return the response to a key that is in use, or None: then charge."""
         with self.lock:
             if key is None:
                 return None
@@ -49,7 +53,7 @@ class Books:
             return 422, {"error": "this key was used for another charge"}
         return 200, known
 
-    def give_up(self, key: str | None) -> None:
+    def release(self, key: str | None) -> None:
         with self.lock:
             self.running.discard(key or "")
 
@@ -73,55 +77,55 @@ class Books:
 
 
 class Handler(BaseHTTPRequestHandler):
-    books: Books
+    ledger: Ledger
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         wanted = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        with self.books.lock:
-            found = [c for c in self.books.charges if all(c.get(name) == value for name, value in wanted.items())]
-        self.answer(200, {"charges": found})
+        with self.ledger.lock:
+            found = [c for c in self.ledger.charges if all(c.get(name) == value for name, value in wanted.items())]
+        self.respond(200, {"charges": found})
 
     def do_PUT(self) -> None:
         data = self.body()
         if data["behaviour"] not in BEHAVIOURS:
-            self.answer(400, {"error": f"unknown behaviour; known are {sorted(BEHAVIOURS)}"})
+            self.respond(400, {"error": f"unknown behaviour; known are {sorted(BEHAVIOURS)}"})
             return
-        with self.books.lock:
-            self.books.behaviours[data["reference"]] = data["behaviour"]
-        self.answer(200, data)
+        with self.ledger.lock:
+            self.ledger.behaviours[data["reference"]] = data["behaviour"]
+        self.respond(200, data)
 
     def do_POST(self) -> None:
         data = self.body()
         if self.path == "/release":
-            self.books.released.set()
-            self.answer(200, {})
+            self.ledger.released.set()
+            self.respond(200, {})
             return
-        key = self.headers.get("Idempotency-Key") if self.books.honours_keys else None
-        if (known := self.books.claim(key, data)) is not None:
-            self.answer(*known)
+        key = self.headers.get("Idempotency-Key") if self.ledger.honours_keys else None
+        if (known := self.ledger.claim(key, data)) is not None:
+            self.respond(*known)
             return
         try:
             self.charge(data, key)
         finally:
-            self.books.give_up(key)
+            self.ledger.release(key)
 
     def charge(self, data: dict[str, Any], key: str | None) -> None:
-        match self.books.behaviour(data["reference"]):
+        match self.ledger.behaviour(data["reference"]):
             case "refuse":
-                self.answer(402, {"error": "the card was declined"})
+                self.respond(402, {"error": "the card was declined"})
             case "error":
-                self.answer(500, {"error": "the gateway is broken"})
+                self.respond(500, {"error": "the gateway is broken"})
             case "timeout-before":
                 self.wait_until_the_client_is_gone()
             case "timeout-after":
-                self.books.charge(data, key, self.headers.get("User-Agent"))
+                self.ledger.charge(data, key, self.headers.get("User-Agent"))
                 self.wait_until_the_client_is_gone()
             case "hang":
-                self.books.released.wait()
-                self.answer(201, self.books.charge(data, key, self.headers.get("User-Agent")))
+                self.ledger.released.wait()
+                self.respond(201, self.ledger.charge(data, key, self.headers.get("User-Agent")))
             case _:
-                self.answer(201, self.books.charge(data, key, self.headers.get("User-Agent")))
+                self.respond(201, self.ledger.charge(data, key, self.headers.get("User-Agent")))
 
     def wait_until_the_client_is_gone(self) -> None:
         select.select([self.connection], [], [])
@@ -130,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> Any:
         return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
 
-    def answer(self, status: int, data: Any) -> None:
+    def respond(self, status: int, data: Any) -> None:
         content = json.dumps(data).encode()
         try:
             self.send_response(status)
@@ -153,10 +157,10 @@ class Server(ThreadingHTTPServer):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8001)
-    parser.add_argument("--fd", type=int, help="A listening socket that was handed over, instead of a port.")
-    parser.add_argument("--without-keys", action="store_true", help="Take no notice of idempotency keys.")
+    parser.add_argument("--fd", type=int, help="File descriptor of a listening socket to use instead of a port.")
+    parser.add_argument("--without-keys", action="store_true", help="Ignore idempotency keys.")
     options = parser.parse_args()
-    Handler.books = Books(honours_keys=not options.without_keys)
+    Handler.ledger = Ledger(honours_keys=not options.without_keys)
     server = Server(("127.0.0.1", options.port), Handler, bind_and_activate=options.fd is None)
     if options.fd is not None:
         server.socket = socket.socket(fileno=options.fd)

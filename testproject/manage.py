@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The shop: a small project that uses django-idempotency as any other would."""
+"""The shop: a small project that uses django-idempotency."""
 
 import os
 import sys

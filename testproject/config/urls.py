@@ -26,5 +26,5 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     *staticfiles_urlpatterns(),
 ]
-if settings.DEMO:  # the demo serves the admin's style sheets without a web server in front
+if settings.DEMO:  # gunicorn alone does not serve the admin's style sheets
     urlpatterns.append(re_path(r"^static/(?P<path>.*)$", serve, {"insecure": True}))

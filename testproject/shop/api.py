@@ -8,7 +8,7 @@ from shop.pause import pause
 
 
 class ItemField(serializers.RegexField):
-    """A string, as the schema says, and so no numbers."""
+    """A string, as the schema says. Numbers are refused."""
 
     def __init__(self) -> None:
         super().__init__(PRINTABLE, max_length=100)
@@ -28,11 +28,11 @@ class OrderSerializer(serializers.ModelSerializer):
 
 
 class OrderViewSet(IdempotencyMixin, viewsets.ModelViewSet):
-    """POST /api/orders/, for callers with a token; each sees their own orders only."""
+    """/api/orders/, for callers with a token. Callers see only their own orders."""
 
     queryset = Order.objects.all()
     serializer_class = OrderSerializer
-    parser_classes = [parsers.JSONParser]  # Django takes broken multipart bodies for empty ones
+    parser_classes = [parsers.JSONParser]  # Django reads a broken multipart body as an empty one
 
     def get_queryset(self):
         return super().get_queryset().filter(customer=self.request.user).order_by("pk")

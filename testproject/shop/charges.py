@@ -1,4 +1,4 @@
-"""POST /v1/charges: enough like a payment provider for its own client library."""
+"""POST /v1/charges: as a payment provider has it, so that the client library of the provider works with it."""
 
 from __future__ import annotations
 

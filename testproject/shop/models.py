@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 
 PRINTABLE = r"^[!-~]([ -~]*[!-~])?$"
-"""ASCII without spaces at the ends: so the OpenAPI schema can say exactly what an item is."""
+"""ASCII without spaces at the ends, so that the OpenAPI schema can describe an item exactly."""
 
 
 class Order(models.Model):

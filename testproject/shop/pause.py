@@ -1,4 +1,4 @@
-"""A place in the middle of a view where the demo can hold it: demo only."""
+"""A pause in the middle of a view, for the demo only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADER = "X-Demo-Pause"
 
 
 def pause(request: HttpRequest) -> None:
-    """Wait while somebody else holds the advisory lock that the header names."""
+    """Wait while the demo holds the advisory lock that the header names."""
     if settings.DEMO and (number := request.headers.get(HEADER)):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [int(number)])

@@ -1,4 +1,4 @@
-"""Payments: a call to the gateway, then a row of our own. Neither happens twice."""
+"""Payments: a call to the gateway, then a row in the shop's database. Neither happens twice."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def pay(request: HttpRequest) -> JsonResponse:
 @require_POST
 @idempotent(lease=settings.PAYMENT_LEASE, on_abandoned="hold")
 def pay_carefully(request: HttpRequest) -> JsonResponse:
-    """The same with a gateway that knows no keys: a call in doubt waits for a person."""
+    """The same with a gateway that ignores keys: a call in doubt waits until an operator decides."""
     return _pay(request, settings.OLD_GATEWAY_URL)

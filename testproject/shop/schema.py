@@ -9,13 +9,13 @@ ANYTHING = {"schema": {}}
 ERRORS = {
     "400": {"description": "Not a valid order.", "content": {"application/json": ANYTHING}},
     "401": {"description": "No valid credentials.", "content": {"application/json": ANYTHING}},
-    # Django answers with a page if not even the URL is one.
+    # For an unknown URL Django answers with an HTML page.
     "404": {"description": "No such order.", "content": {"application/json": ANYTHING, "text/html": ANYTHING}},
 }
 
 
 class ShopSchema(AutoSchema):
-    """Adds the framework's own error answers, which drf-spectacular does not write down."""
+    """Adds the error responses of the framework, which drf-spectacular leaves out."""
 
     def get_operation(self, *args: Any) -> dict[str, Any] | None:
         operation = super().get_operation(*args)
@@ -26,7 +26,7 @@ class ShopSchema(AutoSchema):
 
 
 def add_plain_view(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """POST /orders/ is plain Django, which drf-spectacular does not see. It is protected as POST /api/orders/ is."""
+    """Add POST /orders/, a plain Django view that drf-spectacular does not see. POST /api/orders/ is the model."""
     operation = deepcopy(result["paths"]["/api/orders/"]["post"])
     del operation["responses"]["401"]
     order = {name: result["components"]["schemas"]["Order"]["properties"][name] for name in ("item", "quantity")}

@@ -37,12 +37,12 @@ def _create(request: HttpRequest) -> JsonResponse:
 @require_POST
 @idempotent
 def create_order(request: HttpRequest) -> JsonResponse:
-    """POST /orders/: however often it is sent with one key, there is one order."""
+    """POST /orders/: creates one order for each key, however often the request is sent."""
     return _create(request)
 
 
 @csrf_exempt
 @require_POST
 def create_order_unprotected(request: HttpRequest) -> JsonResponse:
-    """The same without protection: an order for each request."""
+    """POST /unprotected/orders/: the same without protection, so each request creates an order."""
     return _create(request)

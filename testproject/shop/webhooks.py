@@ -1,4 +1,4 @@
-"""Webhooks: whoever sends an event sends it again until it has been acknowledged."""
+"""Webhooks: the sender sends an event again until the shop acknowledges it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shop.models import Order
 
 
 def signed(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """The signature comes first: who has not signed claims no key."""
+    """Check the signature first, so that a request without one claims no key."""
 
     @wraps(view)
     def checked(request: HttpRequest) -> HttpResponse:
@@ -40,14 +40,14 @@ def handle(event: dict[str, Any]) -> dict[str, int]:
 @require_POST
 @signed
 def receive(request: HttpRequest) -> HttpResponse:
-    """POST /webhooks/: a redelivery is acknowledged without doing anything again."""
+    """POST /webhooks/: a redelivery is acknowledged and creates nothing."""
     event = json.loads(request.body)
     work = partial(handle, event)
     key = request.headers["webhook-id"]
     try:
         result = run_once(work, operation="webhook", scope="provider", key=key, payload=event)
     except OperationInProgress:
-        return JsonResponse({"error": "it is being handled, send it again"}, status=503)
+        return JsonResponse({"error": "the event is being handled, send it again later"}, status=503)
     except PayloadMismatch as error:
         return JsonResponse({"error": str(error)}, status=422)
     return JsonResponse({**result.value, "replayed": result.replayed})

@@ -11,15 +11,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """\
-what happened                               answers                                                                        counted              expected
-50 duplicates at once, plain Django view    1 x 201, 49 x 409; 50 retries: 50 x 201, same bytes                            1 order              1 order              ok
-50 duplicates at once, REST framework view  1 x 201, 49 x 409; 50 retries: 50 x 201, same bytes                            1 order              1 order              ok
-client hangs up before the answer, retries  nobody reads the first; 2 retries: 2 x 201, same bytes                         1 order              1 order              ok
-kill -9 of the worker in the middle, retry  connection lost, 0 orders left; retry: 1 x 201                                 1 order              1 order              ok
-gateway times out after charging, retry     1 x 500; retry: 1 x 201, same bytes again                                      1 charge, 1 payment  1 charge, 1 payment  ok
-kill -9 between charge and write, retry     connection lost; retry: 1 x 201, same bytes again                              1 charge, 1 payment  1 charge, 1 payment  ok
-the same, gateway without keys, held        connection lost; retry: 1 x 409 in doubt; resolved: 1 x 201, same bytes again  1 charge, 1 payment  1 charge, 1 payment  ok
-50 duplicates at once, NOT protected        50 x 201                                                                       50 orders            50 orders            ok
+what happened                    responses                               counted
+50 duplicates, plain view        1 x 201, 49 x 409; retries: same bytes  1 order              ok
+50 duplicates, REST framework    1 x 201, 49 x 409; retries: same bytes  1 order              ok
+client hangs up, then retries    first not read; retries: same bytes     1 order              ok
+kill -9 during the view, retry   lost, 0 orders left; retry: 201         1 order              ok
+gateway times out, retry         500; retries: 201, same bytes           1 charge, 1 payment  ok
+kill -9 after the charge, retry  lost; retries: 201, same bytes          1 charge, 1 payment  ok
+the same, gateway without keys   lost, 409; resolved: 201, same bytes    1 charge, 1 payment  ok
+50 duplicates, NOT protected     50 x 201                                50 orders            ok
 """
 
 

@@ -18,10 +18,10 @@ from shop.demo.stage import (
     PAUSE,
     Row,
     at_once,
-    bytes_said,
-    held_in_the_middle,
+    compared,
     is_replay_of,
-    tally,
+    paused_in_the_middle,
+    statuses,
     until_final,
 )
 from shop.models import Order
@@ -29,27 +29,27 @@ from shop.pause import HEADER
 
 STORM = 50
 LOSERS_DEADLINE = 5
-"""Seconds for duplicates to get their answers, which takes milliseconds."""
+"""Seconds for duplicates to get their responses, which takes milliseconds."""
 
 
 def storm(client: httpx.Client, path: str, what: str, *, token: str | None = None) -> Row:
-    """All at once; the winner is held in the middle of its work until the losers have their answers."""
+    """Send all at once. The one that runs is paused until the others have their responses."""
     headers = {"Idempotency-Key": str(uuid4()), **({"Authorization": f"Token {token}"} if token else {})}
-    held = {**headers, HEADER: str(PAUSE)}
+    pausing = {**headers, HEADER: str(PAUSE)}
     with counting() as orders:
         with ThreadPoolExecutor(STORM) as pool:
-            with held_in_the_middle():
-                sent = [pool.submit(post, client, path, held) for _ in range(STORM)]
-                losers_answered(sent)
-            answers = [future.result(DEADLINE) for future in sent]
+            with paused_in_the_middle():
+                sent = [pool.submit(post, client, path, pausing) for _ in range(STORM)]
+                wait_for_losers(sent)
+            responses = [future.result(DEADLINE) for future in sent]
         retries = at_once(STORM, lambda: post(client, path, headers))
-    winners = [answer for answer in answers if answer.status_code == 201]
-    losers = [answer for answer in answers if answer.status_code == 409]
+    winners = [response for response in responses if response.status_code == 201]
+    losers = [response for response in responses if response.status_code == 409]
     same = len(winners) == 1 and all(is_replay_of(winners[0], retry) for retry in retries)
     return Row(
-        f"{STORM} duplicates at once, {what}",
-        f"{tally(answers)}; {STORM} retries: {tally(retries)}, {bytes_said(same)}",
-        told(orders()),
+        f"{STORM} duplicates, {what}",
+        f"{statuses(responses)}; retries: {compared(same)}",
+        orders_text(orders()),
         "1 order",
         same and len(losers) == STORM - 1,
     )
@@ -58,30 +58,30 @@ def storm(client: httpx.Client, path: str, what: str, *, token: str | None = Non
 def hang_up(client: httpx.Client, url: str) -> Row:
     headers = {"Idempotency-Key": str(uuid4())}
     with counting() as orders:
-        with held_in_the_middle() as worker:
+        with paused_in_the_middle() as worker:
             line = send_and_keep_open(url, {**headers, "Content-Type": "application/json", HEADER: str(PAUSE)})
             worker()
             line.close()
         retries = [until_final(lambda: post(client, "/orders/", headers)) for _ in range(2)]
     same = all(retry.status_code == 201 and is_replay_of(retries[0], retry) for retry in retries)
-    answers = f"nobody reads the first; 2 retries: {tally(retries)}, {bytes_said(same)}"
-    return Row("client hangs up before the answer, retries", answers, told(orders()), "1 order", same)
+    responses = f"first not read; retries: {compared(same)}"
+    return Row("client hangs up, then retries", responses, orders_text(orders()), "1 order", same)
 
 
 def kill(client: httpx.Client) -> Row:
     headers = {"Idempotency-Key": str(uuid4())}
     with counting() as orders, ThreadPoolExecutor(1) as pool:
-        with held_in_the_middle() as worker:
+        with paused_in_the_middle() as worker:
             lost = pool.submit(post, client, "/orders/", {**headers, HEADER: str(PAUSE)})
             os.kill(worker(), signal.SIGKILL)
             died = isinstance(lost.exception(DEADLINE), httpx.TransportError)
         left = orders()
-        answer = until_final(lambda: post(client, "/orders/", headers))
-    ran = answer.status_code == 201 and answer.headers.get("Idempotency-Replayed") == "false"
+        retry = until_final(lambda: post(client, "/orders/", headers))
+    ran = retry.status_code == 201 and retry.headers.get("Idempotency-Replayed") == "false"
     return Row(
-        "kill -9 of the worker in the middle, retry",
-        f"{'connection lost' if died else 'answered'}, {left} orders left; retry: {tally([answer])}",
-        told(orders()),
+        "kill -9 during the view, retry",
+        f"{'lost' if died else 'NOT LOST'}, {left} orders left; retry: {statuses([retry])}",
+        orders_text(orders()),
         "1 order",
         died and ran and left == 0,
     )
@@ -90,16 +90,17 @@ def kill(client: httpx.Client) -> Row:
 def unprotected(client: httpx.Client) -> Row:
     headers = {"Idempotency-Key": str(uuid4())}
     with counting() as orders:
-        answers = at_once(STORM, lambda: post(client, "/unprotected/orders/", headers))
-    return Row(f"{STORM} duplicates at once, NOT protected", tally(answers), told(orders()), told(STORM), True)
+        responses = at_once(STORM, lambda: post(client, "/unprotected/orders/", headers))
+    what = f"{STORM} duplicates, NOT protected"
+    return Row(what, statuses(responses), orders_text(orders()), orders_text(STORM), True)
 
 
 def post(client: httpx.Client, path: str, headers: dict[str, str]) -> httpx.Response:
     return client.post(path, json={"item": "a book", "quantity": 1}, headers=headers)
 
 
-def losers_answered(sent: list[Future[httpx.Response]]) -> None:
-    """Wait until all but one have their answer; without protection they never do, and the table tells."""
+def wait_for_losers(sent: list[Future[httpx.Response]]) -> None:
+    """Wait until all but one have their response. Without protection they never do, and the table shows that."""
     deadline = time.monotonic() + LOSERS_DEADLINE
     while sum(future.done() for future in sent) < STORM - 1 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -107,17 +108,17 @@ def losers_answered(sent: list[Future[httpx.Response]]) -> None:
 
 @contextmanager
 def counting() -> Iterator[Callable[[], int]]:
-    """How many orders came to be since."""
+    """Yield a function that returns how many orders were created since."""
     before = Order.objects.count()
     yield lambda: Order.objects.count() - before
 
 
-def told(count: int) -> str:
+def orders_text(count: int) -> str:
     return f"{count} order" if count == 1 else f"{count} orders"
 
 
 def send_and_keep_open(url: str, headers: dict[str, str]) -> socket.socket:
-    """Send a request on a bare socket and do not read the answer."""
+    """Send a request on a bare socket and do not read the response."""
     target = httpx.URL(url)
     body = b'{"item":"a book","quantity":1}'
     lines = [f"Host: {target.host}", f"Content-Length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]

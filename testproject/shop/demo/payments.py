@@ -1,4 +1,4 @@
-"""Payments: a call to a gateway and a row of our own, in leased mode."""
+"""Payments in leased mode: a call to the gateway and a row in the shop's database."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import httpx
 
 from django_idempotency.maintenance import record_outcome
 from django_idempotency.models import IdempotencyKey
-from shop.demo.stage import DEADLINE, Row, bytes_said, eventually, is_replay_of, tally, until_final
+from shop.demo.stage import DEADLINE, Row, compared, eventually, is_replay_of, statuses, until_final
 from shop.models import Order, Payment
 
 TIMEOUT = 2
 """Seconds that the shop waits for the gateway."""
 LEASE = 4
-"""Seconds that a retry has to wait for after kill -9."""
+"""Seconds for which a retry gets a conflict after kill -9."""
 ONCE = "1 charge, 1 payment"
 
 
 def environment(bank: httpx.Client, old_bank: httpx.Client) -> dict[str, str]:
-    """What the shop's processes have to know."""
+    """Return the environment variables of the shop's processes."""
     return {
         "GATEWAY_URL": str(bank.base_url).rstrip("/"),
         "OLD_GATEWAY_URL": str(old_bank.base_url).rstrip("/"),
@@ -33,7 +33,7 @@ def environment(bank: httpx.Client, old_bank: httpx.Client) -> dict[str, str]:
 
 
 class Scene:
-    """One order that is paid for at `path`, with a gateway that does not answer the first charge."""
+    """One order that is paid for at `path`. The gateway charges, but does not respond to the first request."""
 
     def __init__(self, client: httpx.Client, bank: httpx.Client, path: str) -> None:
         self.client, self.bank, self.path = client, bank, path
@@ -51,23 +51,23 @@ class Scene:
         return found
 
     def kill_in_the_call(self) -> bool:
-        """kill -9 of the worker, once the gateway has charged; has the client lost its connection?"""
+        """Kill the worker once the gateway has charged. Returns whether the client lost its connection."""
         with ThreadPoolExecutor(1) as pool:
             lost = pool.submit(self.send)
-            charge = eventually("a charge in the gateway's books", self.charges)[0]
+            charge = eventually("a charge in the gateway's ledger", self.charges)[0]
             os.kill(int(charge["caller"].removeprefix("shop-")), signal.SIGKILL)
             return isinstance(lost.exception(DEADLINE), httpx.TransportError)
 
-    def row(self, what: str, answers: str, final: httpx.Response, *, as_told: bool) -> Row:
+    def row(self, what: str, responses: str, final: httpx.Response, *, responses_ok: bool) -> Row:
         again = self.send()
         same = is_replay_of(final, again)
         charges, payments = len(self.charges()), Payment.objects.filter(order=self.order).count()
         return Row(
             what,
-            f"{answers}, {bytes_said(same)} again",
+            f"{responses}, {compared(same)}",
             f"{charges} charge{'s' * (charges != 1)}, {payments} payment{'s' * (payments != 1)}",
             ONCE,
-            as_told and same and final.status_code == 201,
+            responses_ok and same and final.status_code == 201,
         )
 
 
@@ -76,10 +76,10 @@ def time_out(client: httpx.Client, bank: httpx.Client) -> Row:
     first = scene.send()
     retry = scene.send()
     return scene.row(
-        "gateway times out after charging, retry",
-        f"{tally([first])}; retry: {tally([retry])}",
+        "gateway times out, retry",
+        f"{statuses([first])}; retries: {statuses([retry])}",
         retry,
-        as_told=first.status_code == 500,
+        responses_ok=first.status_code == 500,
     )
 
 
@@ -88,15 +88,15 @@ def kill(client: httpx.Client, bank: httpx.Client) -> Row:
     died = scene.kill_in_the_call()
     retry = until_final(scene.send)
     return scene.row(
-        "kill -9 between charge and write, retry",
-        f"{'connection lost' if died else 'answered'}; retry: {tally([retry])}",
+        "kill -9 after the charge, retry",
+        f"{'lost' if died else 'NOT LOST'}; retries: {statuses([retry])}",
         retry,
-        as_told=died,
+        responses_ok=died,
     )
 
 
 def hold(client: httpx.Client, old_bank: httpx.Client) -> Row:
-    """A gateway without keys: nobody calls it again until a person has looked into its books."""
+    """A gateway that ignores keys: the shop does not call it again until an operator records the outcome."""
     scene = Scene(client, old_bank, "/careful-payments/")
     died = scene.kill_in_the_call()
     refused = eventually("the lease to end", lambda: _unknown(scene.send()))
@@ -104,12 +104,12 @@ def hold(client: httpx.Client, old_bank: httpx.Client) -> Row:
     record_outcome(key.pk, "charge", {"id": scene.charges()[0]["id"]}, attempt=key.attempt)
     retry = scene.send()
     return scene.row(
-        "the same, gateway without keys, held",
-        f"{'connection lost' if died else 'answered'}; retry: {tally([refused])} in doubt; resolved: {tally([retry])}",
+        "the same, gateway without keys",
+        f"{'lost' if died else 'NOT LOST'}, {statuses([refused])}; resolved: {statuses([retry])}",
         retry,
-        as_told=died,
+        responses_ok=died,
     )
 
 
-def _unknown(answer: httpx.Response) -> httpx.Response | None:
-    return answer if answer.status_code == 409 and "unknown" in answer.json()["title"] else None
+def _unknown(response: httpx.Response) -> httpx.Response | None:
+    return response if response.status_code == 409 and "unknown" in response.json()["title"] else None

@@ -1,4 +1,4 @@
-"""What the demo's scenes need: server processes, a database of their own, and ways to break things."""
+"""What the demo needs: server processes, a database, ways to break things, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 PAUSE = 20261120
-"""The advisory lock that holds a view in the middle of its work."""
+"""The number of the advisory lock that pauses a view in the middle of its work."""
 DEADLINE = 30
-"""Seconds until something that should have happened counts as broken."""
+"""Seconds to wait for anything. After that the demo fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `counted` comes out of the books; `as_told`: the answers were as promised."""
+    """One line of the table. `counted` was read from the database and the gateway after the requests."""
 
     what: str
-    answers: str
+    responses: str
     counted: str
     expected: str
-    as_told: bool
+    responses_ok: bool
 
     @property
-    def kept(self) -> bool:
-        return self.as_told and self.counted == self.expected
+    def ok(self) -> bool:
+        return self.responses_ok and self.counted == self.expected
 
     def cells(self) -> tuple[str, ...]:
-        return self.what, self.answers, self.counted, self.expected, "ok" if self.kept else "BROKEN"
+        return self.what, self.responses, self.counted, "ok" if self.ok else f"BROKEN, expected: {self.expected}"
 
 
-def tally(answers: list[httpx.Response]) -> str:
-    counts = Counter(answer.status_code for answer in answers)
+def statuses(responses: list[httpx.Response]) -> str:
+    if len(responses) == 1:
+        return str(responses[0].status_code)
+    counts = Counter(response.status_code for response in responses)
     return ", ".join(f"{n} x {status}" for status, n in sorted(counts.items()))
 
 
-def is_replay_of(first: httpx.Response, answer: httpx.Response) -> bool:
-    replayed = answer.headers.get("Idempotency-Replayed") == "true"
-    return replayed and (answer.status_code, answer.content) == (first.status_code, first.content)
+def is_replay_of(first: httpx.Response, response: httpx.Response) -> bool:
+    replayed = response.headers.get("Idempotency-Replayed") == "true"
+    return replayed and (response.status_code, response.content) == (first.status_code, first.content)
 
 
-def bytes_said(same: bool) -> str:
+def compared(same: bool) -> str:
     return "same bytes" if same else "OTHER BYTES"
 
 
@@ -65,31 +67,31 @@ def at_once(n: int, send: Callable[[], httpx.Response]) -> list[httpx.Response]:
 
 
 def until_final(send: Callable[[], httpx.Response]) -> httpx.Response:
-    """Retry as a client should: the same request, until the answer is no conflict."""
+    """Retry as a client should: the same request, until the response is not a conflict."""
 
     def probe() -> httpx.Response | None:
         try:
-            answer = send()
+            response = send()
         except httpx.TransportError:
             return None
-        return None if answer.status_code == 409 else answer
+        return None if response.status_code == 409 else response
 
-    answer: httpx.Response = eventually("a final answer", probe)
-    return answer
+    response: httpx.Response = eventually("a final response", probe)
+    return response
 
 
 def eventually(what: str, probe: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + DEADLINE
     while not (value := probe()):
         if time.monotonic() > deadline:
-            raise CommandError(f"Waited {DEADLINE} seconds in vain: {what}.")
+            raise CommandError(f"This did not happen within {DEADLINE} seconds: {what}.")
         time.sleep(0.02)
     return value
 
 
 @contextmanager
 def fresh_database() -> Iterator[None]:
-    """A database of the demo's own, migrated, and dropped afterwards: whatever DATABASE_URL holds stays as it is."""
+    """Create and migrate a database for the demo, and drop it afterwards. Other databases stay unchanged."""
     original = connection.settings_dict["NAME"]
     connection.settings_dict["TEST"]["NAME"] = f"shop_demo_{os.getpid()}"
     os.environ["SHOP_DATABASE"] = connection.creation.create_test_db(verbosity=0, autoclobber=True)
@@ -100,17 +102,17 @@ def fresh_database() -> Iterator[None]:
 
 
 @contextmanager
-def held_in_the_middle() -> Iterator[Callable[[], int]]:
-    """Hold views that ask for it after their write; gives the process id of the worker that is held."""
+def paused_in_the_middle() -> Iterator[Callable[[], int]]:
+    """Pause views that ask for it, after their write. Yields a function that returns the paused worker's process id."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [PAUSE])
         try:
-            yield lambda: eventually("a worker in the middle of its work", _held_worker)
+            yield lambda: eventually("a worker in the middle of its work", _paused_worker)
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [PAUSE])
 
 
-def _held_worker() -> int | None:
+def _paused_worker() -> int | None:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) "
@@ -123,7 +125,7 @@ def _held_worker() -> int | None:
 
 @contextmanager
 def gateway(*options: str) -> Iterator[httpx.Client]:
-    """The payment gateway, a process of its own on a free port; gives a client for its books."""
+    """Run the fake gateway as a process on a free port. Yields a client for the gateway."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         program = str(settings.BASE_DIR / "fake_gateway.py")
         process = subprocess.Popen(
@@ -139,7 +141,7 @@ def gateway(*options: str) -> Iterator[httpx.Client]:
 
 @contextmanager
 def serving(**environment: str) -> Iterator[str]:
-    """The shop on gunicorn: four worker processes on a free port."""
+    """Run the shop on gunicorn with four worker processes on a free port. Yields the address."""
     with tempfile.TemporaryFile() as log, socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         port = listening.getsockname()[1]
         process = subprocess.Popen(
@@ -156,7 +158,7 @@ def serving(**environment: str) -> Iterator[str]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            eventually("the server's first answer", lambda: _answers(url, process))
+            eventually("the server responds", lambda: _responds(url, process))
             yield url
         finally:
             process.terminate()
@@ -167,7 +169,7 @@ def serving(**environment: str) -> Iterator[str]:
                 process.wait()
 
 
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+def _responds(url: str, process: subprocess.Popen[bytes]) -> bool:
     if process.poll() is not None:
         raise CommandError(f"The server ended with status {process.returncode}.")
     try:

@@ -21,12 +21,12 @@ class Command(BaseCommand):
     help = "Start the shop on real server processes, break things, and count the orders and the charges."
 
     def add_arguments(self, parser: Any) -> None:
-        parser.add_argument("--serve", action="store_true", help="Leave the server and the admin up until Ctrl-C.")
+        parser.add_argument("--serve", action="store_true", help="Keep the server and the admin running until Ctrl-C.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if connection.vendor != "postgresql":
             raise CommandError("The demo needs PostgreSQL. Unset DATABASE_URL to use the embedded one.")
-        # So that finally blocks and atexit run: nothing may stay behind.
+        # SIGTERM must run finally blocks and atexit, or processes and the database would stay behind.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         with ExitStack() as stack:
             stack.enter_context(fresh_database())
@@ -35,8 +35,8 @@ class Command(BaseCommand):
             url = stack.enter_context(serving(**payments.environment(bank, old_bank)))
             client = stack.enter_context(httpx.Client(base_url=url, timeout=DEADLINE, limits=UNLIMITED))
             rows = [
-                orders.storm(client, "/orders/", "plain Django view"),
-                orders.storm(client, "/api/orders/", "REST framework view", token=token),
+                orders.storm(client, "/orders/", "plain view"),
+                orders.storm(client, "/api/orders/", "REST framework", token=token),
                 orders.hang_up(client, url),
                 orders.kill(client),
                 payments.time_out(client, bank),
@@ -49,7 +49,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"\nServing on {url}, admin at {url}/admin/ (demo / demo). Ctrl-C stops.")
                 self.stdout.flush()
                 wait_for_interrupt()
-        if not all(row.kept for row in rows):
+        if not all(row.ok for row in rows):
             raise CommandError("A promise was broken.")
 
     def _accounts(self) -> str:
@@ -57,7 +57,7 @@ class Command(BaseCommand):
         return str(Token.objects.create(user=user))
 
     def _table(self, rows: list[Row]) -> None:
-        head = ("what happened", "answers", "counted", "expected", "")
+        head = ("what happened", "responses", "counted", "")
         lines = [head, *(row.cells() for row in rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         for line in lines:
