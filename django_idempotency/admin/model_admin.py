@@ -32,6 +32,12 @@ else:  # Django's class takes no parameters when it runs
 
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(_ModelAdmin):
+    """The admin of keys, registered by this package. Subclass it, for example to limit `get_queryset()`.
+
+    A user needs `view_idempotencykey` to see keys, `view_response` to see stored responses, and
+    `resolve_idempotencykey` to take decisions. Nothing else can be changed.
+    """
+
     actions = None
     list_display = ("key", "state", "operation", "scope", "status_code", "attempt", "age", "created_at", "expires_at")
     list_filter = (AttentionFilter, StatusFilter, ResponseFilter)

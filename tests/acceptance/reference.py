@@ -17,6 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
+from textwrap import dedent
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -90,16 +91,29 @@ def signature(name: str, value: Any) -> str:
     return re.sub(r"<[^=]* at 0x\w+>", "…", text)
 
 
+SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
+
+
 def prose(value: Any) -> str:
-    """A docstring as Markdown: `name: what it means` at the beginning of a line is an item of a list."""
-    text = re.sub(r"\n[ ]{4,}", " ", inspect.getdoc(value) or "")
+    """A docstring as Markdown. What it lists, `name: what it means`, becomes an item of a list."""
+    text = SECTION.sub(section, inspect.getdoc(value) or "")
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in re.sub(r"\n[ ]{4,}", " ", text).splitlines():
         item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)
-        if lines and bool(item) != lines[-1].startswith("* "):
+        if lines and (bool(item) or line.startswith("* ")) != lines[-1].startswith("* "):
             lines.append("")
         lines.append("* {}: {}".format(re.sub(r"[a-z_*]{4,}|key", r"`\g<0>`", item[1]), item[2]) if item else line)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+
+
+def section(found: re.Match[str]) -> str:
+    """A section of a docstring in Google's style."""
+    lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
+    if found[1] == "Returns":
+        return f"Returns: {' '.join(lines)}\n"
+    items = (line.partition(": ") for line in lines)
+    listed = "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
+    return f"Raises:\n\n{listed}" if found[1] == "Raises" else listed
 
 
 def command(name: str) -> str:
