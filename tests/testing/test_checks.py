@@ -1,4 +1,4 @@
-"""`assert_idempotent` (endpoints.py): what it proves, and what it says of what is broken (evidence.py)."""
+"""The checks of `assert_idempotent`, sent one by one: good endpoints pass, each defect has a message of its own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestGoodEndpoints:
 
     def test_the_projects_own_errors(self, client: Client) -> None:
         """In their format nobody can tell them apart, so any refusal counts."""
-        with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": "tests.testing.test_proof.own_error"}):
+        with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": "tests.testing.test_checks.own_error"}):
             assert_idempotent(client, "/good", DATA, creates=Order)
 
     def test_other_methods(self, client: Client) -> None:
@@ -108,9 +108,7 @@ class TestBrokenEndpoints:
     def test_a_key_of_its_own(self, fails: Callable[..., str]) -> None:
         """A key that this test does not send makes every first request a replay."""
         Client().post("/by_header", DATA, headers={"X-Event": "one"})
-        message = fails(
-            "/by_header", "a new key was answered with a replay.", headers={"X-Event": "one"}
-        )
+        message = fails("/by_header", "a new key was answered with a replay.", headers={"X-Event": "one"})
         assert "with_key=" in message
 
     def test_creates_names_something_else(self, fails: Callable[..., str]) -> None:

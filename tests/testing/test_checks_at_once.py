@@ -7,7 +7,6 @@ from threading import Barrier, Event, Semaphore, current_thread, main_thread
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.test import Client, RequestFactory
 
 from django_idempotency.testing import assert_idempotent
@@ -150,17 +149,3 @@ class TestAtOnce:
 
         with pytest.raises(ConnectionError, match="unplugged"):
             assert_idempotent(Unplugged(), "/good", DATA, transaction=True, duplicates=1)
-
-    def test_in_memory_sqlite_is_refused(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its threads would not really run at once."""
-        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
-        monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
-        with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
-            assert_idempotent(client, "/good", DATA, transaction=True)
-
-
-def test_inside_a_transaction_nothing_can_run_at_once(client: Client) -> None:
-    """Other connections see nothing of it; nothing has been sent yet."""
-    with pytest.raises(RuntimeError, match=r"Use django\.test\.TransactionTestCase, or @pytest\.mark\.django_db"):
-        assert_idempotent(client, "/good", DATA, transaction=True)
-    assert not Order.objects.exists()

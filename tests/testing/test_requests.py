@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.test import AsyncClient, Client, override_settings
+from django.test import Client, override_settings
 
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
@@ -94,9 +94,3 @@ def test_another_body_can_be_given_or_left_out(client: Client) -> None:
     """changed= is the body, None no body at all."""
     assert_idempotent(client, "/amounts", DATA, changed={**DATA, "amount": 2}, creates=Order)
     assert_idempotent(client, "/anything_goes", DATA, changed=None, creates=Order)
-
-
-def test_an_asynchronous_client_is_refused(async_client: AsyncClient) -> None:
-    """The other one tests asynchronous views too."""
-    with pytest.raises(TypeError, match=r"needs django\.test\.Client, which tests asynchronous views too"):
-        assert_idempotent(async_client, "/asynchronous")
