@@ -15,11 +15,22 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, check_key, is_uuid
 from .engine.request.key import KeyReader
 from .exceptions import IdempotencyConfigurationError
 
-__all__ = ["InvalidKey", "KeyReader", "from_cloudevent", "from_form_field", "from_header", "from_json", "is_uuid"]
+__all__ = [
+    "InvalidKey",
+    "KeyReader",
+    "derived_key",
+    "from_cloudevent",
+    "from_form_field",
+    "from_header",
+    "from_json",
+    "is_uuid",
+    "key_reference",
+]
 
 FORM_FIELD = "idempotency_key"
 """What `{% idempotency_key %}` calls its field."""
@@ -107,3 +118,34 @@ def _json_body(request: Any) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidKey(gettext("The body is not JSON.")) from error
+
+
+def key_reference(key: str) -> str:
+    """The reference that names a key in logs and traces, where the key itself, perhaps a secret, does not belong.
+
+    Asks no database. `django_idempotency.maintenance.find_key` takes a reference as well as a key.
+
+    Args:
+        key: the client's key, without quotes.
+
+    Returns:
+        16 hexadecimal digits, the same for every caller of the key.
+    """
+    return digests.reference_of(digests.key_hash(key))
+
+
+def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
+    """The key that `operation.derive_key(step)` gives to the other side, for looking a call up in its books.
+
+    Asks no database. The result never changes: not between attempts, processes or releases.
+
+    Args:
+        scope: the row's `scope`.
+        operation: the row's `operation`.
+        key: the row's `key`.
+        step: the name of the call.
+
+    Returns:
+        A UUID (version 5) as text.
+    """
+    return digests.derived_key(digests.identify(scope=scope, operation=operation, key=key), step)

@@ -1,4 +1,4 @@
-"""Prometheus metrics. Imported by nobody but you: `pip install prometheus-client`, then
+"""Prometheus metrics. The package itself never imports this module. `pip install prometheus-client`, then
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -31,7 +31,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
-from .engine.stores import Store, alias_for, store_for
+from .engine.stores import alias_for, store_for
+from .maintenance.lookups import database_clock, in_doubt, stuck
 from .models import IdempotencyKey
 
 __all__ = ["KeyCollector", "install"]
@@ -50,28 +51,28 @@ GAUGES = {
     "in_flight": "Keys under a lease, alive or stuck. Keys of atomic mode are not seen before they commit.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
     "stuck": "Keys whose lease has lapsed: their worker died or is too slow.",
-    "in_doubt": "Keys with an external call of unknown outcome that nobody works on.",
+    "in_doubt": "Failed or stuck keys with an external call of unknown outcome.",
     "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0 if there is none.",
 }
-_installed: list[Counter] = []
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """What the key tables of these databases hold now. Runs a few short queries at every scrape.
+    """Gauges of what the key tables of some databases hold now. Runs four short queries per database at each scrape.
 
-    using: database aliases; default: the write alias of the key table.
+    Args:
+        using: database aliases; default: the write alias of the key table.
     """
 
     def __init__(self, *using: str) -> None:
         self.using = using
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Names only: registering asks no database."""
+        """The names only, so that registering asks no database."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """A database that does not answer has no gauges in this scrape; the others, and the counters, stay."""
+        """The gauges. A database that does not answer has none in this scrape; other databases and counters have."""
         families = _families()
         for alias in self.using or (alias_for(None),):
             try:
@@ -85,14 +86,18 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome from now on, and register a `KeyCollector`. Once for each process and registry.
+    """Count every outcome from now on, and register a `KeyCollector`. Call it once per process and registry.
 
-    using: database aliases, see `KeyCollector`.
+    Asks no database.
 
-    Raises ValueError if it is installed in this registry already.
+    Args:
+        using: database aliases; default: the write alias of the key table.
+        registry: where the metrics are registered.
+
+    Raises:
+        ValueError: if the metrics are installed in this registry already.
     """
     outcomes = Counter("idempotency_key_outcomes", "What came of keys.", ("operation", "outcome"), registry=registry)
-    _installed.append(outcomes)
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
     registry.register(KeyCollector(*using))
 
@@ -110,17 +115,6 @@ def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     signals.keys_purged.connect(count_purged, weak=False)
 
 
-def totals() -> dict[str, int]:
-    """How often this process has counted each outcome, over all operations. Empty unless it is installed."""
-    found: dict[str, int] = {}
-    for counter in _installed[:1]:
-        for sample in next(iter(counter.collect())).samples:
-            if sample.name.endswith("_total"):
-                outcome = sample.labels["outcome"]
-                found[outcome] = found.get(outcome, 0) + int(sample.value)
-    return found
-
-
 def _families() -> dict[str, GaugeMetricFamily]:
     return {
         name: GaugeMetricFamily(f"idempotency_keys_{name}", text, labels=["database"]) for name, text in GAUGES.items()
@@ -128,26 +122,27 @@ def _families() -> dict[str, GaugeMetricFamily]:
 
 
 def _measured(alias: str) -> dict[str, float]:
-    store = store_for(alias)
-    opened_here = store.connection.connection is None
+    connection = store_for(alias).connection
+    opened_here = connection.connection is None
     try:
-        return _values(store)
+        return _values(alias)
     finally:
-        if opened_here:  # no request may be there to end, and to give it back: `start_http_server` has its own threads
-            store.connection.close()
+        if opened_here:  # `start_http_server` scrapes in threads of its own, where no end of a request closes it
+            connection.close()
 
 
-def _values(store: Store) -> dict[str, float]:
-    keys = IdempotencyKey.objects.using(store.alias)
-    flying = keys.filter(locked_until__isnull=False).aggregate(count=Count("pk"), oldest=Min("created_at"))
-    # Failed keys may be held for a person, and those in progress never expire.
-    due = keys.filter(status=IdempotencyKey.Status.COMPLETED, expires_at__lte=timezone.now()).order_by("expires_at")
+def _values(alias: str) -> dict[str, float]:
+    keys = IdempotencyKey.objects.using(alias)
+    leased = keys.filter(locked_until__isnull=False).aggregate(count=Count("pk"), oldest=Min("created_at"))
+    # Completed keys only: failed keys may be held for a person, and keys in progress never expire.
+    due = keys.filter(status=IdempotencyKey.Status.COMPLETED, expires_at__lte=database_clock(alias))
+    oldest_due = due.order_by("expires_at").values_list("expires_at", flat=True).first()
     return {
-        "in_flight": flying["count"],
-        "oldest_in_flight_seconds": _seconds_since(flying["oldest"]),
-        "stuck": store.count_stuck(),
-        "in_doubt": store.count_in_doubt(),
-        "cleanup_lag_seconds": _seconds_since(due.values_list("expires_at", flat=True).first()),
+        "in_flight": leased["count"],
+        "oldest_in_flight_seconds": _seconds_since(leased["oldest"]),
+        "stuck": stuck(using=alias).count(),
+        "in_doubt": in_doubt(using=alias).count(),
+        "cleanup_lag_seconds": _seconds_since(oldest_due),
     }
 
 

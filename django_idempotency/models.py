@@ -1,4 +1,4 @@
-"""The rows that remember."""
+"""The tables: one row for each use of a key, and one for each step of a leased operation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if not apps.is_installed("django_idempotency"):
 
 
 class IdempotencyKey(models.Model):
-    """One use of an idempotency key: who sent it for what, and the response to replay.
+    """One use of an idempotency key: its caller, its operation, and the response to replay.
 
-    Rows are written by `stores`, by raw SQL; nothing else changes them.
+    Only the package's stores write rows, with SQL of their own. Look at rows, and do not change them.
     """
 
     class Status(models.TextChoices):
@@ -27,7 +27,7 @@ class IdempotencyKey(models.Model):
         FAILED = "failed", _("failed")
 
     id = models.BigAutoField(primary_key=True)
-    # Two numbers instead of three text columns: half the index, the same order and no collation on any database.
+    # The unique index has two numbers, not three texts: half the size, and the same order and equality on any database.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = models.TextField(_("scope"))
@@ -39,7 +39,7 @@ class IdempotencyKey(models.Model):
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
-    # Bytes: text or JSON columns would not give back exactly what was stored.
+    # Bytes: a text or JSON column would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
@@ -67,8 +67,8 @@ class IdempotencyKey(models.Model):
 class IdempotencyStep(models.Model):
     """One named step of a leased operation: an external call or a local write.
 
-    A call is started, committed, made, and finished with its result: one that is not finished is running or in doubt.
-    A write is there with its result, or not at all.
+    The start of a call is committed before the call is made, and its result after. A call without `finished_at` is
+    running or in doubt. A write and its result are committed together.
     """
 
     class Kind(models.TextChoices):
@@ -76,8 +76,8 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # No constraint in the database: its trigger would look for steps at every key that is cleaned up, and only leased
-    # keys have some. No index either: the unique constraint's is one.
+    # No constraint in the database: its trigger would look for steps of every key that is cleaned up, and only leased
+    # keys have steps. No index of its own: the unique constraint has one.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )

@@ -1,4 +1,4 @@
-"""The state of a key at a glance: a word and a shape, so that nobody needs the colour."""
+"""The state of a key at a glance: a word and a shape. The colour says nothing that they do not say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.stores import store_for
+from ..maintenance import lookups
 from ..models import IdempotencyKey
 from . import limits
 
@@ -37,7 +37,7 @@ def badge(name: str) -> SafeString:
 
 
 def badges(row: IdempotencyKey) -> SafeString:
-    """Its status, and whether it needs attention."""
+    """The status of a key, and whether the key needs attention."""
     marks: list[str] | None = getattr(row, "attention_marks", None)
     if marks is None:
         mark([row], str(row._state.db))
@@ -46,11 +46,17 @@ def badges(row: IdempotencyKey) -> SafeString:
 
 
 def mark(rows: Iterable[IdempotencyKey], using: str) -> None:
-    """Note on each row whether it is stuck or in doubt: two queries for all, none while all are completed."""
-    store = store_for(using)
+    """Note on each row whether it is stuck or in doubt. Two queries for all rows; none if all are completed."""
     open_ids = [row.pk for row in rows if row.status != Status.COMPLETED]
-    stuck = store.stuck_ids(limits.LISTED, among=open_ids)
-    in_doubt = store.in_doubt_ids(limits.LISTED, among=open_ids)
+    found = {name: attention_ids(name, using, pk__in=open_ids) for name in ("stuck", "in_doubt")}
     for row in rows:
-        found = (("stuck", stuck), ("in_doubt", in_doubt))
-        row.attention_marks = [name for name, ids in found if row.pk in ids]  # type: ignore[attr-defined]
+        row.attention_marks = [name for name, ids in found.items() if row.pk in ids]  # type: ignore[attr-defined]
+
+
+ATTENTION = {"stuck": lookups.stuck, "in_doubt": lookups.in_doubt, "in_flight": lookups.in_flight}
+
+
+def attention_ids(name: str, using: str, **among: Any) -> list[int]:
+    """Primary keys of the keys that are `stuck`, `in_doubt` or `in_flight`: at most as many as the list shows."""
+    keys = ATTENTION[name](using=using).filter(**among)
+    return list(keys.values_list("pk", flat=True)[: limits.LISTED])

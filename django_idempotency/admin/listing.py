@@ -12,10 +12,9 @@ from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.stores import store_for
 from ..models import IdempotencyKey
 from . import limits
-from .badges import mark
+from .badges import ATTENTION, attention_ids, mark
 from .overview import Overview, overview
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class NewestFirst(ChangeList):
 
     @cached_property
     def overview(self) -> Overview | None:
-        """Above the plain list only: whoever searches, filters or turns pages has seen it."""
+        """Above the plain list only: a search, a filter or another page does not wait for the overview."""
         return overview(self.root_queryset) if self.is_plain else None
 
 
@@ -87,7 +86,7 @@ class ResponseFilter(LatestFilter):
 
 
 class AttentionFilter(admin.SimpleListFilter):
-    """Keys with a lease or a doubt. They are few, and partial indexes find them however old they are."""
+    """Keys with a lease or a call in doubt. They are few, and partial indexes find them, however old they are."""
 
     title = _("attention")
     parameter_name = "attention"
@@ -100,12 +99,5 @@ class AttentionFilter(admin.SimpleListFilter):
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyKey]) -> QuerySet[IdempotencyKey]:
-        store = store_for(queryset.db)
-        match self.value():
-            case "stuck":
-                return queryset.filter(pk__in=store.stuck_ids(limits.LISTED))
-            case "in_doubt":
-                return queryset.filter(pk__in=store.in_doubt_ids(limits.LISTED))
-            case "in_flight":
-                return queryset.filter(pk__in=store.live_ids(limits.LISTED))
-        return queryset
+        name = self.value()
+        return queryset.filter(pk__in=attention_ids(name, queryset.db)) if name in ATTENTION else queryset

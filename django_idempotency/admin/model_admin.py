@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.protocol.digests import hash_of, key_hash
-from ..engine.protocol.key_syntax import InvalidKey, parse_header
 from ..engine.protocol.snapshots import decode_headers
+from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
 from .badges import badges
 from .bodies import readable_body
@@ -87,17 +85,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str
     ) -> tuple[QuerySet[IdempotencyKey], bool]:
-        """Find the exact key by the leading column of the unique index."""
-        if not search_term.strip():
-            return queryset, False
-        try:
-            key = parse_header(search_term)
-        except InvalidKey:
-            return queryset.none(), False
-        found = Q(key_hash=key_hash(key), key=key)
-        if re.fullmatch("[0-9a-f]{16}", key):  # it may be a reference from the log
-            found |= Q(key_hash=hash_of(key))
-        return queryset.filter(found), False
+        """Find the exact key or its reference by the leading column of the unique index."""
+        if search_term.strip():
+            queryset = queryset.filter(pk__in=find_key(search_term, using=queryset.db).values("pk"))
+        return queryset, False
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
         if request.user.has_perm("django_idempotency.view_response"):

@@ -1,8 +1,7 @@
-"""The numbers above the list. Each comes from a bounded part of the table, and says so where that shows."""
+"""The numbers above the list. Each is counted in a bounded part of the table, and says so where that matters."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,13 @@ from django.db.models import Count, Max, Min
 from django.utils.formats import number_format
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from ..engine.stores import store_for
 from ..models import IdempotencyKey
 from . import limits
-from .badges import badge
-from .hours import Hours
+from .badges import attention_ids, badge
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-
-
-COUNTED = {
-    "replayed": gettext_lazy("replays"),
-    "conflicted": gettext_lazy("duplicates of a running request"),
-    "mismatched": gettext_lazy("keys that were used for another request"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +35,11 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What somebody on call wants to know first."""
+    """What a person on call wants to know first."""
 
     now: list[Number]
     latest: int
     by_status: list[Number]
-    counted: list[tuple[Any, str]]
-    hours: Hours
 
     @property
     def latest_title(self) -> str:
@@ -60,23 +47,14 @@ class Overview:
 
 
 def overview(keys: QuerySet[IdempotencyKey]) -> Overview:
-    """Of the keys that this person may see, in at most nine queries."""
+    """Of the keys that this person may see, in at most eight queries."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     by_status = _by_status(keys, newest)
     return Overview(
         now=[_in_flight(keys), *_attention(keys)],
         latest=sum(number.count for number in by_status),
         by_status=by_status,
-        counted=_counted(),
-        hours=Hours.of(keys, newest),
     )
-
-
-def _counted() -> list[tuple[Any, str]]:
-    """What this process has counted, word and number; nothing where the project has not installed the metrics."""
-    metrics = sys.modules.get("django_idempotency.metrics")
-    totals = metrics.totals() if metrics else {}
-    return [(word, grouped(totals.get(outcome, 0))) for outcome, word in COUNTED.items()] if totals else []
 
 
 def grouped(value: int) -> str:
@@ -93,7 +71,7 @@ def _by_status(keys: QuerySet[IdempotencyKey], newest: int) -> list[Number]:
 
 
 def _in_flight(keys: QuerySet[IdempotencyKey]) -> Number:
-    ids = store_for(keys.db).live_ids(limits.LISTED)
+    ids = attention_ids("in_flight", keys.db)
     found: dict[str, Any] = keys.filter(pk__in=ids).aggregate(count=Count("pk"), oldest=Min("created_at"))
     oldest: datetime | None = found["oldest"]
     return Number(
@@ -106,8 +84,7 @@ def _in_flight(keys: QuerySet[IdempotencyKey]) -> Number:
 
 
 def _attention(keys: QuerySet[IdempotencyKey]) -> list[Number]:
-    store = store_for(keys.db)
-    found = {"stuck": store.stuck_ids(limits.LISTED), "in_doubt": store.in_doubt_ids(limits.LISTED)}
+    found = {name: attention_ids(name, keys.db) for name in ("stuck", "in_doubt")}
     return [
         Number(
             label=badge(name),

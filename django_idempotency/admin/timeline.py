@@ -10,7 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from ..engine.stores import store_for
+from ..maintenance.lookups import in_flight
 from ..models import IdempotencyKey, IdempotencyStep
 from .bodies import readable_json
 
@@ -24,7 +24,7 @@ def calls_in_doubt(obj: IdempotencyKey) -> list[str]:
 
 def has_live_lease(obj: IdempotencyKey) -> bool:
     """Return whether a worker holds a lease that has not expired by the database's clock."""
-    return obj.locked_until is not None and not store_for(str(obj._state.db)).timeliness(obj.pk)[1]
+    return obj.locked_until is not None and in_flight(using=obj._state.db).filter(pk=obj.pk).exists()
 
 
 def attention_text(obj: IdempotencyKey) -> str:

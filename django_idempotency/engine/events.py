@@ -1,4 +1,4 @@
-"""Saying what happens to keys: a signal, and a record on the logger `django_idempotency`, each after commit."""
+"""Reports of what happens to keys: a signal, and a record on the logger `django_idempotency`, both after commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """name: also the `event` of the log record. level: WARNING and above are worth a look."""
+    """One kind of report. `name` is also the `event` of the log record; `level` is its level."""
 
     name: str
     signal: Signal
@@ -41,9 +41,9 @@ HELD = Event("held", signals.key_held, logging.ERROR)
 
 
 def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
-    """Log and send the event, now or once the transaction that is open on this alias has committed. Never raises.
+    """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
 
-    reason: what is behind the first colon, the message of an exception, is left out: it may quote the client.
+    reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
     """
     if logger.isEnabledFor(event.level) or event.signal.has_listeners(IdempotencyKey):
         send = partial(_send, event, identity, using, attempt, reason.partition(":")[0])
@@ -54,9 +54,10 @@ def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = 
 
 
 def tell_answer(answer: Outcome[Any], identity: Identity, using: str) -> None:
-    """Say what the work came to, or why it has not run. A replay is told by who delivers it, if he does.
+    """Report how the work ended, or why it did not run.
 
-    Of a store that was busy there is nothing to say about the key.
+    Replays are reported by the caller, because `may_replay` can still refuse them. A busy store is not reported: the
+    store has found nothing out about the key.
     """
     match answer:
         case Finished(verdict=Verdict.KEEP):
@@ -93,7 +94,7 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
 
 
 def tell_purged(cleanup: Any, using: str) -> None:
-    """Log and send what a cleanup did. Never raises."""
+    """Log and send the result of a cleanup. Never raises."""
     counts = {"deleted": cleanup.deleted, "stuck": cleanup.stuck, "in_doubt": cleanup.in_doubt}
     with harmless():
         logger.log(
@@ -109,12 +110,13 @@ def tell_purged(cleanup: Any, using: str) -> None:
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Print what a filter of the log raises, or a receiver without a `__qualname__`, at which `send_robust` stumbles.
+    """Print an error of the log or of a receiver, and go on. `logging` prints its own errors in the same way.
 
-    Not left to `on_commit(robust=True)`: Django 5.2 stumbles likewise, over the partial, and drops the project's own
-    callbacks; later ones log the partial with its key. Printed as `logging` prints its own errors.
+    A filter of the log may raise. `send_robust` itself raises if a receiver without a `__qualname__` raises.
+    `on_commit(robust=True)` is not enough. If our partial raises there, Django 5.2 raises too, and drops the project's
+    own callbacks; later versions log the partial, with the key in it.
     """
     try:
         yield
-    except Exception:  # noqa: BLE001 (whoever listens must not change what the client is told)
+    except Exception:  # noqa: BLE001 (a listener must not change the answer of the client)
         traceback.print_exc()

@@ -1,8 +1,9 @@
-"""What is done with keys after the request: cleanup, erasure, and decisions about keys that need attention."""
+"""What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.snapshots import Snapshot
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
+from .lookups import find_key, in_doubt, in_flight, stuck
 from .resolution import close_with, record_outcome, release_for_retry
 
 __all__ = [
@@ -11,9 +12,13 @@ __all__ = [
     "Snapshot",
     "cleanup_idempotency_keys",
     "close_with",
+    "find_key",
     "forget",
     "forget_scope",
+    "in_doubt",
+    "in_flight",
     "record_outcome",
     "release_for_retry",
     "scope_of_user",
+    "stuck",
 ]

@@ -1,4 +1,4 @@
-"""Deleting expired keys: many short transactions instead of one long one."""
+"""Deleting expired keys: many short transactions, not one long transaction."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import DatabaseError, transaction
 
 from ..engine.events import tell_purged
 from ..engine.stores import Store, alias_for, store_for
+from .lookups import in_doubt, stuck
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -19,12 +20,15 @@ BATCH_SIZE = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a run did, and what it may not touch.
+    """What a cleanup did, and how many keys it counted but did not touch.
 
-    complete: no expired key was left that another transaction did not hold.
-    stuck: keys in progress whose lease is over; they wait for a retry.
-    in_doubt: keys that nobody works on whose external call may or may not have happened; under `on_abandoned="hold"`
-        they wait for a person. A key can be both.
+    Attributes:
+        deleted: how many keys were deleted.
+        batches: in how many transactions.
+        complete: whether every expired key is gone, except those that another transaction held.
+        stuck: keys in progress whose lease is over. They wait for a retry.
+        in_doubt: failed or stuck keys with an external call that may have taken effect. Under `on_abandoned="hold"`
+            they wait for a person. A key can be both stuck and in doubt.
     """
 
     deleted: int
@@ -44,21 +48,29 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete expired keys of one database, batch by batch, each in a short transaction of its own.
+    """Delete the expired keys of one database, batch by batch, each in a short transaction of its own.
 
-    For cron, Celery beat or django.tasks. Several may run at once; rows that another transaction holds are passed
-    over where the database can do that. Keys in progress, and keys with a call in doubt, are never deleted but counted.
+    For cron, Celery beat or django.tasks. Several cleanups may run at once. Where the database can do that, a cleanup
+    passes over rows that another transaction holds. Keys in progress, and keys with a call in doubt, are counted and
+    never deleted.
 
-    using: database alias; default: the write alias of the key table.
-    batch_size: rows in one transaction, at least 1.
-    max_batches, max_seconds: stop after that many batches or seconds, at the end of a batch.
-    pause: seconds to rest between two batches.
-    stop: once set, ends the run after the running batch, and any pause at once.
-    progress: called after each batch with the number of rows deleted so far.
+    Args:
+        using: database alias; default: the write alias of the key table.
+        batch_size: rows in one transaction, at least 1.
+        max_batches: stop after that many batches, at least 1.
+        max_seconds: stop after that many seconds, at the end of a batch.
+        pause: seconds to rest between two batches.
+        stop: once set, this event ends the run after the running batch, and ends a pause at once.
+        progress: called after each batch with the number of rows deleted so far.
 
-    Raises ValueError for impossible numbers, RuntimeError inside an outer transaction,
-    `IdempotencyConfigurationError` if a migration is missing, and database errors; what earlier batches deleted stays
-    deleted.
+    Returns:
+        What was deleted, and what needs attention.
+
+    Raises:
+        ValueError: for impossible numbers.
+        RuntimeError: inside an outer transaction.
+        IdempotencyConfigurationError: if a migration is missing, for an unknown alias, or a database without a store.
+        DatabaseError: from the database. What earlier batches deleted stays deleted.
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
     store = store_for(alias_for(using))
@@ -77,8 +89,7 @@ def cleanup_idempotency_keys(
         if complete or at_limit or stop.wait(pause):
             break
     with _explained(store):
-        stuck, in_doubt = store.count_stuck(), store.count_in_doubt()
-    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, stuck=stuck, in_doubt=in_doubt)
+        cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, **_attention(store))
     tell_purged(cleanup, store.alias)
     return cleanup
 
@@ -87,13 +98,11 @@ def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
     store = store_for(alias_for(using))
     with _explained(store):
-        return Cleanup(
-            deleted=store.count_expired(),
-            batches=0,
-            complete=False,
-            stuck=store.count_stuck(),
-            in_doubt=store.count_in_doubt(),
-        )
+        return Cleanup(deleted=store.count_expired(), batches=0, complete=False, **_attention(store))
+
+
+def _attention(store: Store) -> dict[str, int]:
+    return {"stuck": stuck(using=store.alias).count(), "in_doubt": in_doubt(using=store.alias).count()}
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Deleting what is kept about somebody: for support ("let this key run again") and for erasure requests.
+"""Deleting what is stored about a caller: for support ("let this key run again") and for erasure requests.
 
 # Note [What is never forgotten]
-A key in progress belongs to a worker, and a failed key with an external call in doubt is all that stands between the
-next retry and a second call. Neither is deleted, but counted as kept. A request in atomic mode that is still running
-has no row that anybody could see: it commits its key afterwards.
+A key in progress belongs to a worker. A failed key with a call in doubt keeps the next retry from making the call a
+second time. Both are counted as kept, and not deleted. A request in atomic mode that is still running has no visible
+row: it commits its key afterwards.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..engine.protocol.digests import kept_scope, key_hash
+from ..engine.protocol.digests import kept_scope
 from ..engine.request.callers import account_scope
 from ..engine.stores import alias_for
 from ..models import IdempotencyKey, IdempotencyStep
+from .lookups import find_key
 
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
@@ -28,7 +29,9 @@ Status = IdempotencyKey.Status
 class Forgotten:
     """What was deleted, and what had to be kept. See Note [What is never forgotten].
 
-    kept: keys of this scope in progress, or with a call in doubt. Ask again when they are done or resolved.
+    Attributes:
+        deleted: how many keys were deleted.
+        kept: keys of this scope in progress, or with a call in doubt. Ask again when they are done or resolved.
     """
 
     deleted: int
@@ -36,38 +39,52 @@ class Forgotten:
 
 
 def forget(scope: str, key: str, *, operation: str | None = None, using: str | None = None) -> Forgotten:
-    """Delete what is kept under one key of one caller. The next request with that key runs again.
+    """Delete what is stored under one key of one caller. The next request with that key runs again.
 
     Works in a transaction of its own (inside an outer `atomic()`: a savepoint). Reads the unique index.
 
-    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
-    key: the client's key, without quotes.
-    operation: only that one ("POST orders/"); default: all operations the key was used for.
-    using: database alias; default: the write alias of the key table.
+    Args:
+        scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+        key: the client's key, without quotes.
+        operation: only this operation ("POST orders/"); default: all operations that the key was used for.
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        How many keys were deleted, and how many had to be kept.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    alias = alias_for(using)
-    scope = kept_scope(scope)
-    rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash(key))
+    rows = find_key(key, using=using)
+    wanted = (kept_scope(scope), key)
     # Compared here: MySQL takes "abc" and "ABC" for the same text.
     found = [
         pk
-        for pk, *names in rows.values_list("pk", "scope", "key", "operation")
-        if names[:2] == [scope, key] and operation in (None, names[2])
+        for pk, *names, row_operation in rows.values_list("pk", "scope", "key", "operation")
+        if tuple(names) == wanted and operation in (None, row_operation)
     ]
-    return _delete(alias, found)
+    return _delete(rows.db, found)
 
 
 def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATCH_SIZE) -> Forgotten:
-    """Delete everything that is kept about one caller: keys, stored responses, steps.
+    """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    **Reads the whole table**: scopes have no index, which every request would pay for. It walks the primary key in
-    short queries, so that it locks nothing but what it deletes; a million keys take about ten seconds. Keys that are
-    added after its start are not looked at: take the caller's access away first. Each batch is deleted in a transaction
-    of its own (inside an outer `atomic()`: a savepoint); after an error, what earlier batches deleted stays deleted.
+    **Reads the whole table**: scopes have no index, because every request would pay for it. The function walks the
+    primary key in short queries, and locks only what it deletes. A million keys take about ten seconds. Keys that are
+    added after the start are not looked at: take the caller's access away first. Each batch is deleted in a
+    transaction of its own (inside an outer `atomic()`: a savepoint).
 
-    scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
-    using: database alias; default: the write alias of the key table.
-    batch_size: rows that one query looks at, at least 1. Raises ValueError.
+    Args:
+        scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+        using: database alias; default: the write alias of the key table.
+        batch_size: rows that one query looks at, at least 1.
+
+    Returns:
+        How many keys were deleted, and how many had to be kept.
+
+    Raises:
+        ValueError: if `batch_size` is below 1.
+        DatabaseError: from the database. What earlier batches deleted stays deleted.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
@@ -85,9 +102,16 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
 
 
 def scope_of_user(user: Any) -> str:
-    """The scope of a user's keys, unless the endpoint has a `scope=` of its own.
+    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
 
-    Raises `IdempotencyConfigurationError` for a user without a primary key.
+    Args:
+        user: as `request.user` is.
+
+    Returns:
+        The scope, for `forget` and `forget_scope`.
+
+    Raises:
+        IdempotencyConfigurationError: for a user without a primary key.
     """
     return account_scope(user)
 
@@ -101,7 +125,7 @@ def _delete(alias: str, found: Collection[int]) -> Forgotten:
         # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
         locked = dict(keys.select_for_update(skip_locked=skips).values_list("pk", "status"))
         failed = [pk for pk, status in locked.items() if status == Status.FAILED]
-        # MariaDB shows the past to a plain SELECT; one that locks reads what is committed now.
+        # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
         doubts = IdempotencyStep.objects.using(alias).filter(key__in=failed, finished_at=None).select_for_update()
         in_doubt = set(doubts.values_list("key", flat=True))
         idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in in_doubt]

@@ -1,8 +1,7 @@
-"""What a person may decide about a key that is stuck or in doubt. The admin's actions, and yours.
+"""What a person may decide about a key that is stuck or in doubt. The admin's buttons, and yours.
 
-Each function is one transaction that locks the key's row first, under the condition that nobody works on it: it has
-failed, or its lease is over, by the database's clock. It leaves the row so that a worker who wakes up later finds its
-fence gone.
+Each function is one transaction. It first locks the key's row, under the condition that the key has failed or that its
+lease is over, by the database's clock. It changes the row so that a worker that wakes up later fails at its fence.
 """
 
 from __future__ import annotations
@@ -21,29 +20,39 @@ from ..exceptions import NotResolvable
 
 
 def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) -> None:
-    """Let the next retry run, and make its calls in doubt again with the same derived keys.
+    """Let the next retry run, and make the calls in doubt again with the same derived keys.
 
-    For whoever knows that these calls did not happen and that their worker is dead, or that making them again does no
-    harm. Steps that have a result keep it.
+    Do this if you know that these calls did not happen and that their worker is dead, or that making them again does
+    no harm. Steps that have a result keep it. One transaction (inside an outer `atomic()`: a savepoint).
 
-    row_id: primary key of the `IdempotencyKey`.
-    attempt: the attempt that the decision is about: what the person has seen.
-    using: database alias; default: the write alias of the key table.
+    Args:
+        row_id: primary key of the `IdempotencyKey`.
+        attempt: the attempt that the decision is about: the one that the person has seen.
+        using: database alias; default: the write alias of the key table.
 
-    Raises `NotResolvable` and changes nothing if a live lease is held, if the key is completed or gone, or if somebody
-    has worked on it meanwhile.
+    Raises:
+        NotResolvable: if a worker holds a live lease, if the key is completed or deleted, or if its attempt has
+            changed. Nothing was changed.
     """
     _resolve(row_id, attempt, using, lambda store: store.forget_doubts(row_id))
 
 
 def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: str | None = None) -> None:
-    """Give a call in doubt its result: what the gateway's books say. The next retry goes on from there.
+    """Give a call in doubt the result that the other side's books show. The next retry goes on from there.
 
-    step: the call's name.
-    value: JSON, what the call would have returned.
+    One transaction (inside an outer `atomic()`: a savepoint).
 
-    Otherwise as `release_for_retry`; raises `NotResolvable` also if the step is not in doubt, TypeError or ValueError
-    for what is not JSON.
+    Args:
+        row_id: primary key of the `IdempotencyKey`.
+        step: the call's name.
+        value: what the call would have returned, as JSON.
+        attempt: the attempt that the decision is about: the one that the person has seen.
+        using: database alias; default: the write alias of the key table.
+
+    Raises:
+        NotResolvable: as for `release_for_retry`, and if the step is not in doubt. Nothing was changed.
+        TypeError: if the value is not JSON.
+        ValueError: if a number of the value is not JSON: infinite, or not a number.
     """
     result = json.dumps({"value": value}, cls=DjangoJSONEncoder, allow_nan=False)
 
@@ -57,9 +66,17 @@ def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: s
 def close_with(row_id: int, snapshot: Snapshot, *, attempt: int, using: str | None = None) -> None:
     """Complete the key with this response: retries get it, and nothing runs again.
 
-    snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now on.
+    One transaction (inside an outer `atomic()`: a savepoint).
 
-    Otherwise as `release_for_retry`; ValueError for a status that is no final answer.
+    Args:
+        row_id: primary key of the `IdempotencyKey`.
+        snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now on.
+        attempt: the attempt that the decision is about: the one that the person has seen.
+        using: database alias; default: the write alias of the key table.
+
+    Raises:
+        NotResolvable: as for `release_for_retry`. Nothing was changed.
+        ValueError: for a status that is not 200 to 499.
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
@@ -71,8 +88,8 @@ def _resolve(row_id: int, attempt: int, using: str | None, decide: Callable[[Sto
     with transaction.atomic(using=store.alias):
         if not store.lock_resolvable(row_id, attempt):
             raise NotResolvable(
-                "Nothing was changed: a worker holds a live lease on this key, or it is completed, or gone, or "
-                "somebody has worked on it since you looked. Look again."
+                "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
+                "another attempt or decision came first. Look again."
             )
         store.set_failed(row_id, resolve().ttl_seconds)
         decide(store)

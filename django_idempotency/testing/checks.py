@@ -9,7 +9,7 @@ from uuid import uuid4
 from django.db.models import Manager, Model, QuerySet
 
 from ..engine.conf import settings
-from ..engine.protocol.digests import key_hash
+from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
 from .requests import Reply, Request, send_at_once
 
@@ -227,8 +227,7 @@ class CreatedRows:
 
 def _rows_with_key(key: str, alias: str) -> list[IdempotencyKey]:
     """Return the rows with this key, of any scope and operation."""
-    rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash(key)).order_by("pk")
-    return [row for row in rows if row.key == key]
+    return [row for row in find_key(key, using=alias) if row.key == key]
 
 
 def _why_no_replay(first: Reply, rows: list[IdempotencyKey]) -> str:

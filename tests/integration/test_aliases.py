@@ -15,6 +15,7 @@ from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_ope
 from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim
@@ -171,5 +172,5 @@ def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
             assert isinstance(claimed, Claimed)
             store.start_call(claimed, "charge", again=False)
     IdempotencyKey.objects.using("other").update(locked_until=past)
-    assert (len(store.stuck_ids(2)), len(store.in_doubt_ids(2))) == (2, 2)
-    assert (store.count_stuck(), store.count_in_doubt()) == (3, 3)
+    assert (len(lookups.stuck(using="other")[:2]), len(lookups.in_doubt(using="other")[:2])) == (2, 2)
+    assert (lookups.stuck(using="other").count(), lookups.in_doubt(using="other").count()) == (3, 3)

@@ -16,7 +16,14 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
-from django_idempotency.keys import from_cloudevent, from_form_field, from_header, from_json
+from django_idempotency.keys import (
+    derived_key,
+    from_cloudevent,
+    from_form_field,
+    from_header,
+    from_json,
+    key_reference,
+)
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order
@@ -217,3 +224,14 @@ class TestCloudEvents:
             post("/cloudevent", body, headers={"ce-id": "1"}),
         ):
             assert (response.status_code, response.json()["title"]) == (400, "Idempotency-Key is missing")
+
+
+def test_a_reference_names_a_key_in_logs() -> None:
+    """16 hex digits, which never change."""
+    assert key_reference("abc") == "ba7816bf8f01cfea"
+
+
+def test_a_derived_key_can_be_made_from_a_row() -> None:
+    """The same as the view gave to the gateway, in every release."""
+    derived = derived_key(scope="user:auth.User:1", operation="POST payments/", key="abc", step="charge")
+    assert derived == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"

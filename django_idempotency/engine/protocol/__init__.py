@@ -1,1 +1,1 @@
-"""The rules, in pure Python: no Django, no database, no clock."""
+"""The rules, as pure functions and values: no Django, no database, no clock."""

@@ -1,4 +1,4 @@
-"""What is asked of a store: to run something once."""
+"""What a store is asked: may this run?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ClaimRequest:
 
     Args:
         identity: scope, operation and key.
-        fingerprint: 32 bytes that stand for the payload, or None to compare nothing.
+        fingerprint: 32 bytes, a hash of the payload. None: payloads are not compared.
         ttl: seconds that the result is kept.
         wait: seconds that a duplicate of a running request waits for its result.
-        lease: seconds that a committed claim is valid without being renewed; None: the claim lives in its transaction.
-        repeats_calls: whether the work may run again while the outcome of an earlier external call is unknown.
+        lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
+        repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt.
     """
 
     identity: Identity

@@ -1,4 +1,4 @@
-"""How a key is found: two fixed-size numbers instead of long text columns."""
+"""How a key is found: by two numbers of fixed size, not by long texts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hashlib import sha256
 from uuid import UUID, uuid5
 
 DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
-"""The namespace of derived keys. It never changes: a gateway must know tomorrow's retry by today's key."""
+"""The namespace of derived keys. It never changes: a gateway must recognize a retry after the next release."""
 
 MAX_READABLE_SCOPE = 255
-"""Characters, as many as a key may have: `forget` and the admin deal with names, not with documents."""
-# Listed: what `str.isprintable` says changes with Python's Unicode, and a retry after an upgrade must find its row.
+"""Characters, as many as a key may have. Longer scopes are stored as their hash."""
+# A fixed list: `str.isprintable` changes with Python's Unicode, and a retry after an upgrade must find its row.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
-"""Control characters, line ends, what is invisible or changes the direction of writing, halves of surrogate pairs."""
+"""Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 
 def digest(*parts: bytes) -> bytes:
-    """SHA-256 of the parts, each prefixed by its length, so that no two lists of parts look alike."""
+    """SHA-256 of the parts, each prefixed by its length, so that two lists of parts never hash the same text."""
     hasher = sha256()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "big"))
@@ -27,17 +27,22 @@ def digest(*parts: bytes) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """The first 8 bytes of SHA-256(key): an operator finds a key by its value alone."""
+    """The first 8 bytes of SHA-256(key), so that an operator finds a key by its value alone."""
     return _signed(sha256(key.encode()).digest())
 
 
+def reference_of(hash_: int) -> str:
+    """16 hex digits that name a key in logs, where the key itself, perhaps a secret, does not belong."""
+    return f"{hash_ & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
 def hash_of(reference: str) -> int:
-    """The `key_hash` that a reference stands for, see `Identity.reference`."""
+    """The `key_hash` of a reference, see `reference_of`."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 
 def scope_hash(scope: str, operation: str, key: str) -> int:
-    """8 bytes of SHA-256(scope, operation, key): with `key_hash` unique, and the advisory lock's number."""
+    """8 bytes of SHA-256(scope, operation, key). Unique with `key_hash`; also the number of the advisory lock."""
     return _signed(digest(scope.encode(), operation.encode(), key.encode()))
 
 
@@ -47,7 +52,7 @@ def _signed(digest_: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asked for what under which key: one row of the key table. Made by `identify`."""
+    """The caller, the operation and the key of one row of the key table. Made by `identify`."""
 
     scope: str
     operation: str
@@ -57,14 +62,14 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """16 hex digits that name the key in logs, where the key itself, which may be a secret, does not belong."""
-        return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+        """The name of the key in logs, see `reference_of`."""
+        return reference_of(self.key_hash)
 
 
 def kept_scope(scope: str) -> str:
-    """The scope as the table keeps it: a short text without control characters, or the hash of anything else.
+    """The scope as the table stores it: a short text without control characters, or the hash of any other text.
 
-    The project may have made it of what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte.
+    A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte.
     """
     if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope):
         return scope
@@ -72,7 +77,7 @@ def kept_scope(scope: str) -> str:
 
 
 def identify(*, scope: str, operation: str, key: str) -> Identity:
-    """A long scope, or one with control characters, stands as its hash, see `kept_scope`."""
+    """Make an identity. A long scope, or a scope with control characters, is replaced by its hash: see `kept_scope`."""
     scope = kept_scope(scope)
     return Identity(
         scope=scope,

@@ -1,11 +1,11 @@
-"""An error as an operator may read it: class and message, no traceback, nothing that looks like a secret."""
+"""An error for operators: its class and message, without a traceback and without anything that looks like a secret."""
 
 from __future__ import annotations
 
 import re
 
 MAX_LENGTH = 500
-"""Characters: enough to know what happened, too few to dump a request into the table."""
+"""Characters: enough to see what happened, too few to store a whole request."""
 MASK = "****"
 _SECRETS = (
     # name=value, "name": "value" and Name: scheme value, by the names that hold credentials
@@ -21,16 +21,16 @@ _SECRETS = (
 
 
 def describe(error: BaseException) -> str:
-    """`module.Class: message`, one line, masked, at most `MAX_LENGTH` characters; fit for any database's text."""
+    """`module.Class: message` in one line, secrets masked, at most `MAX_LENGTH` characters, valid in any database."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 (a broken __str__ must not keep the key from being released)
         message = ""
-    # Cut first: the patterns need not look at megabytes.
+    # Cut first, so that the patterns do not search megabytes.
     text = " ".join(f"{name}: {message}"[: 4 * MAX_LENGTH].split()).removesuffix(":")
     for pattern in _SECRETS:
         text = pattern.sub(rf"\g<1>{MASK}", text)
-    # PostgreSQL takes no NUL, no database a lone surrogate.
+    # PostgreSQL refuses NUL, and every database refuses a lone surrogate.
     return text.replace("\0", "").encode("utf-8", "backslashreplace").decode()[:MAX_LENGTH]

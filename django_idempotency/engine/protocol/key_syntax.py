@@ -34,16 +34,17 @@ class InvalidKey(ValueError):
 
 
 def gettext_noop(sentence: str) -> str:
-    """Mark a sentence for translators. `http.problems` translates it: nothing of Django is imported here."""
+    """Mark a sentence for translators. `engine.request.problems` translates it: this package does not import Django."""
     return sentence
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key that a header field carries.
+    """Return the key that a header field carries. Raises `InvalidKey`.
 
-    `value` is the field as the server hands it over. The quoted form `"abc"` is an RFC 9651 string, whose
-    parameters are ignored; the bare form `abc` (Stripe, Adyen) is the same key, unless `require_quoted`.
-    Raises `InvalidKey`.
+    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc` (Stripe, Adyen) is
+    the same key, unless `require_quoted`.
+
+    value: the field as the server hands it over.
     """
     text = value.strip(" \t")
     if text.startswith('"'):

@@ -1,4 +1,4 @@
-"""What a claim can come to, and what the work under it can come to: two closed sets."""
+"""The possible outcomes of a claim, and of the work under a claim: two closed sets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class Claimed:
     """The key is ours: run the work, then complete, release or fail row `id`. `attempt` is the fencing token.
 
-    abandoned: an earlier attempt's worker died, or let its lease lapse.
-    in_doubt: names of external calls of earlier attempts whose outcome nobody knows.
+    abandoned: the worker of an earlier attempt died, or its lease ended before its work.
+    in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
     """
 
     id: int
@@ -28,29 +28,29 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """The work was done before: replay its result."""
+    """An earlier request has done the work: replay its response."""
 
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """The key was used before with another payload."""
+    """An earlier request has used the key with another payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """The work is being done right now by somebody else."""
+    """Another request is doing the work right now."""
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An external call of an earlier attempt may or may not have happened, and must not happen twice."""
+    """An external call of an earlier attempt may have taken effect, and must not be made twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The store could not be asked in time (SQLite's write lock): nothing has run."""
+    """The store did not answer in time (SQLite's write lock). Nothing has run."""
 
 
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable
@@ -58,9 +58,10 @@ ClaimOutcome = Claimed | Completed | Refusal
 
 
 class Verdict(Enum):
-    """What becomes of the business write and of the key once the work has returned.
+    """What happens to the business write and to the key after the work has returned.
 
-    Leased work has committed its writes step by step: there, a key that is not kept is `failed`, with its steps.
+    Leased work has committed its writes step by step. In leased mode, a key that is not kept is `failed`, with its
+    steps.
     """
 
     KEEP = "commit the write, complete the key"
@@ -70,7 +71,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work returned. `snapshot` is what is kept under `Verdict.KEEP`; `reason` says why it is not kept."""
+    """The work returned. `snapshot` is stored under `Verdict.KEEP`; `reason` says why nothing is stored."""
 
     value: T
     verdict: Verdict
@@ -79,4 +80,4 @@ class Finished(Generic[T]):
 
 
 Outcome = Finished[T] | Completed | Refusal
-"""What running something once comes to."""
+"""The outcome of running something once."""

@@ -1,4 +1,4 @@
-"""A response as it is kept: enough to send the same bytes again."""
+"""A stored response: enough to send the same bytes again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body it is a tombstone: done, never run again."""
+    """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again."""
 
     status_code: int
     headers: Headers
@@ -26,7 +26,7 @@ class Snapshot:
 
 
 def encode_headers(headers: Headers) -> str:
-    """As ASCII JSON text: jsonb would not promise the bytes, and a list keeps the order."""
+    """The headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
     return json.dumps(headers, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""Who remembers: one store per database, behind one contract."""
+"""Where keys are stored: one store for each kind of database, behind one contract."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.db import connections, router
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from .base import Store
 from .mariadb import MariaDBStore
 from .postgresql import PostgreSQLStore
 from .sqlite import SQLiteStore
+from .store import Store
 
 __all__ = ["Store", "alias_for", "store_for"]
 
@@ -19,13 +19,16 @@ _STORES: dict[str, type[Store]] = {store.vendor: store for store in (PostgreSQLS
 
 
 def alias_for(using: str | None) -> str:
-    """The database alias of the key table: `using`, or the alias that the project's routers write it to."""
+    """The database alias of the key table: `using`, or the alias to which the project's routers write the table."""
     return using or router.db_for_write(IdempotencyKey)
 
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """The store of a database alias. Raises `IdempotencyConfigurationError` if there is none, or no such database."""
+    """The store of a database alias.
+
+    Raises `IdempotencyConfigurationError` for an unknown alias, and for a database without a store.
+    """
     if alias not in connections:
         raise IdempotencyConfigurationError(
             f"idempotency keys should be kept in database {alias!r}, which does not exist. Known are: "

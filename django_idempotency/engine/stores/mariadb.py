@@ -1,7 +1,7 @@
-"""MariaDB: the unique index itself says who is in flight, by a lock wait that is cut short.
+"""MariaDB: a lock wait on the unique index tells which key is in flight. A timeout cuts the wait short.
 
-A duplicate of a running request would wait on the index record of the uncommitted row; with a lock wait timeout
-of `wait` seconds (0: not at all) it gets error 1205, which rolls back that one statement only.
+A duplicate of a running request would wait on the index record of the uncommitted row. With a lock wait timeout of
+`wait` seconds (0: no wait at all) the duplicate gets error 1205, which rolls back that one statement only.
 """
 
 from __future__ import annotations
@@ -16,32 +16,39 @@ from typing import Any
 from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.claims import ClaimRequest
+from ..protocol.decision import StoredKey
 from ..protocol.outcomes import Claimed, Conflicted, InDoubt
-from .base import Held, Store
-from .statements import Row
+from .dialect import Dialect
+from .queries import as_new_row
+from .store import KeyLocked, Store
 
 SEEN = frozenset({1048, 1062})
-"""What an INSERT of a key says that is there: no NULL for `key_hash`, which is NULL then, and duplicate entry."""
+"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), 1062 (duplicate entry)."""
 LOCK_WAIT_TIMEOUT = 1205
 DEADLOCK = 1213
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
 TAKE_OVER_WAIT = 5
-"""Seconds. Rivals for an expired row share its lock and want it alone: InnoDB's deadlock detection needs them to
-wait in order to pick a winner, which it does at once."""
+"""Seconds. Rivals for an expired row all hold a share lock on it, and each wants to lock it alone. InnoDB's deadlock
+detection then picks a winner at once, but only among transactions that wait."""
+CLOCK = "UTC_TIMESTAMP(6)"
+LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 
 
 class MariaDBStore(Store):
     vendor = "mysql"
-    clock = "UTC_TIMESTAMP(6)"
-    later = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
-    skip_locked = "FOR UPDATE SKIP LOCKED"
-    lock = "FOR UPDATE"
-    # Not SKIP LOCKED: rivals hold the share lock of their reading, and all of them would skip.
-    lock_or_skip = f"FOR UPDATE WAIT {TAKE_OVER_WAIT}"
-    share = "LOCK IN SHARE MODE"
-    # In a small table the index on expires_at looks as good, and its whole range would be locked: other expired keys.
-    by_id = "FORCE INDEX (PRIMARY)"
+    dialect = Dialect(
+        clock=CLOCK,
+        clock_once=CLOCK,
+        later=LATER,
+        skip_locked="FOR UPDATE SKIP LOCKED",
+        lock="FOR UPDATE",
+        # Not SKIP LOCKED: each rival holds the share lock of its reading, so all of them would skip the row.
+        lock_or_skip=f"FOR UPDATE WAIT {TAKE_OVER_WAIT}",
+        share="LOCK IN SHARE MODE",
+        # In a small table the optimizer may choose the index on expires_at, and lock all of its range.
+        by_id="FORCE INDEX (PRIMARY)",
+    )
 
     def may_repeat(self, error: DatabaseError) -> bool:
         # A deadlock has rolled back the whole transaction.
@@ -52,88 +59,86 @@ class MariaDBStore(Store):
 
     @cached_property
     def _insert_sql(self) -> str:
+        """Insert a new row, and wait for a rival at most as long as the first parameter says."""
         sql = self._sql
         return (
             "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
-            f"INSERT INTO {sql.table} ({sql.columns}) "
-            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, 1, {self.clock}, {self.later}, {self.later})"
+            f"INSERT INTO {sql.table} ({sql.new_row}) "
+            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {LATER}, {LATER})"
         )
 
     @cached_property
     def _seen_sql(self) -> str:
-        return f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.mine}"
+        """Whether the key is stored already. Parameters: key_hash, scope_hash."""
+        return f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.same_hashes}"
 
     @cached_property
     def _read_sql(self) -> str:
+        """Read the row as committed now. A plain read would show the past under REPEATABLE READ."""
         sql = self._sql
-        # A share lock reads what is committed now; a plain read would show the past under REPEATABLE READ.
         return (
             "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
-            f"SELECT {sql.row} FROM {sql.table} WHERE {sql.mine} LOCK IN SHARE MODE"
+            f"SELECT {sql.stored_key} FROM {sql.table} WHERE {sql.same_hashes} LOCK IN SHARE MODE"
         )
 
-    def _insert(self, claim: ClaimRequest) -> int | None:
-        hashes = [claim.identity.key_hash, claim.identity.scope_hash]
-        with self._cursor() as cursor:
-            # An INSERT that meets its duplicate locks the gap beside it until the transaction ends, even under READ
-            # COMMITTED: a view that runs under an expired key would turn other new keys away. So look first. Under READ
-            # COMMITTED, Django's default, that can be done in the INSERT itself; elsewhere it would lock the gap, too.
-            # Not INSERT ... SELECT: it waits for the table's AUTO-INC lock, and we do not wait.
-            key_hash, params = "%s", self._new_row(claim)
-            if getattr(self.connection, "isolation_level", None) == "read committed":
-                key_hash = f"(SELECT %s FROM DUAL WHERE NOT EXISTS ({self._seen_sql}))"
-                params[1:1] = hashes
-            else:
-                cursor.execute(self._seen_sql, hashes)
-                if cursor.fetchone() is not None:
-                    return None
-            try:
-                with _held_after_waiting():
-                    cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(claim.wait), *params])
-            except IntegrityError as error:
-                if _code(error) not in SEEN:
-                    raise
-                return None
-            return int(cursor.lastrowid)
-
-    def _read(self, claim: ClaimRequest) -> Row | None:
-        identity = claim.identity
-        with _held_after_waiting():
-            return self._fetch(self._read_sql, [math.ceil(claim.wait), identity.key_hash, identity.scope_hash])
-
-    def _take_over(self, row_id: int, claim: ClaimRequest) -> int | None:
+    @cached_property
+    def _read_expired_sql(self) -> str:
+        """Expired rows that no other transaction holds, oldest first. Parameters: not before, how many."""
         sql = self._sql
-        with self._cursor() as cursor:
-            with _held_after_waiting():
-                cursor.execute(
-                    f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {sql.take_over}",
-                    [TAKE_OVER_WAIT, claim.fingerprint, claim.ttl, claim.lease, row_id],
-                )
-            if cursor.rowcount != 1:
-                return None
-            cursor.execute(f"SELECT {sql.column['attempt']} FROM {sql.table} WHERE {sql.column['id']} = %s", [row_id])
-            return int(cursor.fetchone()[0])
+        expires_at = sql.k["expires_at"]
+        return (
+            f"SELECT {sql.k['id']}, {expires_at} FROM {sql.table} WHERE {sql.expired} "
+            f"AND {expires_at} >= COALESCE(%s, '1000-01-01') "
+            f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked}"
+        )
 
-    def _resume(self, row: Row, claim: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        with _held_after_waiting():
-            return super()._resume(row, claim)
+    def _insert(self, request: ClaimRequest) -> int | None:
+        hashes = [request.identity.key_hash, request.identity.scope_hash]
+        # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
+        # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
+        # COMMITTED, Django's default, a subselect in the INSERT itself can look; elsewhere it would lock the gap, too.
+        # Not INSERT ... SELECT: that statement waits for the table's AUTO-INC lock, and we do not wait.
+        key_hash, params = "%s", as_new_row(request)
+        if getattr(self.connection, "isolation_level", None) == "read committed":
+            key_hash = f"(SELECT %s FROM DUAL WHERE NOT EXISTS ({self._seen_sql}))"
+            params[1:1] = hashes
+        elif self._fetch(self._seen_sql, hashes) is not None:
+            return None
+        try:
+            with _locked_after_waiting(), self._cursor() as cursor:
+                cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(request.wait), *params])
+                return int(cursor.lastrowid)
+        except IntegrityError as error:
+            if _code(error) not in SEEN:
+                raise
+            return None
+
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
+        identity = request.identity
+        with _locked_after_waiting():
+            return self._stored(self._read_sql, [math.ceil(request.wait), identity.key_hash, identity.scope_hash])
+
+    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+        take_over = f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {self._sql.take_over}"
+        with _locked_after_waiting():
+            taken = self._execute(take_over, [TAKE_OVER_WAIT, request.fingerprint, request.ttl, request.lease, row_id])
+        return int(self._fetch(self._sql.read_attempt, [row_id])[0]) if taken == 1 else None
+
+    def _resume(self, stored: StoredKey, request: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+        with _locked_after_waiting():
+            return super()._resume(stored, request)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql
-        id_, expires_at = sql.column["id"], sql.column["expires_at"]
         with self._cursor() as cursor:
-            # Two statements: MariaDB takes no LIMIT in a subquery of DELETE, nor SKIP LOCKED in DELETE itself.
-            cursor.execute(
-                f"SELECT {id_}, {expires_at} FROM {sql.table} WHERE {sql.is_expired} "
-                f"AND {expires_at} >= COALESCE(%s, '1000-01-01') ORDER BY {expires_at} LIMIT %s {self.skip_locked}",
-                [not_before, batch_size],
-            )
+            # Two statements: MariaDB takes no LIMIT in a subquery of DELETE, and no SKIP LOCKED in DELETE itself.
+            cursor.execute(self._read_expired_sql, [not_before, batch_size])
             rows = cursor.fetchall()
             if rows:
                 ids = json.dumps([row[0] for row in rows])
-                # Row by row through the index: for an IN list the optimizer may scan the table, and would wait for
-                # every row that somebody else holds.
-                for table, column in ((sql.steps, sql.step["key"]), (sql.table, id_)):
+                # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for
+                # every row that another transaction holds.
+                for table, column in ((sql.steps, sql.s["key"]), (sql.table, sql.k["id"])):
                     cursor.execute(
                         f"DELETE {table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
                         f"STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
@@ -143,14 +148,14 @@ class MariaDBStore(Store):
 
 
 @contextmanager
-def _held_after_waiting() -> Iterator[None]:
-    """A lock that was not to be had in time means that somebody else is at work on the key."""
+def _locked_after_waiting() -> Iterator[None]:
+    """A lock that was not free in time means that another transaction works on the key."""
     try:
         yield
     except OperationalError as error:
         if _code(error) != LOCK_WAIT_TIMEOUT:
             raise
-        raise Held from error
+        raise KeyLocked from error
 
 
 def _code(error: DatabaseError) -> int | None:

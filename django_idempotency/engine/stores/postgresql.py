@@ -1,6 +1,6 @@
-"""PostgreSQL: an advisory lock says "in flight" without waiting, the unique constraint guards.
+"""PostgreSQL: an advisory lock tells which key is in flight, without waiting. The unique constraint guards.
 
-Whoever runs the view holds the transaction's advisory lock on `scope_hash`, so nobody ever waits on the row.
+The transaction that runs the view holds the advisory lock on `scope_hash`, so no duplicate ever waits on the row.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from django.db import DatabaseError, DataError, OperationalError, transaction
-from django.db.backends.utils import CursorWrapper
 
 from ..protocol.claims import ClaimRequest
+from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
 from . import round_trips
-from .base import Held, Store, row_gone
-from .statements import Row, Status
+from .dialect import Dialect
+from .queries import as_new_row, as_stored_key
+from .store import KeyLocked, Store, claim_lost
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -27,47 +28,53 @@ UNDEFINED = frozenset({"42P01", "42703"})
 DIVISION_BY_ZERO = "22012"
 IN_ERROR = 3
 """libpq's PQTRANS_INERROR"""
+CLOCK = "clock_timestamp()"
+LATER = "clock_timestamp() + %s * interval '1 second'"
 
 
 class PostgreSQLStore(Store):
     vendor = "postgresql"
-    clock = "clock_timestamp()"
-    # A volatile function is compared row by row: without the subselect the last batch of every cleanup reads the
-    # index entry of every living key.
-    clock_once = "(SELECT clock_timestamp())"
-    later = "clock_timestamp() + %s * interval '1 second'"
-    skip_locked = "FOR UPDATE SKIP LOCKED"
-    lock = "FOR NO KEY UPDATE"
-    lock_or_skip = "FOR NO KEY UPDATE SKIP LOCKED"
+    dialect = Dialect(
+        clock=CLOCK,
+        # A volatile function is compared row by row. Without the subselect the last batch of every cleanup reads the
+        # index entry of every living key.
+        clock_once=f"(SELECT {CLOCK})",
+        later=LATER,
+        skip_locked="FOR UPDATE SKIP LOCKED",
+        lock="FOR NO KEY UPDATE",
+        lock_or_skip="FOR NO KEY UPDATE SKIP LOCKED",
+    )
 
-    def claim(self, claim: ClaimRequest) -> ClaimOutcome:
-        outcome = self._claim_in_few_round_trips(claim) or super().claim(claim)
-        if isinstance(outcome, Conflicted) and claim.wait:
-            return self._wait(claim)
+    def claim(self, request: ClaimRequest) -> ClaimOutcome:
+        outcome = self._claim_in_few_round_trips(request) or super().claim(request)
+        if isinstance(outcome, Conflicted) and request.wait:
+            return self._wait(request)
         return outcome
 
-    def _claim_in_few_round_trips(self, claim: ClaimRequest) -> ClaimOutcome | None:
-        """The usual outcomes: a claim in one, an answer to a duplicate in two. See `round_trips`.
+    def _claim_in_few_round_trips(self, request: ClaimRequest) -> ClaimOutcome | None:
+        """The usual outcomes: a claim in one round trip, an answer to a duplicate in two. See `round_trips`.
 
-        None: not here, or an older row may have to be taken over, or was deleted just now. No transaction is open then.
+        None: this connection cannot do that, or the row has to be taken over or resumed, or was deleted just now. No
+        transaction is open then.
         """
         with self._cursor() as cursor:
             if not round_trips.may_open(self.connection, cursor):
                 return None
-            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(claim))
+            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(request))
             if (inserted := cursor.fetchone()) is not None:
                 return Claimed(id=inserted[0], attempt=1)
-            round_trips.close_with(cursor, self._read_sql, self._read_params(claim))
+            round_trips.close_with(cursor, self._read_sql, self._read_params(request))
             try:
-                row = self._row_of(cursor)
-            except Held:
+                stored = self._stored_or_locked(cursor.fetchone())
+            except KeyLocked:
                 return Conflicted()
-        return None if row is None or row.expired else row.judge(claim)
+        decision = None if stored is None else decide(stored, request)
+        return None if isinstance(decision, TakeOver | Resume) else decision
 
-    def _write(self, sql: str, params: list[Any], *, last: bool) -> None:
+    def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
         with self._cursor() as cursor:
             if not (last and round_trips.may_close(self.connection, cursor)):
-                super()._write(sql, params, last=last)
+                super()._end_claim(sql, params, last=last)
                 return
             try:
                 # Divides by zero unless one row was written: the COMMIT behind it must not be reached.
@@ -76,7 +83,7 @@ class PostgreSQLStore(Store):
             except DataError as error:
                 if _sqlstate(error) != DIVISION_BY_ZERO:
                     raise
-                raise row_gone() from error
+                raise claim_lost() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in REPEATABLE
@@ -90,115 +97,116 @@ class PostgreSQLStore(Store):
         raw: Any = self.connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)
 
-    # NOT EXISTS keeps a replay from drawing a number from the sequence, which would be written to the WAL.
     @cached_property
     def _insert_sql(self) -> str:
+        """Insert a new row under the advisory lock, unless the key is stored already.
+
+        Without NOT EXISTS, every replay would draw a number from the sequence, which is written to the WAL.
+        """
         sql = self._sql
         return (
-            f"INSERT INTO {sql.table} ({sql.columns}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
-            f"%s::bytea, %s::varchar, 1, {self.clock}, {self.later}, {self.later} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.mine}) AND {{lock}} "
-            f"ON CONFLICT ({sql.column['key_hash']}, {sql.column['scope_hash']}) DO NOTHING "
-            f"RETURNING {sql.column['id']}"
+            f"INSERT INTO {sql.table} ({sql.new_row}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
+            f"%s::bytea, %s::varchar, 1, {CLOCK}, {LATER}, {LATER} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.same_hashes}) AND {{lock}} "
+            f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING "
+            f"RETURNING {sql.k['id']}"
         )
 
     @cached_property
     def _try_insert_sql(self) -> str:
+        """`_insert_sql` that returns no row at once if another transaction holds the advisory lock."""
         return self._insert_sql.format(lock="pg_try_advisory_xact_lock(%s)")
 
     @cached_property
     def _wait_insert_sql(self) -> str:
+        """`_insert_sql` that waits for the advisory lock, up to `lock_timeout`."""
         return self._insert_sql.format(lock="pg_advisory_xact_lock(%s) IS NOT NULL")
 
-    # One row always. The lock is tried only where nobody's result or lease stands in the way; its snapshot may be older
-    # than the lock, which is why a lock without a row only means: try to insert again.
     @cached_property
     def _read_sql(self) -> str:
+        """Read the row, and try the advisory lock where no stored response and no live lease stands in the way.
+
+        Always returns one row; without a stored key its columns are NULL. The snapshot may be older than the lock.
+        So a lock without a stored key means only: try to insert again.
+        """
         sql = self._sql
         return (
-            f"SELECT CASE WHEN {sql.column['id']} IS NULL OR {sql.column['status']} = '{Status.FAILED.value}' "
-            f"OR {sql.lapsed} OR ({sql.is_expired}) THEN pg_try_advisory_xact_lock(%s) END, {sql.row} "
-            f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.mine}"
+            f"SELECT CASE WHEN {sql.k['id']} IS NULL OR {sql.status_is(Status.FAILED)} "
+            f"OR {sql.lapsed} OR ({sql.expired}) THEN pg_try_advisory_xact_lock(%s) END, {sql.stored_key} "
+            f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
-    def _insert(self, claim: ClaimRequest) -> int | None:
-        return self._run_insert(self._try_insert_sql, claim)
+    def _insert(self, request: ClaimRequest) -> int | None:
+        return self._run_insert(self._try_insert_sql, request)
 
-    def _run_insert(self, statement: str, claim: ClaimRequest) -> int | None:
-        with self._cursor() as cursor:
-            cursor.execute(statement, self._insert_params(claim))
-            row = cursor.fetchone()
+    def _run_insert(self, sql: str, request: ClaimRequest) -> int | None:
+        row = self._fetch(sql, self._insert_params(request))
         return None if row is None else row[0]
 
-    def _insert_params(self, claim: ClaimRequest) -> list[Any]:
-        identity = claim.identity
-        return [*self._new_row(claim), identity.key_hash, identity.scope_hash, identity.scope_hash]
+    def _insert_params(self, request: ClaimRequest) -> list[Any]:
+        identity = request.identity
+        return [*as_new_row(request), identity.key_hash, identity.scope_hash, identity.scope_hash]
 
-    def _read(self, claim: ClaimRequest) -> Row | None:
-        with self._cursor() as cursor:
-            cursor.execute(self._read_sql, self._read_params(claim))
-            return self._row_of(cursor)
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
+        return self._stored_or_locked(self._fetch(self._read_sql, self._read_params(request)))
 
-    def _read_params(self, claim: ClaimRequest) -> list[Any]:
-        identity = claim.identity
+    def _read_params(self, request: ClaimRequest) -> list[Any]:
+        identity = request.identity
         return [identity.scope_hash, identity.key_hash, identity.scope_hash]
 
-    def _row_of(self, cursor: CursorWrapper) -> Row | None:
-        locked, *values = cursor.fetchone()
+    def _stored_or_locked(self, row: Any) -> StoredKey | None:
+        """A row of `_read_sql`."""
+        locked, *values = row
         if locked is False:
-            raise Held
-        return None if values[0] is None else Row.of(values)
+            raise KeyLocked
+        return None if values[0] is None else as_stored_key(values)
 
-    def _take_over(self, row_id: int, claim: ClaimRequest) -> int | None:
-        with self._cursor() as cursor:
-            cursor.execute(
-                f"{self._sql.take_over} RETURNING {self._sql.column['attempt']}",
-                [claim.fingerprint, claim.ttl, claim.lease, row_id],
-            )
-            row = cursor.fetchone()
+    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+        take_over = f"{self._sql.take_over} RETURNING {self._sql.k['attempt']}"
+        row = self._fetch(take_over, [request.fingerprint, request.ttl, request.lease, row_id])
         return None if row is None else row[0]
 
-    def _wait(self, claim: ClaimRequest) -> ClaimOutcome:
-        """Wait for the one who runs the key, then claim again. The view never sees our lock_timeout."""
-        milliseconds = max(1, math.ceil(claim.wait * 1000))
-        with self._cursor() as cursor:
-            cursor.execute(
-                "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)",
-                [f"{milliseconds}ms"],
-            )
-            previous = cursor.fetchone()[0]
-            try:
-                row_id = self._run_insert(self._wait_insert_sql, claim)
-            except OperationalError as error:
-                if _sqlstate(error) not in GAVE_UP_WAITING:
-                    raise
-                # The transaction is aborted; only the claim was in it.
-                transaction.set_rollback(True, using=self.alias)
-                return Conflicted()
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [previous])
-        return super().claim(claim) if row_id is None else Claimed(id=row_id, attempt=1)
+    def _wait(self, request: ClaimRequest) -> ClaimOutcome:
+        """Wait for the transaction that runs the key, then claim again. The view never sees our lock_timeout."""
+        milliseconds = max(1, math.ceil(request.wait * 1000))
+        previous = self._fetch(
+            "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
+        )[0]
+        try:
+            row_id = self._run_insert(self._wait_insert_sql, request)
+        except OperationalError as error:
+            if _sqlstate(error) not in GAVE_UP_WAITING:
+                raise
+            # The transaction is aborted; only the claim was in it.
+            transaction.set_rollback(True, using=self.alias)
+            return Conflicted()
+        self._execute("SELECT set_config('lock_timeout', %s, true)", [previous])
+        return super().claim(request) if row_id is None else Claimed(id=row_id, attempt=1)
 
     @cached_property
     def _purge_sql(self) -> str:
+        """Delete expired rows and their steps. Parameters: not before, how many. Returns how many, and the last time.
+
+        Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. There,
+        only a sequence makes ids unique. So each row that is deleted must itself have expired. The lower bound steps
+        over what earlier batches deleted: an old snapshot elsewhere may keep such entries in the index for hours.
+        """
         sql = self._sql
-        id_, expires_at = sql.column["id"], sql.column["expires_at"]
-        # Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. There
-        # nothing but a sequence makes ids unique either, so what is deleted must itself have expired. The lower bound
-        # steps over what earlier batches deleted, which an old snapshot elsewhere may keep in the index for hours.
+        id_, expires_at = sql.k["id"], sql.k["expires_at"]
         return (
             f"WITH purged AS (DELETE FROM {sql.table} WHERE {id_} = ANY(ARRAY("
-            f"SELECT {id_} FROM {sql.table} WHERE {sql.are_expired} "
+            f"SELECT {id_} FROM {sql.table} WHERE {sql.any_expired} "
             f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
-            f"ORDER BY {expires_at} LIMIT %s {self.skip_locked})) AND {sql.are_expired} "
+            f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked})) AND {sql.any_expired} "
             f"RETURNING {id_}, {expires_at}), "
-            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.step['key']} = purged.{id_}) "
+            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.s['key']} = purged.{id_}) "
             f"SELECT count(*), max({expires_at}) FROM purged"
         )
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         with self._cursor() as cursor:
-            # Until the batch's transaction ends. Two bounds on one column are guessed at 0.5 % of the table, for which
-            # the planner may collect and sort all expired rows in every batch instead of walking the index.
+            # Until the batch's transaction ends. PostgreSQL guesses that two bounds on one column leave 0.5 % of the
+            # table. Then the planner may collect and sort all expired rows in every batch, and not walk the index.
             cursor.execute(
                 "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
             )

@@ -1,10 +1,13 @@
-"""PostgreSQL: BEGIN and COMMIT travel in one message with the statement beside them, as pgjdbc and Npgsql do it.
+"""PostgreSQL: BEGIN and COMMIT travel in one message with the statement beside them, as pgjdbc and Npgsql send them.
 
-Django waits for the answer to each. Together with the claim and the result they cost a keyed request no more round
-trips than the bare view has. Only where nobody can tell the difference: psycopg 3 binding on the client (several
-statements in one message of the simple protocol), the outermost `atomic()`, which commits at its end, the default
-isolation, and neither execute wrappers nor a query log, who are promised each statement for itself. Everywhere else
-the plain way is taken.
+Django sends each alone and waits for its answer. In one message with the claim and the result, they cost a keyed
+request no more round trips than the bare view has. This is done only where it makes no other difference:
+
+* psycopg 3 binds parameters on the client, so that one message of the simple protocol can hold several statements;
+* the `atomic()` block is the outermost one, which commits at its end, in the default isolation level;
+* there are no execute wrappers and no query log, which are promised each statement for itself.
+
+Everywhere else, each statement is sent alone.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ IDLE = 0
 
 
 def may_open(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
-    """Would psycopg send a plain BEGIN before the next statement, in a transaction that is Django's to commit?"""
+    """Whether psycopg would send a plain BEGIN before the next statement, in a transaction that Django commits."""
     raw: Any = connection.connection
     return (
         _may_shape(connection, cursor)
@@ -34,8 +37,9 @@ def may_open(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
 def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, params: list[Any]) -> None:
     """Begin the transaction with this statement."""
     raw: Any = connection.connection
-    # psycopg has no public way to say "I send the BEGIN": its `autocommit` cannot be set back inside a transaction,
-    # where it must be off, or server-side cursors would be made WITH HOLD and a statement after a raw ROLLBACK commit.
+    # psycopg has no public way to say "I send the BEGIN". Its public `autocommit` cannot be switched off inside a
+    # transaction. It must be off there: otherwise server-side cursors would be made WITH HOLD, and a statement after a
+    # raw ROLLBACK would commit.
     raw._autocommit = True
     try:
         cursor.execute(f"BEGIN; {sql}", params)
@@ -45,7 +49,7 @@ def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, 
 
 
 def may_close(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
-    """Will the end of the current `atomic()` send COMMIT, and nothing else?"""
+    """Whether the end of the current `atomic()` will send COMMIT, and nothing else."""
     return _may_shape(connection, cursor) and not connection.needs_rollback
 
 
@@ -56,7 +60,7 @@ def close_with(cursor: CursorWrapper, sql: str, params: list[Any]) -> None:
 
 @cache
 def _client_cursor() -> Any:
-    """psycopg's class; imported late, because projects on other databases have no use for it."""
+    """psycopg's class. Imported late: projects on other databases do not have psycopg."""
     try:
         from psycopg import ClientCursor
     except ImportError:  # psycopg2

@@ -8,14 +8,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 
 NEED_ATTENTION = 3
-"""Exit status: 1 is Django's for errors, 2 argparse's."""
+"""Exit status. 1 is Django's for errors, 2 is argparse's."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -46,10 +44,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"]
         if alias is not None and alias not in connections:
-            known = ", ".join(connections)
-            raise CommandError(
-                _("There is no database %(alias)r. Known are: %(known)s.") % {"alias": alias, "known": known}
-            )
+            raise CommandError(f"There is no database {alias!r}. Known are: {', '.join(connections)}.")
         stop = Event()
         try:
             if options["dry_run"]:
@@ -64,15 +59,15 @@ class Command(BaseCommand):
         if received:
             raise SystemExit(128 + received[0])
         if options["fail_on_stuck"] and (result.stuck or result.in_doubt):
-            raise CommandError(_("Idempotency keys need attention; see the admin."), returncode=NEED_ATTENTION)
+            raise CommandError("Idempotency keys need attention; see the admin.", returncode=NEED_ATTENTION)
 
     def _cleanup(self, options: dict[str, Any], stop: Event) -> Cleanup:
         shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
 
         def progress(deleted: int) -> None:
             if shown:
-                self.stdout.write(_("%(count)d deleted …") % {"count": deleted})
-                self.stdout.flush()  # a pipe would keep it until the end
+                self.stdout.write(f"{deleted} deleted …")
+                self.stdout.flush()  # a pipe would hold the line back until the end
 
         return cleanup_idempotency_keys(
             using=options["database"],
@@ -88,24 +83,21 @@ class Command(BaseCommand):
 def _described(result: Cleanup, *, dry_run: bool) -> str:
     """One line for cron's mail."""
     if dry_run:
-        sentences = [_("%(count)d expired idempotency keys.") % {"count": result.deleted}]
+        sentences = [f"{result.deleted} expired idempotency keys."]
     else:
-        deleted = ngettext(
-            "Deleted %(count)d expired idempotency key.", "Deleted %(count)d expired idempotency keys.", result.deleted
-        )
-        sentences = [deleted % {"count": result.deleted}]
+        sentences = [f"Deleted {result.deleted} expired idempotency key{'' if result.deleted == 1 else 's'}."]
         if not result.complete:
-            sentences.append(_("Stopped early: more are left."))
+            sentences.append("Stopped early: more are left.")
     if result.stuck:
-        sentences.append(_("Stuck, because their lease is over: %(count)d.") % {"count": result.stuck})
+        sentences.append(f"Stuck, because their lease is over: {result.stuck}.")
     if result.in_doubt:
-        sentences.append(_("With an external call in doubt: %(count)d.") % {"count": result.in_doubt})
+        sentences.append(f"With an external call in doubt: {result.in_doubt}.")
     return " ".join(sentences)
 
 
 @contextmanager
 def _stoppable(stop: Event) -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT instead of dying: the running batch is finished first."""
+    """Collect SIGTERM and SIGINT, so that the running batch is finished before the process ends."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -115,7 +107,7 @@ def _stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # not the main thread: whoever called us from there handles signals
+        yield received  # not the main thread: signals are the business of the program that called us
         return
     try:
         yield received

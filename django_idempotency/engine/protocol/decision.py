@@ -1,0 +1,100 @@
+"""The decision table: what a stored key means for a request that brings the same key.
+
+A store reads the row, asks these functions, and carries out what they decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from .snapshots import Snapshot, decode_headers
+
+if TYPE_CHECKING:
+    from .claims import ClaimRequest
+    from .digests import Identity
+
+
+class Status(StrEnum):
+    """The states of a stored key. `IdempotencyKey.Status` has the same values, with labels for people."""
+
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKey:
+    """One row of the key table, as a store has read it.
+
+    expired: the row counts as if its key had never been seen. Never true of a key in progress or in doubt.
+    lapsed: the row has a lease, and the lease is over.
+    """
+
+    id: int
+    scope: str
+    operation: str
+    key: str
+    fingerprint: bytes | None
+    status: Status
+    attempt: int
+    expired: bool
+    lapsed: bool
+    status_code: int | None
+    headers: str | None
+    body: bytes | None
+
+    def belongs_to(self, identity: Identity) -> bool:
+        """Compare the texts: the row was found by hashes alone."""
+        return (self.scope, self.operation, self.key) == (identity.scope, identity.operation, identity.key)
+
+    def has_payload(self, fingerprint: bytes | None) -> bool:
+        """Compare the payloads. Without a fingerprint on either side, every payload counts as the same."""
+        return self.fingerprint is None or fingerprint is None or self.fingerprint == fingerprint
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The response that was stored when the key was completed."""
+        if self.status_code is None:
+            raise RuntimeError(f"Bug: idempotency key row {self.id} is {self.status.value!r} without a result.")
+        return Snapshot(status_code=self.status_code, headers=decode_headers(self.headers), body=self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The row has expired: claim it as a new key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
+
+
+Decision = TakeOver | Resume | Completed | Mismatched | Conflicted
+
+
+def decide(stored: StoredKey, request: ClaimRequest) -> Decision:
+    """What to do about a request whose key is stored already. The first rule that applies decides."""
+    if not stored.belongs_to(request.identity):
+        # Two identities share 128 bits of SHA-256. Fail closed: show nothing of the other caller's row.
+        return Mismatched()
+    if stored.expired:
+        return TakeOver()
+    if stored.status is Status.IN_PROGRESS and not stored.lapsed:
+        return Conflicted()
+    if not stored.has_payload(request.fingerprint):
+        return Mismatched()
+    if stored.status is Status.COMPLETED:
+        return Completed(snapshot=stored.snapshot)
+    return Resume()
+
+
+def resumed(stored: StoredKey, request: ClaimRequest, doubts: tuple[str, ...]) -> Claimed | InDoubt:
+    """What resuming a locked row comes to. `doubts` are the names of its calls in doubt."""
+    if doubts and not request.repeats_calls:
+        # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
+        return InDoubt()
+    abandoned = stored.status is Status.IN_PROGRESS
+    return Claimed(id=stored.id, attempt=stored.attempt + 1, abandoned=abandoned, in_doubt=doubts)

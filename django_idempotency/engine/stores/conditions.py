@@ -1,0 +1,88 @@
+"""The tables, their columns, and the conditions on a row, as SQL. The engine's conditions are written here only.
+
+The lists of keys that are stuck, in doubt or in flight are `maintenance.lookups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from ...models import IdempotencyKey, IdempotencyStep
+from ..protocol.decision import Status
+from .dialect import Dialect
+
+
+class Conditions:
+    """Conditions in one database's dialect. `k` and `s` are the columns of the keys and of the steps, quoted."""
+
+    def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
+        self.dialect = dialect
+        self.table = quote(IdempotencyKey._meta.db_table)
+        self.steps = quote(IdempotencyStep._meta.db_table)
+        self.k = {field.name: quote(str(field.column)) for field in IdempotencyKey._meta.concrete_fields}
+        self.s = {field.name: quote(str(field.column)) for field in IdempotencyStep._meta.concrete_fields}
+
+    def status_is(self, status: Status) -> str:
+        return f"{self.k['status']} = '{status.value}'"
+
+    @cached_property
+    def same_hashes(self) -> str:
+        """The row of an identity, by the unique index. Parameters: key_hash, scope_hash."""
+        return f"{self.k['key_hash']} = %s AND {self.k['scope_hash']} = %s"
+
+    @cached_property
+    def fence(self) -> str:
+        """The claimed row still belongs to this attempt. Parameters: id, attempt. See Note [Fencing]."""
+        return f"{self.same_attempt} AND {self.status_is(Status.IN_PROGRESS)}"
+
+    @cached_property
+    def same_attempt(self) -> str:
+        """The row is at the attempt at which the caller has seen it. Parameters: id, attempt."""
+        return f"{self.k['id']} = %s AND {self.k['attempt']} = %s"
+
+    @cached_property
+    def lapsed(self) -> str:
+        """The row has a lease, and the lease is over."""
+        return f"{self.k['locked_until']} <= {self.dialect.clock}"
+
+    @cached_property
+    def expired(self) -> str:
+        """The row counts as if its key had never been seen."""
+        return self._expired(self.dialect.clock)
+
+    @cached_property
+    def any_expired(self) -> str:
+        """Like `expired`, for a query that looks for such rows by the index on `expires_at`."""
+        return self._expired(self.dialect.clock_once)
+
+    def _expired(self, clock: str) -> str:
+        """Keys in progress never expire, nor do failed keys with a call in doubt."""
+        doubt = (
+            f"EXISTS (SELECT 1 FROM {self.steps} "
+            f"WHERE {self.s['key']} = {self.table}.{self.k['id']} AND {self.unfinished})"
+        )
+        return (
+            f"{self.k['expires_at']} <= {clock} AND ({self.status_is(Status.COMPLETED)} "
+            f"OR ({self.status_is(Status.FAILED)} AND NOT {doubt}))"
+        )
+
+    @cached_property
+    def set_completed(self) -> str:
+        """The beginning of an UPDATE that completes a row. Parameters: status code, headers, body."""
+        k = self.k
+        return (
+            f"UPDATE {self.table} SET {self.status_is(Status.COMPLETED)}, {k['status_code']} = %s, "
+            f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {self.dialect.clock}, "
+            f"{k['locked_until']} = NULL"
+        )
+
+    @cached_property
+    def unfinished(self) -> str:
+        """The step is a call that was started and has no result."""
+        return f"{self.s['finished_at']} IS NULL"
+
+    @cached_property
+    def unfinished_step(self) -> str:
+        """One call that was started and has no result. Parameters: id of the key, name of the step."""
+        return f"{self.s['key']} = %s AND {self.s['name']} = %s AND {self.unfinished}"

@@ -1,0 +1,83 @@
+"""What a store has to do with its database: one connection, and the meaning of its errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db.backends.utils import CursorWrapper
+
+from ...exceptions import IdempotencyConfigurationError
+from ...models import IdempotencyKey
+from .dialect import Dialect
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class Database(ABC):
+    """One database alias. Threads may share the object: it keeps nothing but its SQL."""
+
+    vendor: ClassVar[str]
+    """As Django's connection names the database."""
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        """This thread's connection."""
+        return connections[self.alias]
+
+    def is_broken(self) -> bool:
+        """Whether the current transaction has lost its writes, so that it can only be rolled back."""
+        return self.connection.needs_rollback or self.connection.closed_in_transaction
+
+    @abstractmethod
+    def may_repeat(self, error: DatabaseError) -> bool:
+        """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
+
+    def is_busy(self, error: DatabaseError) -> bool:
+        """Whether this error of a claim means only that the database did not answer in time."""
+        return False
+
+    @abstractmethod
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        """Whether this error of a query of ours means that a table or a column is missing."""
+
+    def explain(self, error: DatabaseError) -> None:
+        """Raise `IdempotencyConfigurationError` if this error of a query of ours means a missing migration."""
+        if not self.is_unmigrated(error):
+            return
+        routed = router.allow_migrate_model(self.alias, IdempotencyKey)
+        raise IdempotencyConfigurationError(
+            f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
+            + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
+            + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
+        ) from error
+
+    def _cursor(self) -> CursorWrapper:
+        return self.connection.cursor()
+
+    def _quote(self, name: str) -> str:
+        return self.connection.ops.quote_name(name)
+
+    def _fetch(self, sql: str, params: list[Any]) -> Any:
+        """The first row, or None."""
+        with self._cursor() as cursor:
+            cursor.execute(sql, params)
+            return cursor.fetchone()
+
+    def _execute(self, sql: str, params: list[Any]) -> int:
+        """How many rows the statement has changed."""
+        with self._cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def _execute_or(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
+        """Change exactly one row, or raise."""
+        if self._execute(sql, params) != 1:
+            raise lost()

@@ -1,0 +1,29 @@
+"""The pieces of SQL that differ between databases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one database spells the clock, the locks and the hints of the package's queries.
+
+    clock: the database's time now. Neither the start of the transaction nor the application's clock.
+    clock_once: the same, read once per statement, for a condition that bounds an index scan.
+    later: the clock plus a parameter in seconds.
+    lock: makes a SELECT lock its row against other writers. Empty where a transaction locks the whole database.
+    lock_or_skip: like `lock`, but returns no row that another transaction holds, where the database does that safely.
+    skip_locked: makes a cleanup pass over rows that another transaction holds.
+    share: makes a SELECT read what is committed now, where a plain SELECT shows an older snapshot.
+    by_id: makes an UPDATE find its row by id, where the optimizer could choose, and lock, more than that row.
+    """
+
+    clock: str
+    later: str
+    clock_once: str
+    lock: str = ""
+    lock_or_skip: str = ""
+    skip_locked: str = ""
+    share: str = ""
+    by_id: str = ""

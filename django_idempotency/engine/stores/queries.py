@@ -1,0 +1,125 @@
+"""The queries of a claim: from the first look at a key to its result. Each is made once for each store.
+
+All databases share them. What a database does in its own way is in the module of its store.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..protocol.claims import ClaimRequest
+from ..protocol.decision import Status, StoredKey
+from .conditions import Conditions
+
+IN_PROGRESS, COMPLETED, FAILED = Status.IN_PROGRESS, Status.COMPLETED, Status.FAILED
+
+
+class ClaimQueries(Conditions):
+    """SQL for claiming a key and for keeping or giving up its claim."""
+
+    @cached_property
+    def new_row(self) -> str:
+        """The columns of a new row. `attempt`, `created_at` and their neighbours come from the INSERT's own text."""
+        names = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "status")
+        return ", ".join(self.k[name] for name in (*names, "attempt", "created_at", "expires_at", "locked_until"))
+
+    @cached_property
+    def stored_key(self) -> str:
+        """The columns that `as_stored_key` reads."""
+        before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
+        judged = (f"({self.expired})", f"({self.lapsed})")
+        after = ("status_code", "headers", "body")
+        return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
+
+    @cached_property
+    def look(self) -> str:
+        """Read the row of an identity without locking it."""
+        return f"SELECT {self.stored_key} FROM {self.table} WHERE {self.same_hashes}"
+
+    @cached_property
+    def take_over(self) -> str:
+        """Claim an expired row as a new key. Parameters: fingerprint, ttl, lease, id."""
+        k = self.k
+        return (
+            f"UPDATE {self.table} {self.dialect.by_id} SET {k['fingerprint']} = %s, {k['status_code']} = NULL, "
+            f"{k['headers']} = NULL, {k['body']} = NULL, {k['completed_at']} = NULL, "
+            f"{k['created_at']} = {self.dialect.clock}, {self._next_attempt} WHERE {k['id']} = %s AND {self.expired}"
+        )
+
+    @cached_property
+    def lock_for_resuming(self) -> str:
+        """Lock a failed or abandoned row, if it is as the caller has read it. Parameters: id, attempt, status."""
+        return (
+            f"SELECT {self.k['id']} FROM {self.table} WHERE {self.same_attempt} AND {self.k['status']} = %s "
+            f"AND ({self.status_is(FAILED)} OR {self.lapsed}) {self.dialect.lock_or_skip}"
+        )
+
+    @cached_property
+    def resume(self) -> str:
+        """Begin the next attempt of a locked row. Parameters: ttl, lease, id."""
+        return f"UPDATE {self.table} SET {self._next_attempt} WHERE {self.k['id']} = %s"
+
+    @cached_property
+    def _next_attempt(self) -> str:
+        k, later = self.k, self.dialect.later
+        return (
+            f"{self.status_is(IN_PROGRESS)}, {k['attempt']} = {k['attempt']} + 1, "
+            f"{k['last_error']} = NULL, {k['expires_at']} = {later}, {k['locked_until']} = {later}"
+        )
+
+    @cached_property
+    def read_attempt(self) -> str:
+        """The attempt of a row, where an UPDATE cannot return it. Parameter: id."""
+        return f"SELECT {self.k['attempt']} FROM {self.table} WHERE {self.k['id']} = %s"
+
+    @cached_property
+    def complete(self) -> str:
+        """Store the response of the own claim. Parameters: status code, headers, body, ttl or None, id, attempt."""
+        expires_at = self.k["expires_at"]
+        return f"{self.set_completed}, {expires_at} = COALESCE({self.dialect.later}, {expires_at}) WHERE {self.fence}"
+
+    @cached_property
+    def release(self) -> str:
+        """Delete the row of the own claim. Parameters: id, attempt."""
+        return f"DELETE FROM {self.table} WHERE {self.fence}"
+
+    @cached_property
+    def count_expired(self) -> str:
+        """How many rows a cleanup would delete."""
+        return f"SELECT count(*) FROM {self.table} WHERE {self.any_expired}"
+
+
+def as_stored_key(values: Any) -> StoredKey:
+    """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
+    id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, status_code, headers, body = values
+    return StoredKey(
+        id=id_,
+        scope=scope,
+        operation=operation,
+        key=key,
+        fingerprint=None if fingerprint is None else bytes(fingerprint),
+        status=Status(status),
+        attempt=attempt,
+        expired=bool(expired),
+        lapsed=bool(lapsed),
+        status_code=status_code,
+        headers=headers,
+        body=None if body is None else bytes(body),
+    )
+
+
+def as_new_row(request: ClaimRequest) -> list[Any]:
+    """The parameters of `ClaimQueries.new_row`."""
+    identity = request.identity
+    return [
+        identity.key_hash,
+        identity.scope_hash,
+        identity.scope,
+        identity.operation,
+        identity.key,
+        request.fingerprint,
+        IN_PROGRESS.value,
+        request.ttl,
+        request.lease,
+    ]

@@ -1,0 +1,162 @@
+"""The contract of a store: claim a key, and keep or give up the claim.
+
+A store works on the connection of its alias, inside the transaction that its caller has opened. What the store writes
+commits or rolls back together with the business write. All times come from the database's clock.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any, assert_never
+
+from ...exceptions import ClaimLost
+from ..protocol.claims import ClaimRequest
+from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.snapshots import Snapshot, encode_headers
+from .leases import Leases
+from .queries import ClaimQueries, as_stored_key
+
+
+class KeyLocked(Exception):
+    """Another transaction is working on this key right now. Never leaves the stores."""
+
+
+class Store(Leases):
+    """The key table of one database alias."""
+
+    # --- what the engine calls
+
+    def claim(self, request: ClaimRequest) -> ClaimOutcome:
+        """Claim a key, or say why not. The first statement of its transaction; blocks for at most `wait`.
+
+        May mark the transaction for rollback when the outcome is `Conflicted`. Database errors propagate.
+        """
+        try:
+            # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
+            for _ in range(2):
+                if (outcome := self._claim_once(request)) is not None:
+                    return outcome
+        except KeyLocked:
+            pass
+        return Conflicted()
+
+    def look(self, request: ClaimRequest) -> Completed | Mismatched | Conflicted:
+        """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
+        identity = request.identity
+        stored = self._stored(self._sql.look, [identity.key_hash, identity.scope_hash])
+        decision = Conflicted() if stored is None else decide(stored, request)
+        return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
+
+    def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None, last: bool = False) -> None:
+        """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
+
+        ttl: seconds that the response is kept from now on. None: the time that was set at the claim stands.
+        last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
+            errors of the COMMIT are raised from here.
+        """
+        headers = encode_headers(snapshot.headers)
+        params = [snapshot.status_code, headers, snapshot.body, ttl, claimed.id, claimed.attempt]
+        self._end_claim(self._sql.complete, params, last=last)
+
+    def release(self, claimed: Claimed, *, last: bool = False) -> None:
+        """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
+
+        last: as for `complete`.
+        """
+        if claimed.attempt > 1:
+            self._delete_steps(claimed.id)
+        self._end_claim(self._sql.release, [claimed.id, claimed.attempt], last=last)
+
+    def owns(self, sql: str) -> bool:
+        """Whether this is a statement about the package's own tables."""
+        return self._sql.table in sql or self._sql.steps in sql
+
+    # --- cleanup
+
+    @abstractmethod
+    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
+        """Delete up to `batch_size` expired keys in the current transaction.
+
+        Returns the number of deleted keys, and the `not_before` for the next batch. With it, the next batch starts
+        where this one has stopped, and need not step over the rows that were deleted before.
+        """
+
+    def count_expired(self) -> int:
+        """How many keys `purge` would delete now."""
+        # The empty list: without parameters, the doubled percent signs of SQLite's clock would stay doubled.
+        return int(self._fetch(self._sql.count_expired, [])[0])
+
+    # --- what a database brings
+
+    @abstractmethod
+    def _insert(self, request: ClaimRequest) -> int | None:
+        """Insert the row. Its id, or None if the key is stored already or another transaction is inserting it."""
+
+    @abstractmethod
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
+        """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
+
+    @abstractmethod
+    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+        """Claim an expired row. The new attempt, or None if the row is not expired any more. Its steps stay."""
+
+    # --- shared
+
+    @cached_property
+    def _sql(self) -> ClaimQueries:
+        return ClaimQueries(self.dialect, self._quote)
+
+    def _claim_once(self, request: ClaimRequest) -> ClaimOutcome | None:
+        """One round. None: another transaction has changed or deleted the row in between."""
+        if (row_id := self._insert(request)) is not None:
+            return Claimed(id=row_id, attempt=1)
+        stored = self._read(request)
+        if stored is None:
+            return None
+        decision = decide(stored, request)
+        match decision:
+            case TakeOver():
+                return self._claim_expired(stored, request)
+            case Resume():
+                return self._resume(stored, request)
+            case Completed() | Mismatched() | Conflicted():
+                return decision
+            case _:
+                assert_never(decision)
+
+    def _claim_expired(self, stored: StoredKey, request: ClaimRequest) -> Claimed | None:
+        attempt = self._take_over(stored.id, request)
+        if attempt is None:
+            return None
+        self._delete_steps(stored.id)
+        return Claimed(id=stored.id, attempt=attempt)
+
+    def _resume(self, stored: StoredKey, request: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+        """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt.
+
+        One request wins: it locks the row under the condition that nothing has changed since the row was read.
+        """
+        sql = self._sql
+        if self._fetch(sql.lock_for_resuming, [stored.id, stored.attempt, stored.status.value]) is None:
+            return Conflicted()
+        outcome = resumed(stored, request, self._doubts(stored.id))
+        if isinstance(outcome, Claimed):
+            self._execute(sql.resume, [request.ttl, request.lease, stored.id])
+        return outcome
+
+    def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
+        """Write the last statement of a claim. `last`: as for `complete`."""
+        self._execute_or(claim_lost, sql, params)
+
+    def _stored(self, sql: str, params: list[Any]) -> StoredKey | None:
+        values = self._fetch(sql, params)
+        return None if values is None else as_stored_key(values)
+
+
+def claim_lost() -> ClaimLost:
+    return ClaimLost(
+        "The row of this request's idempotency key is gone: the view deleted it. "
+        "Nothing was committed. Leave the key table to the package."
+    )

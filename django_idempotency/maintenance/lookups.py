@@ -1,0 +1,129 @@
+"""Finding keys: by the client's key, and the ones that need attention. For shells, the admin, alerts and commands.
+
+Each function returns a lazy QuerySet of `IdempotencyKey`: nothing is asked before you iterate, count or filter on.
+Times are compared with the database's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from django.db.models import DateTimeField, Q
+from django.db.models.expressions import RawSQL
+
+from ..engine.protocol.digests import hash_of, key_hash
+from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
+from ..engine.stores import alias_for, store_for
+from ..models import IdempotencyKey, IdempotencyStep
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+Status = IdempotencyKey.Status
+
+
+def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find what is stored under a client's key: one row for each caller and operation that used the key.
+
+    Reads the unique index. Opens no transaction.
+
+    Args:
+        key_or_reference: the key as the client sent it, with or without quotes, or its reference from the log: 16
+            hexadecimal digits, see `django_idempotency.keys.key_reference`.
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, oldest first. Empty for a text that cannot be a key.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    text = key_or_reference.strip()
+    found = Q(pk__in=[])
+    for key in _possible_keys(text):
+        found |= Q(key_hash=key_hash(key), key=key)
+    if re.fullmatch("[0-9a-f]{16}", text):
+        found |= Q(key_hash=hash_of(text))
+    return _keys(using).filter(found).order_by("pk")
+
+
+def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find keys whose worker holds a lease that is not over.
+
+    Reads a partial index, which holds leased keys only. A request without a lease commits its key together with its
+    response, so no query can see that key before.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows. The lease that ends first comes first.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    keys = _keys(using)
+    return keys.filter(locked_until__gt=database_clock(keys.db)).order_by(*BY_LEASE)
+
+
+def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find keys in progress whose lease is over: their worker has died or is too slow. The next retry takes them over.
+
+    Reads the same partial index as `in_flight`.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows. The lease that ended first comes first.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    keys = _keys(using)
+    return keys.filter(locked_until__lte=database_clock(keys.db)).order_by(*BY_LEASE)
+
+
+def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find failed and stuck keys with a call in doubt: it was started, has no result, and may have taken effect.
+
+    Reads a partial index, which holds calls without a result only. A key can be both stuck and in doubt.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, in no order.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    keys = _keys(using)
+    unfinished = IdempotencyStep.objects.using(keys.db).filter(finished_at=None)
+    idle = Q(status=Status.FAILED) | Q(locked_until__lte=database_clock(keys.db))
+    return keys.filter(idle, pk__in=unfinished.values("key"))
+
+
+BY_LEASE = ("locked_until",)
+"""PostgreSQL takes a comparison with the clock for a third of the table. To find 2,000 such keys, it would read the
+table: all of it, if there are fewer. This is the order of the partial index, which PostgreSQL then walks."""
+
+
+def database_clock(alias: str) -> RawSQL:
+    """The database's time, read once for a statement, so that an index on the compared column can be used."""
+    return RawSQL(store_for(alias).dialect.clock_once, (), output_field=DateTimeField())  # noqa: S611 (a constant)
+
+
+def _possible_keys(text: str) -> set[str]:
+    """The text as a key, and as the header that carries a key in quotes."""
+    keys = set()
+    for read in (check_key, parse_header):
+        with suppress(InvalidKey):
+            keys.add(read(text))
+    return keys
+
+
+def _keys(using: str | None) -> QuerySet[IdempotencyKey]:
+    return IdempotencyKey.objects.using(store_for(alias_for(using)).alias)

@@ -1,0 +1,142 @@
+"""What a stored key means for a request that brings the same key. The table reads as the specification does."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.decision import (
+    Decision,
+    Resume,
+    Status,
+    StoredKey,
+    TakeOver,
+    decide,
+    resumed,
+)
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.models import IdempotencyKey
+
+REPLAY = Completed(snapshot=Snapshot(status_code=201, headers=(("X-A", "b"),), body=b"{}"))
+IDENTITIES = ("same", "other")
+STATUSES = ("in_progress", "completed", "failed")
+EXPIRED = ("living", "expired")
+LEASES = ("no lease or live", "lapsed")
+PAYLOADS = ("same", "other", "not compared")
+AXES = (IDENTITIES, STATUSES, EXPIRED, LEASES, PAYLOADS)
+Case = tuple[str, ...]
+
+# fmt: off
+TABLE: list[tuple[str, str, str, str, str, Decision]] = [
+    # identity  status         row        lease               payload         decision
+    ("other",   "any",         "any",     "any",              "any",          Mismatched()),
+    ("same",    "any",         "expired", "any",              "any",          TakeOver()),
+    ("same",    "in_progress", "living",  "no lease or live", "any",          Conflicted()),
+    ("same",    "in_progress", "living",  "lapsed",           "same",         Resume()),
+    ("same",    "in_progress", "living",  "lapsed",           "not compared", Resume()),
+    ("same",    "in_progress", "living",  "lapsed",           "other",        Mismatched()),
+    ("same",    "failed",      "living",  "any",              "same",         Resume()),
+    ("same",    "failed",      "living",  "any",              "not compared", Resume()),
+    ("same",    "failed",      "living",  "any",              "other",        Mismatched()),
+    ("same",    "completed",   "living",  "any",              "same",         REPLAY),
+    ("same",    "completed",   "living",  "any",              "not compared", REPLAY),
+    ("same",    "completed",   "living",  "any",              "other",        Mismatched()),
+]
+# fmt: on
+
+
+def cases(pattern: tuple[str, ...]) -> list[Case]:
+    """Every case that a line of the table stands for."""
+    return list(product(*(axis if value == "any" else (value,) for value, axis in zip(pattern, AXES, strict=True))))
+
+
+EVERY_CASE = [(case, outcome) for *pattern, outcome in TABLE for case in cases(tuple(pattern))]
+
+
+def request(**changes: Any) -> ClaimRequest:
+    identity = identify(scope="user:1", operation="POST orders/", key="abc")
+    return ClaimRequest(**{"identity": identity, "fingerprint": b"f" * 32, "ttl": 60, **changes})
+
+
+def stored(**changes: Any) -> StoredKey:
+    values: dict[str, Any] = {
+        "id": 7,
+        "scope": "user:1",
+        "operation": "POST orders/",
+        "key": "abc",
+        "fingerprint": b"f" * 32,
+        "status": Status.COMPLETED,
+        "attempt": 3,
+        "expired": False,
+        "lapsed": False,
+        "status_code": 201,
+        "headers": '[["X-A","b"]]',
+        "body": b"{}",
+    }
+    return StoredKey(**{**values, **changes})
+
+
+def test_the_table_names_each_case_once() -> None:
+    """No case is forgotten, and none is decided twice."""
+    assert sorted(case for case, _ in EVERY_CASE) == sorted(product(*AXES))
+
+
+@pytest.mark.parametrize(("case", "outcome"), EVERY_CASE)
+def test_the_decision_is_the_tables(case: Case, outcome: Decision) -> None:
+    """Identity, status, expiry, lease and payload together decide."""
+    identity, status, row, lease, payload = case
+    found = stored(
+        scope="user:1" if identity == "same" else "user:2",
+        status=Status(status),
+        expired=row == "expired",
+        lapsed=lease == "lapsed",
+    )
+    sent = {"same": b"f" * 32, "other": b"g" * 32, "not compared": None}[payload]
+    assert decide(found, request(fingerprint=sent)) == outcome
+
+
+@pytest.mark.parametrize("other", [{"scope": "user:2"}, {"operation": "PATCH orders/"}, {"key": "ABC"}])
+def test_each_part_of_the_identity_counts(other: dict[str, str]) -> None:
+    """A row that shares only the hashes shows nothing."""
+    assert decide(stored(**other), request()) == Mismatched()
+
+
+def test_a_row_without_a_fingerprint_matches_every_payload() -> None:
+    """The first request compared nothing, so later ones cannot."""
+    assert decide(stored(fingerprint=None), request()) == REPLAY
+
+
+def test_a_completed_row_without_a_result_is_a_bug() -> None:
+    """It is never answered with anything made up."""
+    with pytest.raises(RuntimeError, match="Bug: idempotency key row 7 is 'completed' without a result"):
+        decide(stored(status_code=None), request())
+
+
+@pytest.mark.parametrize(
+    ("status", "doubts", "repeats_calls", "outcome"),
+    [
+        ("failed", (), False, Claimed(id=7, attempt=4)),
+        ("failed", (), True, Claimed(id=7, attempt=4)),
+        ("failed", ("charge",), True, Claimed(id=7, attempt=4, in_doubt=("charge",))),
+        ("failed", ("charge",), False, InDoubt()),
+        ("in_progress", (), False, Claimed(id=7, attempt=4, abandoned=True)),
+        ("in_progress", (), True, Claimed(id=7, attempt=4, abandoned=True)),
+        ("in_progress", ("charge",), True, Claimed(id=7, attempt=4, abandoned=True, in_doubt=("charge",))),
+        ("in_progress", ("charge",), False, InDoubt()),
+    ],
+)
+def test_a_key_is_resumed_unless_a_call_in_doubt_must_not_be_made_again(
+    status: str, doubts: tuple[str, ...], repeats_calls: bool, outcome: Claimed | InDoubt
+) -> None:
+    """The next attempt, with what is known about the one before; a held key keeps its attempt."""
+    assert resumed(stored(status=Status(status)), request(repeats_calls=repeats_calls), doubts) == outcome
+
+
+def test_the_model_has_the_same_states() -> None:
+    """The rules do not import the model, so the words stand in two places."""
+    assert [status.value for status in Status] == IdempotencyKey.Status.values
