@@ -1,4 +1,4 @@
-"""The contract of a store, on the database at hand: base.py, leases.py, queries.py and the module of the database."""
+"""The contract of a store, on the database at hand: store.py, leases.py, the queries and the module of the database."""
 
 from __future__ import annotations
 
