@@ -75,25 +75,25 @@ class Resume:
 Decision = TakeOver | Resume | Completed | Mismatched | Conflicted
 
 
-def decide(stored: StoredKey, request: ClaimRequest) -> Decision:
+def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """What to do about a request whose key is stored already. The first rule that applies decides."""
-    if not stored.belongs_to(request.identity):
+    if not stored.belongs_to(wanted.identity):
         # Two identities share 128 bits of SHA-256. Fail closed: show nothing of the other caller's row.
         return Mismatched()
     if stored.expired:
         return TakeOver()
     if stored.status is Status.IN_PROGRESS and not stored.lapsed:
         return Conflicted()
-    if not stored.has_payload(request.fingerprint):
+    if not stored.has_payload(wanted.fingerprint):
         return Mismatched()
     if stored.status is Status.COMPLETED:
         return Completed(snapshot=stored.snapshot)
     return Resume()
 
 
-def resumed(stored: StoredKey, request: ClaimRequest, doubts: tuple[str, ...]) -> Claimed | InDoubt:
+def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) -> Claimed | InDoubt:
     """What resuming a locked row comes to. `doubts` are the names of its calls in doubt."""
-    if doubts and not request.repeats_calls:
+    if doubts and not wanted.repeats_calls:
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
         return InDoubt()
     abandoned = stored.status is Status.IN_PROGRESS

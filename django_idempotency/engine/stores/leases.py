@@ -39,9 +39,9 @@ class Leases(Database):
         """Lock the key for `lease` seconds from now. Raises `LeaseLost`."""
         self._execute_or(lease_lost, self._lease_sql.renew, [lease, claimed.id, claimed.attempt])
 
-    def fail(self, claimed: Claimed, request: ClaimRequest, error: str) -> None:
+    def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
-        self._execute_or(lease_lost, self._lease_sql.fail, [request.ttl, error, claimed.id, claimed.attempt])
+        self._execute_or(lease_lost, self._lease_sql.fail, [wanted.ttl, error, claimed.id, claimed.attempt])
 
     def timeliness(self, row_id: int) -> tuple[bool, bool]:
         """Whether this key has expired, and whether its lease is over. A deleted key has expired."""

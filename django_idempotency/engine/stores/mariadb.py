@@ -92,13 +92,13 @@ class MariaDBStore(Store):
             f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked}"
         )
 
-    def _insert(self, request: ClaimRequest) -> int | None:
-        hashes = [request.identity.key_hash, request.identity.scope_hash]
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        hashes = [wanted.identity.key_hash, wanted.identity.scope_hash]
         # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
         # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
         # COMMITTED, Django's default, a subselect in the INSERT itself can look; elsewhere it would lock the gap, too.
         # Not INSERT ... SELECT: that statement waits for the table's AUTO-INC lock, and we do not wait.
-        key_hash, params = "%s", as_new_row(request)
+        key_hash, params = "%s", as_new_row(wanted)
         if getattr(self.connection, "isolation_level", None) == "read committed":
             key_hash = f"(SELECT %s FROM DUAL WHERE NOT EXISTS ({self._seen_sql}))"
             params[1:1] = hashes
@@ -106,27 +106,27 @@ class MariaDBStore(Store):
             return None
         try:
             with _locked_after_waiting(), self._cursor() as cursor:
-                cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(request.wait), *params])
+                cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(wanted.wait), *params])
                 return int(cursor.lastrowid)
         except IntegrityError as error:
             if _code(error) not in SEEN:
                 raise
             return None
 
-    def _read(self, request: ClaimRequest) -> StoredKey | None:
-        identity = request.identity
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+        identity = wanted.identity
         with _locked_after_waiting():
-            return self._stored(self._read_sql, [math.ceil(request.wait), identity.key_hash, identity.scope_hash])
+            return self._stored(self._read_sql, [math.ceil(wanted.wait), identity.key_hash, identity.scope_hash])
 
-    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
         take_over = f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {self._sql.take_over}"
         with _locked_after_waiting():
-            taken = self._execute(take_over, [TAKE_OVER_WAIT, request.fingerprint, request.ttl, request.lease, row_id])
+            taken = self._execute(take_over, [TAKE_OVER_WAIT, wanted.fingerprint, wanted.ttl, wanted.lease, row_id])
         return int(self._fetch(self._sql.read_attempt, [row_id])[0]) if taken == 1 else None
 
-    def _resume(self, stored: StoredKey, request: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         with _locked_after_waiting():
-            return super()._resume(stored, request)
+            return super()._resume(stored, wanted)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql

@@ -45,13 +45,13 @@ class PostgreSQLStore(Store):
         lock_or_skip="FOR NO KEY UPDATE SKIP LOCKED",
     )
 
-    def claim(self, request: ClaimRequest) -> ClaimOutcome:
-        outcome = self._claim_in_few_round_trips(request) or super().claim(request)
-        if isinstance(outcome, Conflicted) and request.wait:
-            return self._wait(request)
+    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+        outcome = self._claim_in_few_round_trips(wanted) or super().claim(wanted)
+        if isinstance(outcome, Conflicted) and wanted.wait:
+            return self._wait(wanted)
         return outcome
 
-    def _claim_in_few_round_trips(self, request: ClaimRequest) -> ClaimOutcome | None:
+    def _claim_in_few_round_trips(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """The usual outcomes: a claim in one round trip, an answer to a duplicate in two. See `round_trips`.
 
         None: this connection cannot do that, or the row has to be taken over or resumed, or was deleted just now. No
@@ -60,15 +60,15 @@ class PostgreSQLStore(Store):
         with self._cursor() as cursor:
             if not round_trips.may_open(self.connection, cursor):
                 return None
-            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(request))
+            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(wanted))
             if (inserted := cursor.fetchone()) is not None:
                 return Claimed(id=inserted[0], attempt=1)
-            round_trips.close_with(cursor, self._read_sql, self._read_params(request))
+            round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
             try:
                 stored = self._stored_or_locked(cursor.fetchone())
             except KeyLocked:
                 return Conflicted()
-        decision = None if stored is None else decide(stored, request)
+        decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
     def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
@@ -136,22 +136,22 @@ class PostgreSQLStore(Store):
             f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
-    def _insert(self, request: ClaimRequest) -> int | None:
-        return self._run_insert(self._try_insert_sql, request)
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        return self._run_insert(self._try_insert_sql, wanted)
 
-    def _run_insert(self, sql: str, request: ClaimRequest) -> int | None:
-        row = self._fetch(sql, self._insert_params(request))
+    def _run_insert(self, sql: str, wanted: ClaimRequest) -> int | None:
+        row = self._fetch(sql, self._insert_params(wanted))
         return None if row is None else row[0]
 
-    def _insert_params(self, request: ClaimRequest) -> list[Any]:
-        identity = request.identity
-        return [*as_new_row(request), identity.key_hash, identity.scope_hash, identity.scope_hash]
+    def _insert_params(self, wanted: ClaimRequest) -> list[Any]:
+        identity = wanted.identity
+        return [*as_new_row(wanted), identity.key_hash, identity.scope_hash, identity.scope_hash]
 
-    def _read(self, request: ClaimRequest) -> StoredKey | None:
-        return self._stored_or_locked(self._fetch(self._read_sql, self._read_params(request)))
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+        return self._stored_or_locked(self._fetch(self._read_sql, self._read_params(wanted)))
 
-    def _read_params(self, request: ClaimRequest) -> list[Any]:
-        identity = request.identity
+    def _read_params(self, wanted: ClaimRequest) -> list[Any]:
+        identity = wanted.identity
         return [identity.scope_hash, identity.key_hash, identity.scope_hash]
 
     def _stored_or_locked(self, row: Any) -> StoredKey | None:
@@ -161,19 +161,19 @@ class PostgreSQLStore(Store):
             raise KeyLocked
         return None if values[0] is None else as_stored_key(values)
 
-    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
         take_over = f"{self._sql.take_over} RETURNING {self._sql.k['attempt']}"
-        row = self._fetch(take_over, [request.fingerprint, request.ttl, request.lease, row_id])
+        row = self._fetch(take_over, [wanted.fingerprint, wanted.ttl, wanted.lease, row_id])
         return None if row is None else row[0]
 
-    def _wait(self, request: ClaimRequest) -> ClaimOutcome:
+    def _wait(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Wait for the transaction that runs the key, then claim again. The view never sees our lock_timeout."""
-        milliseconds = max(1, math.ceil(request.wait * 1000))
+        milliseconds = max(1, math.ceil(wanted.wait * 1000))
         previous = self._fetch(
             "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
         )[0]
         try:
-            row_id = self._run_insert(self._wait_insert_sql, request)
+            row_id = self._run_insert(self._wait_insert_sql, wanted)
         except OperationalError as error:
             if _sqlstate(error) not in GAVE_UP_WAITING:
                 raise
@@ -181,7 +181,7 @@ class PostgreSQLStore(Store):
             transaction.set_rollback(True, using=self.alias)
             return Conflicted()
         self._execute("SELECT set_config('lock_timeout', %s, true)", [previous])
-        return super().claim(request) if row_id is None else Claimed(id=row_id, attempt=1)
+        return super().claim(wanted) if row_id is None else Claimed(id=row_id, attempt=1)
 
     @cached_property
     def _purge_sql(self) -> str:

@@ -109,17 +109,17 @@ def as_stored_key(values: Any) -> StoredKey:
     )
 
 
-def as_new_row(request: ClaimRequest) -> list[Any]:
+def as_new_row(wanted: ClaimRequest) -> list[Any]:
     """The parameters of `ClaimQueries.new_row`."""
-    identity = request.identity
+    identity = wanted.identity
     return [
         identity.key_hash,
         identity.scope_hash,
         identity.scope,
         identity.operation,
         identity.key,
-        request.fingerprint,
+        wanted.fingerprint,
         IN_PROGRESS.value,
-        request.ttl,
-        request.lease,
+        wanted.ttl,
+        wanted.lease,
     ]

@@ -55,16 +55,16 @@ class SQLiteStore(Store):
         sql = self._sql
         return f"SELECT {sql.k['id']} FROM {sql.table} WHERE {sql.expired} ORDER BY {sql.k['expires_at']} LIMIT %s"
 
-    def _insert(self, request: ClaimRequest) -> int | None:
+    def _insert(self, wanted: ClaimRequest) -> int | None:
         with self._cursor() as cursor:
-            cursor.execute(self._insert_sql, as_new_row(request))
+            cursor.execute(self._insert_sql, as_new_row(wanted))
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
-    def _read(self, request: ClaimRequest) -> StoredKey | None:
-        return self._stored(self._sql.look, [request.identity.key_hash, request.identity.scope_hash])
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+        return self._stored(self._sql.look, [wanted.identity.key_hash, wanted.identity.scope_hash])
 
-    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
-        params = [request.fingerprint, request.ttl, request.lease, row_id]
+    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
+        params = [wanted.fingerprint, wanted.ttl, wanted.lease, row_id]
         if self._execute(self._sql.take_over, params) != 1:
             return None
         return int(self._fetch(self._sql.read_attempt, [row_id])[0])

@@ -28,7 +28,7 @@ class Store(Leases):
 
     # --- what the engine calls
 
-    def claim(self, request: ClaimRequest) -> ClaimOutcome:
+    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Claim a key, or say why not. The first statement of its transaction; blocks for at most `wait`.
 
         May mark the transaction for rollback when the outcome is `Conflicted`. Database errors propagate.
@@ -36,17 +36,17 @@ class Store(Leases):
         try:
             # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
             for _ in range(2):
-                if (outcome := self._claim_once(request)) is not None:
+                if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
         except KeyLocked:
             pass
         return Conflicted()
 
-    def look(self, request: ClaimRequest) -> Completed | Mismatched | Conflicted:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
-        identity = request.identity
+        identity = wanted.identity
         stored = self._stored(self._sql.look, [identity.key_hash, identity.scope_hash])
-        decision = Conflicted() if stored is None else decide(stored, request)
+        decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
 
     def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None, last: bool = False) -> None:
@@ -91,15 +91,15 @@ class Store(Leases):
     # --- what a database brings
 
     @abstractmethod
-    def _insert(self, request: ClaimRequest) -> int | None:
+    def _insert(self, wanted: ClaimRequest) -> int | None:
         """Insert the row. Its id, or None if the key is stored already or another transaction is inserting it."""
 
     @abstractmethod
-    def _read(self, request: ClaimRequest) -> StoredKey | None:
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
 
     @abstractmethod
-    def _take_over(self, row_id: int, request: ClaimRequest) -> int | None:
+    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
         """Claim an expired row. The new attempt, or None if the row is not expired any more. Its steps stay."""
 
     # --- shared
@@ -108,32 +108,32 @@ class Store(Leases):
     def _sql(self) -> ClaimQueries:
         return ClaimQueries(self.dialect, self._quote)
 
-    def _claim_once(self, request: ClaimRequest) -> ClaimOutcome | None:
+    def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
-        if (row_id := self._insert(request)) is not None:
+        if (row_id := self._insert(wanted)) is not None:
             return Claimed(id=row_id, attempt=1)
-        stored = self._read(request)
+        stored = self._read(wanted)
         if stored is None:
             return None
-        decision = decide(stored, request)
+        decision = decide(stored, wanted)
         match decision:
             case TakeOver():
-                return self._claim_expired(stored, request)
+                return self._claim_expired(stored, wanted)
             case Resume():
-                return self._resume(stored, request)
+                return self._resume(stored, wanted)
             case Completed() | Mismatched() | Conflicted():
                 return decision
             case _:
                 assert_never(decision)
 
-    def _claim_expired(self, stored: StoredKey, request: ClaimRequest) -> Claimed | None:
-        attempt = self._take_over(stored.id, request)
+    def _claim_expired(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
+        attempt = self._take_over(stored.id, wanted)
         if attempt is None:
             return None
         self._delete_steps(stored.id)
         return Claimed(id=stored.id, attempt=attempt)
 
-    def _resume(self, stored: StoredKey, request: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt.
 
         One request wins: it locks the row under the condition that nothing has changed since the row was read.
@@ -141,9 +141,9 @@ class Store(Leases):
         sql = self._sql
         if self._fetch(sql.lock_for_resuming, [stored.id, stored.attempt, stored.status.value]) is None:
             return Conflicted()
-        outcome = resumed(stored, request, self._doubts(stored.id))
+        outcome = resumed(stored, wanted, self._doubts(stored.id))
         if isinstance(outcome, Claimed):
-            self._execute(sql.resume, [request.ttl, request.lease, stored.id])
+            self._execute(sql.resume, [wanted.ttl, wanted.lease, stored.id])
         return outcome
 
     def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
