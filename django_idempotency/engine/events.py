@@ -40,7 +40,7 @@ TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
 HELD = Event("held", signals.key_held, logging.ERROR)
 
 
-def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
+def report(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
     """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
 
     reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
@@ -53,23 +53,23 @@ def tell(event: Event, identity: Identity, using: str, *, attempt: int | None = 
             send()
 
 
-def tell_answer(answer: Outcome[Any], identity: Identity, using: str) -> None:
+def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why it did not run.
 
     Replays are reported by the caller, because `may_replay` can still refuse them. A busy store is not reported: the
     store has found nothing out about the key.
     """
-    match answer:
+    match outcome:
         case Finished(verdict=Verdict.KEEP):
-            tell(COMPLETED, identity, using)
+            report(COMPLETED, identity, using)
         case Finished(reason=reason):
-            tell(RELEASED, identity, using, reason=reason)
+            report(RELEASED, identity, using, reason=reason)
         case Mismatched():
-            tell(MISMATCHED, identity, using)
+            report(MISMATCHED, identity, using)
         case Conflicted():
-            tell(CONFLICTED, identity, using)
+            report(CONFLICTED, identity, using)
         case InDoubt():
-            tell(HELD, identity, using)
+            report(HELD, identity, using)
 
 
 def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
@@ -93,7 +93,7 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
         event.signal.send_robust(IdempotencyKey, identity=identity, using=using, attempt=attempt, reason=reason)
 
 
-def tell_purged(cleanup: Any, using: str) -> None:
+def report_purged(cleanup: Any, using: str) -> None:
     """Log and send the result of a cleanup. Never raises."""
     counts = {"deleted": cleanup.deleted, "stuck": cleanup.stuck, "in_doubt": cleanup.in_doubt}
     with harmless():

@@ -10,7 +10,7 @@ from threading import Event
 
 from django.db import DatabaseError, transaction
 
-from ..engine.events import tell_purged
+from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
 from .lookups import in_doubt, stuck
 
@@ -90,7 +90,7 @@ def cleanup_idempotency_keys(
             break
     with _explained(store):
         cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, **_attention(store))
-    tell_purged(cleanup, store.alias)
+    report_purged(cleanup, store.alias)
     return cleanup
 
 

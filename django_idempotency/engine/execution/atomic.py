@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from django.db import DatabaseError, transaction
 
 from ...exceptions import TransactionBroken
-from ..events import CLAIMED, RELEASED, tell
+from ..events import CLAIMED, RELEASED, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, Unavailable, Verdict
 
@@ -35,7 +35,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 claim = store.claim(wanted)
                 if not isinstance(claim, Claimed):
                     return claim
-                tell(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
+                report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
                 finished = work.run(None)
                 hides_an_error = _hides_an_error(store, finished)
@@ -95,10 +95,10 @@ def _answer(store: Store, wanted: ClaimRequest, work: Work[T], error: Exception)
     try:
         finished = work.answer(error)
     except Exception:
-        tell(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
         raise
     if finished is None:
-        tell(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
         return None
     return finished if finished.verdict is not Verdict.KEEP else _keep(store, wanted, finished)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ..events import tell_answer
+from ..events import report_outcome
 from .atomic import run_atomically
 from .leased import run_leased
 
@@ -29,5 +29,5 @@ def execute(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store, wanted, work)
-    tell_answer(outcome, wanted.identity, store.alias)
+    report_outcome(outcome, wanted.identity, store.alias)
     return outcome

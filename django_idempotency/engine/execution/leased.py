@@ -13,7 +13,7 @@ from typing import TypeVar
 from django.db import DatabaseError, Error
 
 from ...exceptions import ClaimLost
-from ..events import CLAIMED, RELEASED, TAKEN_OVER, tell
+from ..events import CLAIMED, RELEASED, TAKEN_OVER, report
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Unavailable, Verdict
@@ -44,7 +44,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         return claim
     try:
         with _failing(store, wanted, claim):
-            tell(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
+            report(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
             finished = _reconciled(store, wanted, claim, work) or _run(store, wanted, claim, work)
             if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
                 store.complete(claim, finished.snapshot, ttl=wanted.ttl)
@@ -127,6 +127,6 @@ def _failing(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Non
 def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, error: BaseException) -> None:
     try:
         reconnecting_once(store, lambda: store.fail(claim, wanted, describe(error)))
-        tell(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
     except Error:
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)

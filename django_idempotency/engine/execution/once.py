@@ -20,7 +20,7 @@ from ...exceptions import (
     StoreBusy,
 )
 from ..conf import Idempotency, OnceKeywords, as_options, resolve, settings
-from ..events import REPLAYED, tell
+from ..events import REPLAYED, report
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
@@ -90,7 +90,7 @@ def run_once(
     wanted = _claim_request(resolved, work, scope, key, payload)
     outcome = execute(store_for(alias), wanted, _Function(work, resolved.reconcile))
     if isinstance(outcome, Completed):
-        tell(REPLAYED, wanted.identity, alias)
+        report(REPLAYED, wanted.identity, alias)
     return _result(outcome, wanted)
 
 

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import settings
-from ..events import REPLAYED, tell
+from ..events import REPLAYED, report
 from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
@@ -133,7 +133,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, snapshot: Snapshot) -> HttpRes
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
         return _refuse(call, problems.replay_refused())
-    tell(REPLAYED, wanted.identity, alias_of(call.options))
+    report(REPLAYED, wanted.identity, alias_of(call.options))
     if snapshot.is_tombstone:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:
