@@ -1,6 +1,6 @@
 """Every error answer of the package, as RFC 9457 problem details: one factory per error.
 
-Titles are the draft's own (section 2.7) and never translated; details are.
+Titles are those of the draft (section 2.7) and are never translated. Details are translated.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
 RETRY_AFTER = "1"
-"""Seconds. An atomic request is over when its transaction is, and nobody knows more."""
+"""Seconds. An atomic request ends with its transaction. When that will be is unknown."""
 UNKNOWN_RETRY_AFTER = "60"
-"""Seconds. Somebody has to look first."""
+"""Seconds. A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
-"""Statuses that link to the project's documentation of its keys."""
+"""Statuses whose answers link to the project's documentation of its keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error before it becomes a response: what the `ERROR_RESPONSE` setting gets."""
+    """An error before it becomes a response: the second argument of the `ERROR_RESPONSE` setting."""
 
     status: int
     title: str
@@ -52,7 +52,7 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
         detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
     else:
         detail = _("The request does not carry a usable key.")
-    if reason:  # the translation of nothing is the catalogue's header
+    if reason:  # gettext("") would return the header of the catalogue
         detail = f"{detail} {_(reason)}"
     return Problem(status=400, title="Idempotency-Key is not valid", detail=detail)
 
