@@ -18,6 +18,21 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
+__all__ = [
+    "ClaimLost",
+    "IdempotencyConfigurationError",
+    "IdempotencyError",
+    "LeaseLost",
+    "NotResolvable",
+    "NotRun",
+    "OperationInProgress",
+    "OutcomeUnknown",
+    "PayloadMismatch",
+    "ResultNotStorable",
+    "StoreBusy",
+    "TransactionBroken",
+]
+
 
 class IdempotencyError(Exception):
     """Base class of everything this package raises."""

@@ -16,6 +16,18 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
+__all__ = [
+    "key_claimed",
+    "key_completed",
+    "key_conflicted",
+    "key_held",
+    "key_mismatched",
+    "key_released",
+    "key_replayed",
+    "key_taken_over",
+    "keys_purged",
+]
+
 # use_caching: every request asks whether a signal has receivers.
 key_claimed = Signal(use_caching=True)
 """A worker has claimed the key. Leased mode: before the view runs. Atomic mode: with the signal of the outcome."""

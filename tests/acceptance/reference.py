@@ -36,6 +36,8 @@ def public() -> dict[str, list[str]]:
     return found
 
 
+ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
+"""Modules that have a page of their own."""
 COMMANDS = ("cleanup_idempotency_keys", "idempotency_endpoints")
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
@@ -64,6 +66,8 @@ def names() -> str:
     """Each public name with its signature and docstring."""
     lines: list[str] = []
     for module, members in public().items():
+        if module in ELSEWHERE:
+            continue
         lines += [f"## `{module}`", ""]
         for member in members:
             value = getattr(import_module(module), member)
