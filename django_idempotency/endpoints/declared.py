@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import Idempotency, for_methods, resolve, settings
+from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, resolve, settings
 from ..engine.declare.callables import unwrapped
 from ..engine.declare.decorators import MARK, VERBS
 from ..engine.declare.placement import method_name
@@ -64,6 +65,13 @@ def dispatch_layers(view_class: Any) -> Layers | None:
     """
     dispatches = (vars(cls).get("dispatch") for cls in view_class.__mro__)
     return next((layers for dispatch in dispatches if (layers := layers_of(dispatch)) is not None), None)
+
+
+def unsafe_verbs(view_class: Any, initkwargs: Mapping[str, Any], actions: Mapping[str, str] | None = None) -> list[str]:
+    """The unsafe verbs that a class-based view answers. `actions` are a viewset's: verb to name of its method."""
+    verbs = initkwargs.get("http_method_names", view_class.http_method_names)
+    names = {verb: verb if actions is None else actions.get(verb, "") for verb in verbs}
+    return [verb for verb, name in names.items() if verb.upper() not in SAFE_METHODS and hasattr(view_class, name)]
 
 
 def declared_methods(callback: Any) -> set[str] | None:

@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.contrib.admindocs.utils import (
-    remove_non_capturing_groups,
-    replace_metacharacters,
-    replace_named_groups,
-    replace_unnamed_groups,
-)
+from django.contrib.admindocs.views import simplify_regex
 
 from ..engine.conf import Idempotency, settings
 from ..engine.declare.callables import dotted_name
@@ -21,6 +16,13 @@ from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
 HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope", "key", "note")
+"""Of the table."""
+OF_ENDPOINT = ("method", "route", "name", "view", "protected", "note")
+OF_OPTIONS = (
+    *("required", "anonymous", "in_progress_status", "mismatch_status"),
+    *("ttl_seconds", "lease_seconds", "wait_seconds"),
+)
+"""Of the JSON objects."""
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
@@ -55,24 +57,17 @@ def as_json(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
 
 def _object(endpoint: Endpoint, allowed: bool) -> dict[str, Any]:
-    names = ("method", "route", "name", "view", "protected", "note")
-    found: dict[str, Any] = {name: getattr(endpoint, name) for name in names}
+    found: dict[str, Any] = {name: getattr(endpoint, name) for name in OF_ENDPOINT}
     if (options := endpoint.options) is None:
         return {**found, "allowed": allowed}
     return {
         **found,
         "mode": endpoint.mode,
-        "lease_seconds": options.lease_seconds,
-        "ttl_seconds": options.ttl_seconds,
-        "required": options.required,
+        "operation": _operation(endpoint, options),
         "header": settings().header if options.key is None else None,
         "key": None if options.key is None else specification.key_source(options.key),
         "scope": None if options.scope is None else dotted_name(options.scope),
-        "anonymous": options.anonymous,
-        "operation": _operation(endpoint, options),
-        "wait_seconds": options.wait_seconds,
-        "in_progress_status": options.in_progress_status,
-        "mismatch_status": options.mismatch_status,
+        **{name: getattr(options, name) for name in OF_OPTIONS},
     }
 
 
@@ -128,6 +123,4 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 def path(route: str) -> str:
     """The route as a client reads it: `^orders/(?P<pk>[^/.]+)/$` is `/orders/<pk>/`."""
-    for simplify in (remove_non_capturing_groups, replace_named_groups, replace_unnamed_groups, replace_metacharacters):
-        route = simplify(route)
-    return "/" + re.sub(r"\\(.)", r"\1", route).removeprefix("/")
+    return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

@@ -15,7 +15,7 @@ from ..engine.declare import frameworks
 from ..engine.declare.callables import dotted_name, unwrapped
 from ..engine.declare.class_options import class_layers
 from ..views import IdempotencyMixin
-from .declared import Declaration, declared_methods, dispatch_layers, layers_of
+from .declared import Declaration, declared_methods, dispatch_layers, layers_of, unsafe_verbs
 from .routes import routes
 
 ANY = "ANY"
@@ -49,14 +49,11 @@ class Endpoint:
     @property
     def mode(self) -> str:
         """ "atomic", "leased" or "leased, hold"; empty if not protected."""
-        return "" if self.options is None else mode(self.options)
-
-
-def mode(options: Idempotency) -> str:
-    """How the view runs under these options, in a word or two."""
-    if options.lease is None:
-        return "atomic"
-    return "leased, hold" if options.on_abandoned == "hold" else "leased"
+        if self.options is None:
+            return ""
+        if self.options.lease is None:
+            return "atomic"
+        return "leased, hold" if self.options.on_abandoned == "hold" else "leased"
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
@@ -114,11 +111,9 @@ def _of_class(callback: Any) -> Iterator[Declaration]:
         whole = class_layers(view_class, initkwargs) or None
         by_request = view_class.get_idempotency_options is not IdempotencyMixin.get_idempotency_options
     view = dotted_name(view_class)
-    for verb in initkwargs.get("http_method_names", view_class.http_method_names):
-        function = getattr(view_class, verb, None)
-        if verb.upper() not in SAFE_METHODS and function is not None:
-            layers = layers_of(function) if whole is None else whole
-            yield Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
+    for verb in unsafe_verbs(view_class, initkwargs):
+        layers = layers_of(getattr(view_class, verb)) if whole is None else whole
+        yield Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
 
 
 def _methods(declaration: Declaration) -> list[str]:

@@ -7,8 +7,9 @@ English.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from django.utils.translation import override
 
@@ -28,8 +29,7 @@ _NOT_STORED = Snapshot(status_code=200, headers=(), body=None)
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentedResponse:
+class DocumentedResponse(NamedTuple):
     """A response that a client may get in place of the view's: a problem, or 202 Accepted."""
 
     status: int
@@ -112,29 +112,29 @@ def comparison(options: Idempotency) -> str:
 def documented_responses(options: Idempotency) -> list[DocumentedResponse]:
     """The package's own responses on this endpoint, by status."""
     with override(None):
-        found = [_documented(problem, problem.detail.strip()) for problem in _problems(options)]
-    # The problem's own detail would name a status, which differs from response to response.
-    not_stored = "The request was processed, and its response is not kept. It is not run again."
-    found.append(_documented(problems.response_not_stored(_NOT_STORED), not_stored))
+        found = [
+            DocumentedResponse(problem.status, problem.title, problem.detail.strip(), "Retry-After" in problem.headers)
+            for problem in _problems(options)
+        ]
     if options.in_progress_status == 202:
         still = "The first request with this key is still being processed. Location is the page of its state."
-        found.append(DocumentedResponse(status=202, title="Accepted", meaning=still, retry_after=True))
+        found.append(DocumentedResponse(202, "Accepted", still, retry_after=True))
     return sorted(found, key=lambda response: response.status)
 
 
-def _problems(options: Idempotency) -> list[problems.Problem]:
-    return [
-        *([problems.missing_key(options)] if options.required else []),
-        problems.invalid_key(options, ""),
-        *([problems.anonymous_refused()] if options.scope is None and options.anonymous == "refuse" else []),
-        *([problems.replay_refused()] if options.may_replay is not None else []),
-        *([problems.outstanding(options)] if options.in_progress_status != 202 else []),
-        *([problems.outcome_unknown()] if options.lease is not None and options.on_abandoned == "hold" else []),
-        problems.already_used(options),
-    ]
-
-
-def _documented(problem: problems.Problem, meaning: str) -> DocumentedResponse:
-    return DocumentedResponse(
-        status=problem.status, title=problem.title, meaning=meaning, retry_after="Retry-After" in problem.headers
-    )
+def _problems(options: Idempotency) -> Iterator[problems.Problem]:
+    if options.required:
+        yield problems.missing_key(options)
+    yield problems.invalid_key(options, "")
+    if options.scope is None and options.anonymous == "refuse":
+        yield problems.anonymous_refused()
+    if options.may_replay is not None:
+        yield problems.replay_refused()
+    if options.in_progress_status != 202:
+        yield problems.outstanding(options)
+    if options.lease is not None and options.on_abandoned == "hold":
+        yield problems.outcome_unknown()
+    yield problems.already_used(options)
+    # The problem's own detail would name a status, which differs from response to response.
+    not_stored = "The request was processed, and its response is not kept. It is not run again."
+    yield replace(problems.response_not_stored(_NOT_STORED), detail=not_stored)

@@ -8,26 +8,22 @@ from typing import Any
 
 from rest_framework import decorators
 
-from ..endpoints.declared import Declaration, layers_of
-from ..engine.conf import SAFE_METHODS
+from ..endpoints.declared import Declaration, layers_of, unsafe_verbs
 from ..engine.declare.callables import dotted_name
 from .mixins import IdempotencyMixin, _layers
 
 
+def actions_of(callback: Any) -> Iterator[tuple[str, str | None]]:
+    """Each unsafe verb that the view answers, with the name of the viewset's action; None: not a viewset."""
+    actions = getattr(callback, "actions", None)
+    for verb in unsafe_verbs(callback.cls, getattr(callback, "initkwargs", {}), actions):
+        yield verb, None if actions is None else actions[verb]
+
+
 def declarations(callback: Any) -> Iterator[Declaration]:
     """The declarations of the result of `as_view()` or of a router: one for each unsafe method."""
-    for verb, action in unsafe_verbs(callback):
+    for verb, action in actions_of(callback):
         yield declaration_of(callback.cls, getattr(callback, "initkwargs", {}), verb, action)
-
-
-def unsafe_verbs(callback: Any) -> Iterator[tuple[str, str | None]]:
-    """Each unsafe verb that the view answers, and the name of the viewset's action; None: not a viewset."""
-    cls, initkwargs = callback.cls, getattr(callback, "initkwargs", {})
-    actions = getattr(callback, "actions", None)  # a viewset's: verb to name
-    for verb in initkwargs.get("http_method_names", cls.http_method_names):
-        action = None if actions is None else actions.get(verb, "")
-        if verb.upper() not in SAFE_METHODS and hasattr(cls, verb if action is None else action):
-            yield verb, action
 
 
 def declaration_of(cls: Any, attributes: Mapping[str, Any], verb: str, action: str | None) -> Declaration:

@@ -5,12 +5,8 @@
 A project with a schema class of its own puts `IdempotencySchemaMixin` in front of the bases of that class. What the
 project has declared itself, for the same header or status, stays.
 
-# Note [Why a schema class]
-Other extension points of drf-spectacular miss operations. An `OpenApiViewExtension` for APIView would exclude the
-project's own, and schemas of `@extend_schema` on a method do not inherit from it. A post-processing hook knows no
-view, and gets paths that settings may have rewritten. `get_operation` of the schema class knows view, method and
-registry, and the schemas of `@extend_schema` inherit from the class. The maintainer recommends an AutoSchema of one's
-own for such headers (issue #804).
+Other extension points of drf-spectacular miss operations: `@extend_schema` on a method leaves out an
+`OpenApiViewExtension`, and a post-processing hook knows no view. The maintainer recommends a schema class (issue #804).
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from ..endpoints.specification import DocumentedResponse
 from ..engine.conf import Idempotency, settings
 from ..engine.request.problems import Problem
 from ..exceptions import IdempotencyConfigurationError
-from .declared import declaration_of, unsafe_verbs
+from .declared import actions_of, declaration_of
 
 if TYPE_CHECKING:
     _Base = openapi.AutoSchema
@@ -78,7 +74,7 @@ def undescribed(callback: Any) -> Iterator[tuple[str, type]]:
     of_view = initkwargs.get("schema", cls.schema)
     if of_view is None or isinstance(of_view, IdempotencySchemaMixin):
         return  # None: the project has excluded the view
-    for verb, action in unsafe_verbs(callback):
+    for verb, action in actions_of(callback):
         # @extend_schema keeps its class on the method. drf-spectacular combines it with the class of the view.
         of_method = getattr(getattr(cls, action or verb), "kwargs", {}).get("schema")
         if isinstance(of_method, type) and issubclass(of_method, IdempotencySchemaMixin):

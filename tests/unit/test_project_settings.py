@@ -48,5 +48,6 @@ def test_callables_may_be_dotted_paths(settings: Any) -> None:
     assert conf.key_validator is not None
     assert conf.key_validator("x") is False
     assert conf.credential_headers == ("X-Key",)
+    assert conf.header_meta == "HTTP_IDEMPOTENCY_KEY"
     with pytest.raises(ValidationError):
         validate_slug("a b")
