@@ -76,7 +76,7 @@ def outcome_unknown() -> Problem:
         status=409,
         title="The outcome for this Idempotency-Key is unknown",
         detail=_(
-            "The first request with this key was interrupted, and nobody knows yet whether it took effect. "
+            "The first request with this key was interrupted, and it is not known yet whether it took effect. "
             "It needs attention and is not run again. Retry it later, unchanged."
         ),
         headers={"Retry-After": UNKNOWN_RETRY_AFTER},
