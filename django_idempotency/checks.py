@@ -22,7 +22,7 @@ from django.core.checks import register as register_check
 from django.db import connections, router
 
 from .endpoints.routes import routes
-from .engine.conf import resolve, settings
+from .engine.conf import get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
 from .engine.declare.placement import is_drf_view, misplaced_dispatch
 from .engine.request.atomic_requests import TakenOver, alias_of
@@ -43,7 +43,7 @@ def register() -> None:
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """The setting can be read, and each alias in use exists and holds the key table."""
     try:
-        settings()
+        get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
     return [message for alias in sorted(_aliases()) for message in _check_alias(alias)]
@@ -67,7 +67,7 @@ def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
     if not apps.is_installed("corsheaders"):
         return []
     try:
-        conf = settings()
+        conf = get_settings()
     except IdempotencyConfigurationError:
         return []  # E001 reports it
     messages: list[CheckMessage] = []
@@ -112,7 +112,7 @@ def _not_listed(setting: str, names: list[str]) -> str:
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
     try:
-        settings()
+        get_settings()
     except IdempotencyConfigurationError:
         return []  # E001 reports it, once and not for each route
     problems = {
@@ -146,7 +146,7 @@ def check_openapi(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     from .rest_framework.schema import undescribed
 
     try:
-        settings()
+        get_settings()
     except IdempotencyConfigurationError:
         return []  # E001 reports it
     found: dict[str, set[str]] = {}

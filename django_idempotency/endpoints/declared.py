@@ -9,7 +9,7 @@ from typing import Any
 
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, resolve, settings
+from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, get_settings, resolve
 from ..engine.declare.callables import unwrapped
 from ..engine.declare.decorators import MARK, VERBS
 from ..engine.declare.placement import method_name
@@ -39,7 +39,7 @@ class Declaration:
         Raises:
             IdempotencyConfigurationError: for options that contradict each other.
         """
-        if self.layers is None or not settings().enabled:
+        if self.layers is None or not get_settings().enabled:
             return None
         options = resolve(*self.layers)
         return options if method in options.methods else None

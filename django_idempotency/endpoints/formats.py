@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib.admindocs.views import simplify_regex
 
-from ..engine.conf import Idempotency, settings
+from ..engine.conf import Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
 from . import specification
 from .listing import Endpoint
@@ -64,7 +64,7 @@ def _object(endpoint: Endpoint, allowed: bool) -> dict[str, Any]:
         **found,
         "mode": endpoint.mode,
         "operation": _operation(endpoint, options),
-        "header": settings().header if options.key is None else None,
+        "header": get_settings().header if options.key is None else None,
         "key": None if options.key is None else specification.key_source(options.key),
         "scope": None if options.scope is None else dotted_name(options.scope),
         **{name: getattr(options, name) for name in OF_OPTIONS},
@@ -90,7 +90,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
 
 def _introduction() -> str:
-    conf = settings()
+    conf = get_settings()
     paragraphs = [
         "# Idempotency keys",
         f"Make up a key for each operation, send it in the request header `{conf.header}`, and send the same key with "
@@ -105,7 +105,7 @@ def _introduction() -> str:
 def _section(endpoint: Endpoint, options: Idempotency) -> str:
     required = "required" if options.required else "optional; without it the request is not protected"
     facts = {
-        "Header": f"`{settings().header}`, {required}" if options.key is None else "",
+        "Header": f"`{get_settings().header}`, {required}" if options.key is None else "",
         "Key": specification.key_format(options),
         "Unique for": f"{specification.uniqueness(options)}; operation `{_operation(endpoint, options)}`",
         "Compared with the first request": specification.comparison(options),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.conf import SAFE_METHODS, Idempotency, resolve, settings
+from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
 from ..engine.declare import frameworks
 from ..engine.declare.callables import dotted_name, unwrapped
 from ..engine.declare.class_options import class_layers
@@ -125,7 +125,7 @@ def _methods(declaration: Declaration) -> list[str]:
 
 def _note(declaration: Declaration, options: Idempotency | None) -> str:
     if options is None and declaration.layers is not None:
-        if not settings().enabled:
+        if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"
         return f"only {', '.join(sorted(resolve(*declaration.layers).methods))} protected"
     return "decided for each request" if declaration.decides_by_request else ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import override
 
-from ..engine.conf import Idempotency, settings
+from ..engine.conf import Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.snapshots import Snapshot
@@ -40,7 +40,7 @@ class DocumentedResponse(NamedTuple):
 
 def key_pattern() -> str:
     """The format of the header as a regular expression that JSON Schema accepts."""
-    conf = settings()
+    conf = get_settings()
     if conf.key_validator is is_uuid:
         return rf'^"{_UUID}"$' if conf.require_quoted_key else rf'^({_UUID}|"{_UUID}")$'
     return f"^{_QUOTED}$" if conf.require_quoted_key else f"^({_QUOTED}|{_BARE})$"
@@ -50,7 +50,7 @@ def key_format(options: Idempotency) -> str:
     """The format in words. If the header does not carry the key, the place of the key."""
     if options.key is not None:
         return key_source(options.key)
-    conf = settings()
+    conf = get_settings()
     if conf.key_validator is is_uuid:
         text = "A UUID"
     else:

@@ -22,7 +22,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from ..endpoints import specification
 from ..endpoints.specification import DocumentedResponse
-from ..engine.conf import Idempotency, settings
+from ..engine.conf import Idempotency, get_settings
 from ..engine.request.problems import Problem
 from ..exceptions import IdempotencyConfigurationError
 from .declared import actions_of, declaration_of
@@ -98,13 +98,13 @@ def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
     responses: Schema = operation["responses"]
     for status, response in responses.items():
         if str(status).startswith("2"):
-            _headers(response)[settings().replayed_header] = {**_replayed(), "required": required}
+            _headers(response)[get_settings().replayed_header] = {**_replayed(), "required": required}
     for status, documented in groupby(specification.documented_responses(options), key=lambda found: found.status):
         _add_responses(schema, responses, str(status), list(documented))
 
 
 def _add_parameter(operation: Schema, options: Idempotency, required: bool) -> None:
-    name = settings().header
+    name = get_settings().header
     parameters: list[Schema] = operation.setdefault("parameters", [])
     if any(known.get("in") == "header" and known["name"].lower() == name.lower() for known in parameters):
         return
@@ -120,7 +120,7 @@ def _add_parameter(operation: Schema, options: Idempotency, required: bool) -> N
 
 
 def _parameter_text(options: Idempotency) -> str:
-    url = settings().docs_url
+    url = get_settings().docs_url
     return (
         f"{specification.key_format(options)} Kept for: {specification.lifetime(options)}. "
         f"Unique for: {specification.uniqueness(options)}. "
@@ -145,10 +145,10 @@ def _add_responses(
         # The body is the state of the first request, as on its status page.
         response.setdefault("content", {}).setdefault("application/json", {"schema": {"type": "object"}})
         _headers(response).setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
-    elif settings().error_response is None:
+    elif get_settings().error_response is None:
         response.setdefault("content", {}).setdefault(PROBLEM_TYPE, {"schema": _problem(schema)})
     headers = _headers(response)
-    headers.setdefault(settings().replayed_header, _replayed())
+    headers.setdefault(get_settings().replayed_header, _replayed())
     if any(found.retry_after for found in documented):
         headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."})
 

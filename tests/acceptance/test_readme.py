@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
-from django_idempotency.engine.conf import Idempotency, settings
+from django_idempotency.engine.conf import Idempotency, get_settings
 from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent, create_key
@@ -189,7 +189,7 @@ def test_the_settings_are_accepted(page, run):
     shown = run(page, "settings.py", INSTALLED_APPS=[])
 
     with override_settings(IDEMPOTENCY=shown.IDEMPOTENCY):
-        assert isinstance(settings().options, Idempotency)
+        assert isinstance(get_settings().options, Idempotency)
 
 
 @pytest.mark.django_db(transaction=True)

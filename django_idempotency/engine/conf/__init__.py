@@ -2,7 +2,7 @@
 
 from .keywords import Keywords, OnceKeywords, UnleasedKeywords
 from .options import OPTION_NAMES, SAFE_METHODS, Idempotency, as_options, for_methods, is_final
-from .project_settings import SETTING_NAMES, Settings, settings
+from .project_settings import SETTING_NAMES, Settings, get_settings
 from .resolving import resolve
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "UnleasedKeywords",
     "as_options",
     "for_methods",
+    "get_settings",
     "is_final",
     "resolve",
-    "settings",
 ]

@@ -72,7 +72,7 @@ Settings.__doc__ = described(Settings)
 
 
 @lru_cache(maxsize=1)
-def settings() -> Settings:
+def get_settings() -> Settings:
     """Read the `IDEMPOTENCY` setting. Names are upper case, as Django's are. Lower case is accepted too."""
     raw = getattr(django_settings, "IDEMPOTENCY", {})
     if not isinstance(raw, Mapping):

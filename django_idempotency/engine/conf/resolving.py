@@ -9,7 +9,7 @@ from django.core.signals import setting_changed
 
 from ...exceptions import IdempotencyConfigurationError
 from .options import DEFAULTS, Idempotency
-from .project_settings import settings
+from .project_settings import get_settings
 
 
 @lru_cache(maxsize=1024)
@@ -22,7 +22,7 @@ def resolve(*layers: Idempotency) -> Idempotency:
         IdempotencyConfigurationError: for options that contradict each other.
     """
     merged = DEFAULTS.given()
-    for layer in reversed((*layers, settings().options)):
+    for layer in reversed((*layers, get_settings().options)):
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
@@ -53,7 +53,7 @@ def _refuse_without_lease(name: str, value: Any) -> None:
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "IDEMPOTENCY":
-        settings.cache_clear()
+        get_settings.cache_clear()
         resolve.cache_clear()
 
 

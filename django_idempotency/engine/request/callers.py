@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 
 STABLE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
 """Authorization schemes whose credential is the same in a retry. Digest, AWS4 and Signature are new each time."""
@@ -103,7 +103,7 @@ def _credential(request: Any) -> str | None:
 
 def _credentials(request: Any) -> Iterator[tuple[str, str]]:
     """Name and value of each credential header that stays the same in a retry."""
-    for header in settings().credential_headers:
+    for header in get_settings().credential_headers:
         value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
         if value and header.lower() == "authorization":
             scheme, _, rest = value.partition(" ")

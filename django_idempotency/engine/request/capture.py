@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.snapshots import Snapshot
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def _body(response: Any, options: Idempotency) -> bytes | None:
 
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
     named = response.headers.get("Connection", "").lower().split(",")
-    kept = {"set-cookie"} if settings().store_cookies else set()
+    kept = {"set-cookie"} if get_settings().store_cookies else set()
     dropped = HOP_BY_HOP.union(name.strip() for name in named) | CREDENTIALS - kept
     yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
         yield REASON, response.reason_phrase
-    if settings().store_cookies:
+    if get_settings().store_cookies:
         yield from (("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())

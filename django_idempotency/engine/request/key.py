@@ -11,7 +11,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.key_syntax import InvalidKey, check_key, parse_header
 
 
@@ -38,7 +38,7 @@ def read_key(request: Any, options: Idempotency) -> str | None:
         InvalidKey: the client sent something that is not a key.
         IdempotencyConfigurationError: the project's `key=` returned something else than a str or None.
     """
-    conf = settings()
+    conf = get_settings()
     if options.key is not None:
         value = options.key(request)
         if value is not None and not isinstance(value, str):

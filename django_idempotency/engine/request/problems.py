@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
@@ -39,7 +39,7 @@ class Problem:
 def missing_key(options: Idempotency) -> Problem:
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
-        detail %= {"header": settings().header}
+        detail %= {"header": get_settings().header}
     elif isinstance(options.key, KeyReader):
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
     else:
@@ -49,7 +49,7 @@ def missing_key(options: Idempotency) -> Problem:
 
 def invalid_key(options: Idempotency, reason: str) -> Problem:
     if options.key is None:
-        detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
+        detail = _("The request header %(header)s does not carry a usable key.") % {"header": get_settings().header}
     else:
         detail = _("The request does not carry a usable key.")
     if reason:  # gettext("") would return the header of the catalogue
@@ -121,7 +121,7 @@ def store_busy() -> Problem:
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
     """The problem in the project's own format, if it has one, else as application/problem+json."""
-    conf = settings()
+    conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
     else:
