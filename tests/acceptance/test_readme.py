@@ -212,6 +212,18 @@ def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
 
 
 @pytest.mark.django_db
+def test_both_schema_classes_show_the_key(run, settings):
+    """The class of the setting, and the project's own."""
+    pytest.importorskip("drf_spectacular")
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework.schema import AutoSchema, IdempotencySchemaMixin
+
+    settings.REST_FRAMEWORK = run("docs/endpoints.md", "settings.py").REST_FRAMEWORK
+    assert isinstance(APIView.schema, AutoSchema)
+    assert issubclass(run("docs/endpoints.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
+
+
 def test_the_leased_example_charges_once(run, serve, client, gateway):
     """Posted twice under one key: one charge, one order with it."""
     sys.modules["shop"].gateway = gateway
@@ -331,7 +343,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/clients.md": ["client.py"],  # test_clients.py
         "docs/databases.md": ["shop/tenants.py", "shop/archive.py"],
         "docs/drf.md": ["shop/orders.py"],
-        "docs/endpoints.md": ["shop/tests.py"],
+        "docs/endpoints.md": ["shop/tests.py", "settings.py", "shop/schema.py"],
         "docs/forms.md": ["shop/forms.py", "cors.py"],
         "docs/howto-graphql.md": ["shop/graphql.py"],
         "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],
