@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ class IdempotencyAppConfig(AppConfig):
         checks.register()
         frameworks.register("rest_framework", _rest_framework)
         frameworks.register("ninja", _ninja)
-        if apps.is_installed("drf_spectacular"):
-            import_module("django_idempotency.rest_framework.schema").install()
 
 
 def _rest_framework() -> Framework:

@@ -1,10 +1,11 @@
-"""System checks: a set-up that cannot protect is told before the first request.
+"""System checks: they report a set-up that cannot protect, before the first request.
 
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, W001 SQLite without IMMEDIATE transactions,
-W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins.
+W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins,
+W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the key out of OpenAPI.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from django.core.checks import register as register_check
 from django.db import connections, router
 
 from .endpoints.routes import routes
-from .engine.conf import resolve, settings
-from .engine.declare.placement import misplaced_dispatch
+from .engine.conf import get_settings, resolve
+from .engine.declare.callables import dotted_name, unwrapped
+from .engine.declare.placement import is_drf_view, misplaced_dispatch
 from .engine.request.atomic_requests import TakenOver, alias_of
 from .engine.request.status_page import status_url
 from .engine.stores import store_for
@@ -34,13 +36,14 @@ def register() -> None:
     register_check(check_settings, "django_idempotency")
     register_check(check_cors, Tags.security)
     register_check(check_urls, Tags.urls)
+    register_check(check_openapi, Tags.urls)
     register_check(check_databases, Tags.database)
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """The setting can be read, and each alias in use exists and holds the key table."""
     try:
-        settings()
+        get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
     return [message for alias in sorted(_aliases()) for message in _check_alias(alias)]
@@ -49,7 +52,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """What has to be asked of the database itself: only with `check --database` and before `migrate`."""
+    """Checks that query the database: they run only with `check --database` and before `migrate`."""
     messages: list[CheckMessage] = []
     for alias in _aliases_or_none().intersection(databases or ()):
         try:
@@ -60,13 +63,13 @@ def check_databases(
 
 
 def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Scripts of other origins may send the key and read what they need to retry, if they are let in at all."""
+    """With django-cors-headers, scripts of other origins can send the key and read the headers about a retry."""
     if not apps.is_installed("corsheaders"):
         return []
     try:
-        conf = settings()
+        conf = get_settings()
     except IdempotencyConfigurationError:
-        return []  # E001 tells
+        return []  # E001 reports it
     messages: list[CheckMessage] = []
     if hidden := _not_listed("CORS_ALLOW_HEADERS", [conf.header]):
         messages.append(
@@ -91,7 +94,7 @@ def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
 def _polls() -> bool:
     """Does any route answer duplicates with 202 and the `Location` of a status page?"""
     for _callback, mark in _marks():
-        with suppress(IdempotencyConfigurationError):  # E007 tells
+        with suppress(IdempotencyConfigurationError):  # E007 reports it
             if mark.options().in_progress_status == 202:
                 return True
     return False
@@ -100,7 +103,7 @@ def _polls() -> bool:
 def _not_listed(setting: str, names: list[str]) -> str:
     """The names that the setting of django-cors-headers leaves out; by default it lists none of them."""
     listed = {str(name).lower() for name in getattr(django_settings, setting, None) or ()}
-    # To browsers the asterisk means every header, but only in answers that are not about credentials.
+    # To browsers the asterisk means every header, but not in answers to requests with credentials.
     if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
         return ""
     return " and ".join(name for name in names if name.lower() not in listed)
@@ -109,14 +112,13 @@ def _not_listed(setting: str, names: list[str]) -> str:
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
     try:
-        settings()
+        get_settings()
     except IdempotencyConfigurationError:
-        return []  # E001 tells, once and not for each route
+        return []  # E001 reports it, once and not for each route
     problems = {
         problem
         for callback in _callbacks()
-        for view_class in (getattr(callback, "view_class", None) or getattr(callback, "cls", None),)
-        if view_class is not None and (problem := misplaced_dispatch(view_class)) is not None
+        if (view_class := _view_class(callback)) is not None and (problem := misplaced_dispatch(view_class)) is not None
     }
     messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
     contradictions: set[str] = set()
@@ -124,7 +126,7 @@ def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
         try:
             mark.options()
         except IdempotencyConfigurationError as error:
-            contradictions.add(f"{callback.__module__}.{getattr(callback, '__qualname__', callback)}: {error}")
+            contradictions.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
     messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
     return [*messages, *(_check_status_page() if _polls() else [])]
 
@@ -135,6 +137,33 @@ def _check_status_page() -> list[CheckMessage]:
     except IdempotencyConfigurationError as error:
         return [Error(str(error), id="django_idempotency.E008")]
     return []
+
+
+def check_openapi(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Each protected view of the REST framework shows its key in the schema of drf-spectacular."""
+    if not apps.is_installed("drf_spectacular"):
+        return []
+    from .rest_framework.schema import undescribed
+
+    try:
+        get_settings()
+    except IdempotencyConfigurationError:
+        return []  # E001 reports it
+    found: dict[str, set[str]] = {}
+    for callback in _callbacks():
+        for candidate in unwrapped(callback):
+            if is_drf_view(getattr(candidate, "cls", None)):
+                for view, schema in undescribed(candidate):
+                    found.setdefault(dotted_name(schema), set()).add(view)
+    return [
+        Warning(
+            f"the schema class {schema} leaves the idempotency key out of OpenAPI, of {', '.join(sorted(views))}.",
+            hint="Set REST_FRAMEWORK['DEFAULT_SCHEMA_CLASS'] = 'django_idempotency.rest_framework.schema.AutoSchema', "
+            "or put IdempotencySchemaMixin of that module in front of the bases of your own schema class.",
+            id="django_idempotency.W005",
+        )
+        for schema, views in sorted(found.items())
+    ]
 
 
 def _aliases() -> set[str]:
@@ -157,7 +186,7 @@ def _aliases_or_none() -> set[str]:
     try:
         return _aliases()
     except IdempotencyConfigurationError:
-        return set()  # E001 tells
+        return set()  # E001 reports it
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:
@@ -201,17 +230,22 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
             f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
-            f"{connection.timezone_name!r}: the admin and the metrics show them, and ages, off by as much.",
-            hint="Nothing expires sooner or later for it. Set USE_TZ = True, and no TIME_ZONE of the database.",
+            f"{connection.timezone_name!r}: the admin and the metrics show times and ages with that difference.",
+            hint="Nothing expires sooner or later. Set USE_TZ = True, and no TIME_ZONE of the database.",
             id="django_idempotency.W004",
         )
 
 
 def _reads_committed(options: dict[str, Any]) -> bool:
-    # psycopg and psycopg2 number the levels differently, and neither need be installed elsewhere.
+    # psycopg and psycopg2 number the levels differently. On other databases neither may be installed.
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)
+
+
+def _view_class(callback: Any) -> Any:
+    """The class behind the result of `as_view()`; None for a function."""
+    return getattr(callback, "view_class", None) or getattr(callback, "cls", None)
 
 
 def _callbacks() -> Iterator[Any]:

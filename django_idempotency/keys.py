@@ -1,6 +1,6 @@
-"""Ready readers for the `key` option, for clients that cannot set the `Idempotency-Key` header.
+"""Readers for the `key` option, for clients that cannot set the `Idempotency-Key` header.
 
-A reader returns the key, or None if the client sent none (400, or unprotected with `required=False`). What it found is
+A reader returns the key, or None if the client sent none (400, or unprotected with `required=False`). The key is
 checked as every key is: 1 to 255 visible ASCII characters, else 400.
 """
 
@@ -33,13 +33,20 @@ __all__ = [
 ]
 
 FORM_FIELD = "idempotency_key"
-"""What `{% idempotency_key %}` calls its field."""
+"""The name of the field that `{% idempotency_key %}` renders."""
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
     """Read a form's field, such as the one that `{% idempotency_key %}` renders.
 
-    Django parses the form for it: a view that sets `request.upload_handlers` is too late then, as it is behind CSRF.
+    Django parses the form before the view runs. So a view cannot set `request.upload_handlers` any more, as is true
+    behind the CSRF middleware.
+
+    Args:
+        name: the name of the field.
+
+    Returns:
+        A value for the `key` option.
     """
 
     def read(request: Any) -> str | None:
@@ -50,7 +57,14 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
 
 
 def from_header(name: str) -> KeyReader:
-    """Read another request header as it is: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`."""
+    """Read another request header as it is: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`.
+
+    Args:
+        name: the name of the header.
+
+    Returns:
+        A value for the `key` option.
+    """
 
     def read(request: Any) -> str | None:
         value: str | None = request.headers.get(name)
@@ -63,6 +77,15 @@ def from_json(*path: str) -> KeyReader:
     """Read a string or a whole number in a JSON body: `from_json("id")` (Stripe), `from_json("data", "id")`.
 
     The body is read into memory (DATA_UPLOAD_MAX_MEMORY_SIZE applies), and the view can read it again.
+
+    Args:
+        path: the names of the field and of the objects around it, outermost first.
+
+    Returns:
+        A value for the `key` option.
+
+    Raises:
+        IdempotencyConfigurationError: no field is named.
     """
     if not path or not all(isinstance(name, str) and name for name in path):
         raise IdempotencyConfigurationError(f'from_json{path!r}: name the field, as in from_json("data", "id").')
@@ -82,9 +105,12 @@ def from_json(*path: str) -> KeyReader:
 
 
 def from_cloudevent() -> KeyReader:
-    """Read a CloudEvent, whose `id` is unique for its `source` only: from its headers, or from its JSON envelope.
+    """Read `source` and `id` of a CloudEvent, from its headers or its JSON envelope. An `id` is unique in its `source`.
 
     https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md#id
+
+    Returns:
+        A value for the `key` option.
     """
 
     def read(request: Any) -> str | None:
@@ -96,12 +122,12 @@ def from_cloudevent() -> KeyReader:
         source, id_ = attributes.get("source"), attributes.get("id")
         if not (isinstance(source, str) and source and isinstance(id_, str) and id_):
             return None
-        # With its length, no source can continue into an id and be taken for another one.
+        # The length keeps pairs apart: else source "a" with id "b:c" would be equal to source "a:b" with id "c".
         key = f"{len(source)}:{source}:{id_}"
         try:
             return check_key(key)
         except InvalidKey:
-            # Long, or with spaces, which a CloudEvent may be and a key may not. JSON may hold half a surrogate pair.
+            # A CloudEvent may be longer than a key, or hold spaces. JSON may hold half a surrogate pair.
             return f"sha256:{sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
     return KeyReader(read=read, source=_("the CloudEvents attributes source and id"))

@@ -1,4 +1,4 @@
-"""Which endpoints of the project are protected, for people, for programs and for OpenAPI."""
+"""The project's endpoints and whether they are protected, for people, for programs and for OpenAPI."""
 
 from .listing import Endpoint, list_endpoints
 

@@ -1,30 +1,31 @@
-"""What answers a method of a route, and what `idempotent` has left on it: read, never called."""
+"""What a view declares about its protection. The view is inspected, never called."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import Idempotency
-from ..engine.declare.decorators import MARK, VERBS, only_method
+from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, get_settings, resolve
+from ..engine.declare.callables import unwrapped
+from ..engine.declare.decorators import MARK, VERBS
 from ..engine.declare.placement import method_name
 
 Layers = tuple[Idempotency, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handler:
-    """One method of one view.
+class Declaration:
+    """What a view declares for one HTTP method.
 
-    method: None if the view does not say which methods it answers.
-    view: its dotted name.
-    layers: the option layers, nearest first; None: nothing protects it.
-    decides_by_request: the layers are only the rule, the view may decide otherwise for a request.
+    Attributes:
+        method: None if the view does not declare its methods.
+        view: its dotted name.
+        layers: the option layers, nearest first; None: not protected.
+        decides_by_request: the view may decide otherwise for a request.
     """
 
     method: str | None
@@ -32,14 +33,16 @@ class Handler:
     layers: Layers | None
     decides_by_request: bool = False
 
+    def options_for(self, method: str) -> Idempotency | None:
+        """The resolved options; None: this method is not protected.
 
-def unwrapped(view: Any) -> Iterator[Any]:
-    """The callable and what is below its decorators, as far as `functools.wraps` and `partial` show it."""
-    seen = set()
-    while view is not None and id(view) not in seen:
-        seen.add(id(view))
-        yield view
-        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+        Raises:
+            IdempotencyConfigurationError: for options that contradict each other.
+        """
+        if self.layers is None or not get_settings().enabled:
+            return None
+        options = resolve(*self.layers)
+        return options if method in options.methods else None
 
 
 def layers_of(view: Any) -> Layers | None:
@@ -49,27 +52,33 @@ def layers_of(view: Any) -> Layers | None:
     for candidate in (*unwrapped(view), getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
         layers: Layers | None = getattr(candidate, MARK, None)
         if layers is not None:
-            # method_decorator decorates when the method is called; what it shows until then is a mark without verb.
+            # method_decorator decorates on each call. Until then the mark has no `methods=`.
             verb = method_name(candidate)
-            return (*layers, only_method(verb.upper())) if verb in VERBS else layers
+            return (*layers, for_methods(verb.upper())) if verb in VERBS else layers
     return None
 
 
-def dotted(view: Any) -> str:
-    """The name to find the view by: of the innermost function, or of the class of an object."""
-    *_, innermost = unwrapped(view)
-    found = innermost if hasattr(innermost, "__qualname__") else type(innermost)
-    return f"{found.__module__}.{found.__qualname__}"
-
-
 def dispatch_layers(view_class: Any) -> Layers | None:
-    """Of the protected `dispatch` of a base class too: one above it, such as LoginRequiredMixin's, calls it."""
+    """The option layers of the nearest protected `dispatch`, of the class or of a base class.
+
+    A `dispatch` above it, such as LoginRequiredMixin's, calls the protected one.
+    """
     dispatches = (vars(cls).get("dispatch") for cls in view_class.__mro__)
     return next((layers for dispatch in dispatches if (layers := layers_of(dispatch)) is not None), None)
 
 
+def unsafe_verbs(view_class: Any, initkwargs: Mapping[str, Any], actions: Mapping[str, str] | None = None) -> list[str]:
+    """The unsafe verbs that a class-based view answers. `actions` are a viewset's: verb to name of its method."""
+    verbs = initkwargs.get("http_method_names", view_class.http_method_names)
+    names = {verb: verb if actions is None else actions.get(verb, "") for verb in verbs}
+    return [verb for verb, name in names.items() if verb.upper() not in SAFE_METHODS and hasattr(view_class, name)]
+
+
 def declared_methods(callback: Any) -> set[str] | None:
-    """From `require_http_methods`, `require_POST` and the like, which keep them in a closure; None: not declared."""
+    """The methods of `require_http_methods`, `require_POST` and the like; None: not declared.
+
+    Those decorators keep the methods in a closure.
+    """
     found = None
     for candidate in unwrapped(callback):
         if getattr(candidate, "__globals__", None) is vars(method_decorators):

@@ -1,4 +1,4 @@
-"""The endpoints as text: a table for people, JSON for programs, Markdown to publish."""
+"""The endpoints as text: a table for people, JSON for programs, Markdown to publish. Always English."""
 
 from __future__ import annotations
 
@@ -7,39 +7,37 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.contrib.admindocs.utils import (
-    remove_non_capturing_groups,
-    replace_metacharacters,
-    replace_named_groups,
-    replace_unnamed_groups,
-)
-from django.utils.translation import gettext as _
+from django.contrib.admindocs.views import simplify_regex
 
-from ..engine.conf import Idempotency, settings
+from ..engine.conf import Idempotency, get_settings
+from ..engine.declare.callables import dotted_name
 from . import specification
 from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
+HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope", "key", "note")
+"""Of the table."""
+OF_ENDPOINT = ("method", "route", "name", "view", "protected", "note")
+OF_OPTIONS = (
+    *("required", "anonymous", "in_progress_status", "mismatch_status"),
+    *("ttl_seconds", "lease_seconds", "wait_seconds"),
+)
+"""Of the JSON objects."""
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """One line for each endpoint, and a line that counts."""
-    lines = [
-        (
-            *(_("method"), _("route"), _("view"), _("protected"), _("mode"), _("kept for"), _("scope"), _("key")),
-            _("note"),
-        ),
-        *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints),
-    ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    counts = {
-        "protected": sum(endpoint.protected for endpoint in endpoints),
-        "unprotected": sum(not endpoint.protected for endpoint in endpoints),
-        "allowed": sum(not endpoint.protected and allowed(endpoint) for endpoint in endpoints),
-    }
+    lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    unprotected = [endpoint for endpoint in endpoints if not endpoint.protected]
     return "\n".join(
-        [*table, "", _("%(protected)d protected, %(unprotected)d not, of which %(allowed)d are allowed.") % counts]
+        [
+            *table,
+            "",
+            f"{len(endpoints) - len(unprotected)} protected, {len(unprotected)} not, "
+            f"of which {sum(map(allowed, unprotected))} are allowed.",
+        ]
     )
 
 
@@ -47,47 +45,30 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
     options = endpoint.options
     first = (endpoint.method, endpoint.route, endpoint.view)
     if options is None:
-        return *first, _("no, allowed") if allowed else _("no"), "", "", "", "", endpoint.note
-    required = _("required") if options.required else _("optional")
-    rest = (endpoint.mode, specification.lifetime(options), specification.scope(options), required, endpoint.note)
-    return *first, _("yes"), *rest
+        return *first, "no, allowed" if allowed else "no", "", "", "", "", endpoint.note
+    required = "required" if options.required else "optional"
+    rest = (specification.lifetime(options), specification.scope(options), required, endpoint.note)
+    return *first, "yes", endpoint.mode, *rest
 
 
 def as_json(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """A list of objects. Names and values are not translated, `note` is."""
+    """A list of objects."""
     return json.dumps([_object(endpoint, allowed(endpoint)) for endpoint in endpoints], indent=2)
 
 
 def _object(endpoint: Endpoint, allowed: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "method": endpoint.method,
-        "route": endpoint.route,
-        "name": endpoint.name,
-        "view": endpoint.view,
-        "protected": endpoint.protected,
-        "note": endpoint.note,
-    }
+    found: dict[str, Any] = {name: getattr(endpoint, name) for name in OF_ENDPOINT}
     if (options := endpoint.options) is None:
         return {**found, "allowed": allowed}
     return {
         **found,
         "mode": endpoint.mode,
-        "lease_seconds": options.lease_seconds,
-        "ttl_seconds": options.ttl_seconds,
-        "required": options.required,
-        "header": settings().header if options.key is None else None,
-        "key": None if options.key is None else specification.key_source(options.key),
-        "scope": _callable(options.scope),
-        "anonymous": options.anonymous,
         "operation": _operation(endpoint, options),
-        "wait_seconds": options.wait_seconds,
-        "in_progress_status": options.in_progress_status,
-        "mismatch_status": options.mismatch_status,
+        "header": get_settings().header if options.key is None else None,
+        "key": None if options.key is None else specification.key_source(options.key),
+        "scope": None if options.scope is None else dotted_name(options.scope),
+        **{name: getattr(options, name) for name in OF_OPTIONS},
     }
-
-
-def _callable(value: Any) -> str | None:
-    return None if value is None else specification.callable_name(value)
 
 
 def _operation(endpoint: Endpoint, options: Idempotency) -> str:
@@ -99,57 +80,47 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
     Unprotected endpoints that are allowed are left out.
     """
-    protected = [_section(endpoint, options) for endpoint in endpoints if (options := endpoint.options) is not None]
+    parts = [_introduction()]
+    parts += [_section(endpoint, options) for endpoint in endpoints if (options := endpoint.options) is not None]
     left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
-    parts = [_introduction(), *protected]
     if left:
-        lines = [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
-        parts += [f"## {_('Not protected')}\n\n{_('These take no notice of a key: a retry may run again.')}\n", *lines]
+        parts.append("## Not protected\n\nThese take no notice of a key: a retry may run again.\n")
+        parts += [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
     return "\n".join(parts)
 
 
 def _introduction() -> str:
-    conf = settings()
-    says = {"header": f"`{conf.header}`", "replayed": f"`{conf.replayed_header}`"}
+    conf = get_settings()
     paragraphs = [
-        f"# {_('Idempotency keys')}",
-        _(
-            "Make up a key for each operation, send it in the request header %(header)s, and send the same key with "
-            "every retry of that operation, which must be the same request."
-        )
-        % says,
-        _(
-            "%(replayed)s in an answer says whether it is the kept answer of an earlier request (`true`) or first-hand "
-            "(`false`). Without that header no key was honoured."
-        )
-        % says,
+        "# Idempotency keys",
+        f"Make up a key for each operation, send it in the request header `{conf.header}`, and send the same key with "
+        "every retry of that operation, which must be the same request.",
+        f"`{conf.replayed_header}` in an answer says whether it is the kept answer of an earlier request (`true`) or "
+        "first-hand (`false`). Without that header no key was honoured.",
+        *([f"See also: <{conf.docs_url}>"] if conf.docs_url else []),
     ]
-    if conf.docs_url:
-        paragraphs.append(_("See also: %(url)s") % {"url": f"<{conf.docs_url}>"})
     return "\n\n".join(paragraphs) + "\n"
 
 
 def _section(endpoint: Endpoint, options: Idempotency) -> str:
-    required = _("required") if options.required else _("optional; without it the request is not protected")
-    expiry = _("%(time)s from the first request. After that the key is as if it had never been used.")
+    required = "required" if options.required else "optional; without it the request is not protected"
     facts = {
-        **({_("Header"): f"`{settings().header}`, {required}"} if options.key is None else {}),
-        _("Key"): specification.key_format(options),
-        _("Unique for"): f"{specification.uniqueness(options)}; {_('operation')} `{_operation(endpoint, options)}`",
-        _("Compared with the first request"): specification.comparison(options),
-        _("Kept for"): expiry % {"time": specification.lifetime(options)},
-        **({_("Note"): endpoint.note} if endpoint.note else {}),
+        "Header": f"`{get_settings().header}`, {required}" if options.key is None else "",
+        "Key": specification.key_format(options),
+        "Unique for": f"{specification.uniqueness(options)}; operation `{_operation(endpoint, options)}`",
+        "Compared with the first request": specification.comparison(options),
+        "Kept for": f"{specification.lifetime(options)} from the first request. After that the key is as if it had "
+        "never been used.",
+        "Note": endpoint.note,
     }
-    lines = [f"- {name}: {text}" for name, text in facts.items()]
+    lines = [f"- {name}: {text}" for name, text in facts.items() if text]
     lines += [
-        f"- {answer.status} “{answer.title}”: {answer.meaning}" + (" `Retry-After`." if answer.retry_after else "")
-        for answer in specification.answers(options)
+        f"- {response.status} “{response.title}”: {response.meaning}{' `Retry-After`.' * response.retry_after}"
+        for response in specification.documented_responses(options)
     ]
     return f"## {endpoint.method} {path(endpoint.route)}\n\n" + "\n".join(lines) + "\n"
 
 
 def path(route: str) -> str:
     """The route as a client reads it: `^orders/(?P<pk>[^/.]+)/$` is `/orders/<pk>/`."""
-    for simplify in (remove_non_capturing_groups, replace_named_groups, replace_unnamed_groups, replace_metacharacters):
-        route = simplify(route)
-    return "/" + re.sub(r"\\(.)", r"\1", route).removeprefix("/")
+    return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

@@ -9,7 +9,7 @@ from django.urls import URLResolver, get_resolver
 
 
 def routes(urlconf: str | None = None) -> Iterator[tuple[str, str, Any]]:
-    """Each route as `resolver_match.route` gives it, its name with namespaces ("" if it has none), and its callback."""
+    """Each route as in `resolver_match.route`, its name with namespaces (or the empty string), and its callback."""
     yield from _below(get_resolver(urlconf).url_patterns)
 
 
@@ -17,7 +17,7 @@ def _below(
     patterns: Sequence[Any], prefix: str = "", namespaces: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, str, Any]]:
     for pattern in patterns:
-        # As Django joins them for resolver_match.route.
+        # Joined as Django does for resolver_match.route.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):

@@ -1,19 +1,20 @@
-"""The words of the published specification: what a client has to know of one protected endpoint.
+"""The words of the published specification: what a client must know of one protected endpoint.
 
-Sections 2.2, 2.3 and 2.5.2 of the draft want published: whether a key is required, its format, what makes it unique,
-how requests are compared, and the expiry. The Markdown of `idempotency_endpoints` and OpenAPI say it in these words.
+Sections 2.2, 2.3 and 2.5.2 of the draft name the contents: whether a key is required, its format, what makes it unique,
+how requests are compared, and the expiry. The Markdown of `idempotency_endpoints` and OpenAPI use these words, in
+English.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import override
 
-from ..engine.conf import Idempotency, settings
+from ..engine.conf import Idempotency, get_settings
+from ..engine.declare.callables import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.request import problems
@@ -25,9 +26,11 @@ _UUID = "-".join(rf"[0-9a-fA-F]{{{length}}}" for length in (8, 4, 4, 4, 12))
 _NOT_STORED = Snapshot(status_code=200, headers=(), body=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An answer that a client of the endpoint may get instead of the view's: a problem, unless it is 202."""
+_UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
+
+
+class DocumentedResponse(NamedTuple):
+    """A response that a client may get in place of the view's: a problem, or 202 Accepted."""
 
     status: int
     title: str
@@ -36,110 +39,102 @@ class Answer:
 
 
 def key_pattern() -> str:
-    """What the header may hold, as a regular expression that JSON Schema takes."""
-    conf = settings()
+    """The format of the header as a regular expression that JSON Schema accepts."""
+    conf = get_settings()
     if conf.key_validator is is_uuid:
         return rf'^"{_UUID}"$' if conf.require_quoted_key else rf'^({_UUID}|"{_UUID}")$'
     return f"^{_QUOTED}$" if conf.require_quoted_key else f"^({_QUOTED}|{_BARE})$"
 
 
 def key_format(options: Idempotency) -> str:
-    """The same in words, or what reads the key instead of the header."""
+    """The format in words. If the header does not carry the key, the place of the key."""
     if options.key is not None:
         return key_source(options.key)
-    conf = settings()
+    conf = get_settings()
     if conf.key_validator is is_uuid:
-        text = _("A UUID")
+        text = "A UUID"
     else:
-        text = _("1 to 255 visible ASCII characters, unique for each operation, such as a UUID")
+        text = "1 to 255 visible ASCII characters, unique for each operation, such as a UUID"
     if conf.require_quoted_key:
-        text = _('%(key)s, in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".') % {
-            "key": text
-        }
+        text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
-        text = _(
-            '%(key)s. In double quotes (a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not '
-            "begin with : ? or @."
-        ) % {"key": text}
+        text += (
+            '. In double quotes (a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with '
+            ": ? or @."
+        )
     if conf.key_validator not in (None, is_uuid):
-        text = f"{text} {_('The server demands a form of its own beyond that.')}"
+        text += " The server demands a form of its own beyond that."
     return text
 
 
 def key_source(key: Any) -> str:
-    """What a callable of the `key` option reads."""
-    return (
-        str(key.source) if isinstance(key, KeyReader) else _("read by %(callable)s") % {"callable": callable_name(key)}
-    )
+    """The place that a callable of the `key` option reads."""
+    if not isinstance(key, KeyReader):
+        return f"read by {dotted_name(key)}"
+    with override(None):
+        return str(key.source)
 
 
 def lifetime(options: Idempotency) -> str:
-    """The expiry in the largest unit that fits without a rest: "24 hours" is "1 day"."""
+    """The expiry in the largest unit without a fraction: 24 hours are "1 day"."""
     seconds = options.ttl_seconds
-    if seconds % 86400 == 0:
-        return ngettext("%(count)d day", "%(count)d days", int(seconds // 86400)) % {"count": seconds // 86400}
-    if seconds % 3600 == 0:
-        return ngettext("%(count)d hour", "%(count)d hours", int(seconds // 3600)) % {"count": seconds // 3600}
-    if seconds % 60 == 0:
-        return ngettext("%(count)d minute", "%(count)d minutes", int(seconds // 60)) % {"count": seconds // 60}
-    return ngettext("%(count)g second", "%(count)g seconds", ceil(seconds)) % {"count": seconds}
+    unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
+    count = seconds / _UNITS[unit]
+    return f"{count:.10g} {unit}{'' if count == 1 else 's'}"
 
 
 def scope(options: Idempotency) -> str:
-    """Who is meant by "the same caller"."""
+    """Who is "the same caller", in a word or two."""
     if options.scope is not None:
-        return callable_name(options.scope)
-    return _("caller, anonymous refused") if options.anonymous == "refuse" else _("caller")
+        return dotted_name(options.scope)
+    return "caller, anonymous refused" if options.anonymous == "refuse" else "caller"
 
 
 def uniqueness(options: Idempotency) -> str:
     """Within what a key is unique (C4): the scope, in the words of a client."""
     if options.scope is not None:
-        return _("the caller, as %(callable)s tells") % {"callable": callable_name(options.scope)}
-    if options.anonymous == "refuse":
-        return _("the authenticated user, else the credential or session that was sent; others are refused")
-    return _("the authenticated user, else the credential or session that was sent, else all anonymous callers")
+        return f"the caller, as {dotted_name(options.scope)} tells"
+    others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
+    return f"the authenticated user, else the credential or session that was sent{others}"
 
 
 def comparison(options: Idempotency) -> str:
     """How a retry is compared with the first request (C9)."""
     if options.fingerprint is None:
-        return _("not at all")
+        return "not at all"
     if options.fingerprint == "request":
-        return _("method, path with query, content type and body")
+        return "method, path with query, content type and body"
     if isinstance(options.fingerprint, tuple):
-        return _("the body fields %(names)s") % {"names": ", ".join(options.fingerprint)}
-    return _("by %(callable)s") % {"callable": callable_name(options.fingerprint)}
+        return f"the body fields {', '.join(options.fingerprint)}"
+    return f"by {dotted_name(options.fingerprint)}"
 
 
-def answers(options: Idempotency) -> list[Answer]:
-    """The package's own answers on this endpoint, by status."""
-    given = [
-        *([problems.missing_key(options)] if options.required else []),
-        problems.invalid_key(options, ""),
-        *([problems.anonymous_refused()] if options.scope is None and options.anonymous == "refuse" else []),
-        *([problems.replay_refused()] if options.may_replay is not None else []),
-        *([problems.outstanding(options)] if options.in_progress_status != 202 else []),
-        *([problems.outcome_unknown()] if options.lease is not None and options.on_abandoned == "hold" else []),
-        problems.already_used(options),
-    ]
-    found = [_answer(problem, problem.detail.strip()) for problem in given]
-    # The detail would name a status, which is another for each response.
-    not_stored = _("The request was processed, and its response is not kept. It is not run again.")
-    found.append(_answer(problems.response_not_stored(_NOT_STORED), not_stored))
+def documented_responses(options: Idempotency) -> list[DocumentedResponse]:
+    """The package's own responses on this endpoint, by status."""
+    with override(None):
+        found = [
+            DocumentedResponse(problem.status, problem.title, problem.detail.strip(), "Retry-After" in problem.headers)
+            for problem in _problems(options)
+        ]
     if options.in_progress_status == 202:
-        still = _("The first request with this key is still being processed. Location is the page of its state.")
-        found.append(Answer(status=202, title="Accepted", meaning=still, retry_after=True))
-    return sorted(found, key=lambda answer: answer.status)
+        still = "The first request with this key is still being processed. Location is the page of its state."
+        found.append(DocumentedResponse(202, "Accepted", still, retry_after=True))
+    return sorted(found, key=lambda response: response.status)
 
 
-def callable_name(function: Any) -> str:
-    """The dotted name of a callable of the project's."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _answer(problem: problems.Problem, meaning: str) -> Answer:
-    return Answer(
-        status=problem.status, title=problem.title, meaning=meaning, retry_after="Retry-After" in problem.headers
-    )
+def _problems(options: Idempotency) -> Iterator[problems.Problem]:
+    if options.required:
+        yield problems.missing_key(options)
+    yield problems.invalid_key(options, "")
+    if options.scope is None and options.anonymous == "refuse":
+        yield problems.anonymous_refused()
+    if options.may_replay is not None:
+        yield problems.replay_refused()
+    if options.in_progress_status != 202:
+        yield problems.outstanding(options)
+    if options.lease is not None and options.on_abandoned == "hold":
+        yield problems.outcome_unknown()
+    yield problems.already_used(options)
+    # The problem's own detail would name a status, which differs from response to response.
+    not_stored = "The request was processed, and its response is not kept. It is not run again."
+    yield replace(problems.response_not_stored(_NOT_STORED), detail=not_stored)

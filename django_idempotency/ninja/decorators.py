@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
 from ninja.operation import Operation
 from ninja.signature.utils import get_typed_signature
 
-from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, as_options, resolve
+from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, as_options, for_methods, resolve
+from ..engine.declare.callables import unwrapped
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.wrapping import protected_form
 from ..exceptions import IdempotencyConfigurationError
@@ -136,7 +137,7 @@ class _Handler:
                 f"Ninja calls:\n{NINJA_ORDER}"
             )
         operation = operation_of(request)
-        if self.protected not in _wrapped(operation.view_func):
+        if self.protected not in unwrapped(operation.view_func):
             raise IdempotencyConfigurationError(
                 f"idempotent_operation does not stand below the operation of {request.path!r}, or a decorator between "
                 f'them lacks functools.wraps. Do not use it in decorate_view or mode="view":\n{NINJA_ORDER}'
@@ -147,20 +148,12 @@ class _Handler:
         return call
 
     def options(self) -> Idempotency:
-        verbs = (_only(frozenset(self.routed)),) if self.routed else ()
-        return resolve(*self.own, *verbs, *self.inherited)
+        return resolve(*self.layers())
 
-
-@lru_cache
-def _only(methods: frozenset[str]) -> Idempotency:
-    """The layer that the methods of the routes add: the decorator on a PUT route protects PUT."""
-    return Idempotency(methods=methods)
-
-
-def _wrapped(view: Any) -> Iterator[Any]:
-    while view is not None:
-        yield view
-        view = getattr(view, "__wrapped__", None)
+    def layers(self) -> tuple[Idempotency, ...]:
+        """The option layers, nearest first. The decorator on a PUT route protects PUT."""
+        routed = (for_methods(*sorted(self.routed)),) if self.routed else ()
+        return *self.own, *routed, *self.inherited
 
 
 def _refuse_stream(operation: Operation) -> None:

@@ -8,17 +8,15 @@ from typing import Any
 
 from ninja.operation import PathView
 
-from ..endpoints.declared import Handler
-from .declared import handlers
-
-__all__ = ["declared", "view_call"]
+from ..endpoints.declared import Declaration
+from .declared import declarations
 
 
-def declared(callback: Any) -> Iterator[Handler] | None:
+def declared(callback: Any) -> Iterator[Declaration] | None:
     """The unsafe methods of the path whose `PathView` the URL's callback holds in its closure."""
     enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
     path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
-    return None if path_view is None else handlers(path_view)
+    return None if path_view is None else declarations(path_view)
 
 
 def view_call(*args: Any) -> None:

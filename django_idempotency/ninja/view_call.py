@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja.operation import Operation, PathView
 
+from ..engine.declare.callables import unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.atomic_requests import alias_of
@@ -70,13 +71,11 @@ def operation_of(request: HttpRequest) -> Operation:
     A decorated function is not told: one function may serve several routes, and each mounted router has operations
     of its own. But the URL's callback is a closure around the `PathView` that chooses among them.
     """
-    callback: Any = getattr(getattr(request, "resolver_match", None), "func", None)
-    while callback is not None:
+    for callback in unwrapped(getattr(getattr(request, "resolver_match", None), "func", None)):
         enclosed = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
         for owner in enclosed:
             if isinstance(owner, PathView) and (operation := owner._find_operation(request)) is not None:
                 return operation
-        callback = getattr(callback, "__wrapped__", None)
     raise IdempotencyConfigurationError(
         f"idempotent_operation cannot find the Django Ninja operation behind {request.path!r}. It protects operations "
         "that are called through the URLs of a NinjaAPI; for a Django view use idempotent."

@@ -1,4 +1,4 @@
-"""What protects a method of a view or viewset of the REST framework: read, never called."""
+"""What a view or viewset of the REST framework declares about its protection. The view is never called."""
 
 from __future__ import annotations
 
@@ -8,32 +8,40 @@ from typing import Any
 
 from rest_framework import decorators
 
-from ..endpoints.declared import Handler, dotted, layers_of
-from ..engine.conf import SAFE_METHODS
+from ..endpoints.declared import Declaration, layers_of, unsafe_verbs
+from ..engine.declare.callables import dotted_name
 from .mixins import IdempotencyMixin, _layers
 
 
-def handlers(callback: Any) -> Iterator[Handler]:
-    """The unsafe methods of what `as_view()` or a router has returned."""
-    cls, initkwargs = callback.cls, getattr(callback, "initkwargs", {})
-    actions = getattr(callback, "actions", None)  # a viewset's: method to name
-    for verb in initkwargs.get("http_method_names", cls.http_method_names):
-        action = None if actions is None else actions.get(verb, "")
-        if verb.upper() not in SAFE_METHODS and hasattr(cls, verb if action is None else action):
-            yield handler_of(cls, initkwargs, verb, action)
+def actions_of(callback: Any) -> Iterator[tuple[str, str | None]]:
+    """Each unsafe verb that the view answers, with the name of the viewset's action; None: not a viewset."""
+    actions = getattr(callback, "actions", None)
+    for verb in unsafe_verbs(callback.cls, getattr(callback, "initkwargs", {}), actions):
+        yield verb, None if actions is None else actions[verb]
 
 
-def handler_of(cls: Any, attributes: Mapping[str, Any], verb: str, action: str | None) -> Handler:
-    """One method of a view class; `attributes` are those of its instance, `action` is a viewset's."""
+def declarations(callback: Any) -> Iterator[Declaration]:
+    """The declarations of the result of `as_view()` or of a router: one for each unsafe method."""
+    for verb, action in actions_of(callback):
+        yield declaration_of(callback.cls, getattr(callback, "initkwargs", {}), verb, action)
+
+
+def declaration_of(cls: Any, attributes: Mapping[str, Any], verb: str, action: str | None) -> Declaration:
+    """The declaration of one method of a view class.
+
+    Args:
+        attributes: those of the view's instance.
+        action: the name of a viewset's action.
+    """
     function = getattr(cls, action or verb)
     layers = layers_of(function)
     by_request = False
     if issubclass(cls, IdempotencyMixin):
         layers = _layers(cls, attributes, action) or layers
         by_request = cls.get_idempotency_options is not IdempotencyMixin.get_idempotency_options
-    view = f"{dotted(cls)}.{action}" if action else dotted(cls)
+    view = f"{dotted_name(cls)}.{action}" if action else dotted_name(cls)
     if getattr(function, "__globals__", None) is vars(decorators):
-        # Made by @api_view: the class has the name of the function, which its handlers keep in a closure.
+        # Made by @api_view: the class has the name of the function, and its methods keep the function in a closure.
         view = f"{cls.__module__}.{cls.__name__}"
         layers = layers_of(inspect.getclosurevars(function).nonlocals.get("func"))
-    return Handler(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
+    return Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)

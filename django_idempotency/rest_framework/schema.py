@@ -1,88 +1,110 @@
 """OpenAPI by drf-spectacular: protected operations show the key's header, the replay header and the error answers.
 
-# Note [Adding to every operation]
-drf-spectacular has no extension point that adds to operations of whatever view without the project's doing. An
-`OpenApiViewExtension` for APIView would be the only one that matches: it shuts out the project's own, and a schema
-made by `@extend_schema` on a method does not inherit from what it returns. A post-processing hook gets the finished
-document, whose paths four settings may have rewritten, is dropped by a project or a view that sets
-POSTPROCESSING_HOOKS, and knows no view. What every schema class inherits, the project's own and those of
-`@extend_schema` too, is `AutoSchema.get_operation`, and it knows view, method and registry. So that method is extended,
-once, when Django starts; the maintainer's advice for such headers is an AutoSchema of one's own (issue #804).
-What the project has declared itself, for the same header or status, stays.
+    REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
+
+A project with a schema class of its own puts `IdempotencySchemaMixin` in front of the bases of that class. What the
+project has declared itself, for the same header or status, stays.
+
+Other extension points of drf-spectacular miss operations: `@extend_schema` on a method leaves out an
+`OpenApiViewExtension`, and a post-processing hook knows no view. The maintainer recommends a schema class (issue #804).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
-from functools import wraps
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.utils.translation import gettext as _
-from drf_spectacular.openapi import AutoSchema
+from drf_spectacular import openapi
 from drf_spectacular.plumbing import ResolvedComponent
 
 from ..endpoints import specification
-from ..engine.conf import Idempotency, resolve, settings
+from ..endpoints.specification import DocumentedResponse
+from ..engine.conf import Idempotency, get_settings
 from ..engine.request.problems import Problem
-from .declared import handler_of
+from ..exceptions import IdempotencyConfigurationError
+from .declared import actions_of, declaration_of
+
+if TYPE_CHECKING:
+    _Base = openapi.AutoSchema
+else:
+    _Base = object
+
+__all__ = ["AutoSchema", "IdempotencySchemaMixin"]
 
 PROBLEM_TYPE = "application/problem+json"
+_MEMBERS = {
+    "type": {"type": "string", "format": "uri-reference"},
+    "title": {"type": "string"},
+    "status": {"type": "integer"},
+    "detail": {"type": "string"},
+    "instance": {"type": "string", "format": "uri-reference"},
+}
 PROBLEM = {
     "type": "object",
     "description": "RFC 9457 problem details.",
-    "properties": {
-        "type": {"type": "string", "format": "uri-reference"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "instance": {"type": "string", "format": "uri-reference"},
-    },
-    "required": ["type", "title", "status", "detail", "instance"],
+    "properties": _MEMBERS,
+    "required": list(_MEMBERS),
 }
 Schema = dict[str, Any]
 
 
-def install() -> None:
-    """Let each operation that drf-spectacular describes pass through here. See Note [Adding to every operation]."""
-    described = AutoSchema.get_operation
-    if hasattr(described, "_idempotency_installed"):
-        return
+class IdempotencySchemaMixin(_Base):
+    """Shows the idempotency key in the schema of protected operations, with a schema class of the project's own.
 
-    @wraps(described)
-    def get_operation(self: AutoSchema, *args: Any, **kwargs: Any) -> Schema | None:
-        operation = described(self, *args, **kwargs)
+    Put the mixin in front of the bases: `class ShopSchema(IdempotencySchemaMixin, AutoSchema)`.
+    """
+
+    def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
+        operation: Schema | None = super().get_operation(*args, **kwargs)
         if operation is not None:
             _describe(self, operation)
         return operation
 
-    vars(get_operation)["_idempotency_installed"] = True
-    AutoSchema.get_operation = get_operation  # type: ignore[method-assign]
+
+class AutoSchema(IdempotencySchemaMixin, openapi.AutoSchema):
+    """drf-spectacular's `AutoSchema` with `IdempotencySchemaMixin`. For the setting `DEFAULT_SCHEMA_CLASS`."""
 
 
-def _describe(schema: AutoSchema, operation: Schema) -> None:
+def undescribed(callback: Any) -> Iterator[tuple[str, type]]:
+    """Protected methods behind a URL's callback whose schema class lacks the mixin: the view's name and that class."""
+    cls, initkwargs = callback.cls, getattr(callback, "initkwargs", {})
+    of_view = initkwargs.get("schema", cls.schema)
+    if of_view is None or isinstance(of_view, IdempotencySchemaMixin):
+        return  # None: the project has excluded the view
+    for verb, action in actions_of(callback):
+        # @extend_schema keeps its class on the method. drf-spectacular combines it with the class of the view.
+        of_method = getattr(getattr(cls, action or verb), "kwargs", {}).get("schema")
+        if isinstance(of_method, type) and issubclass(of_method, IdempotencySchemaMixin):
+            continue
+        declaration = declaration_of(cls, initkwargs, verb, action)
+        with suppress(IdempotencyConfigurationError):  # E007 reports it
+            if declaration.options_for(verb.upper()) is not None:
+                yield declaration.view, type(of_view)
+
+
+def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
     """Add to one operation in place, if it is protected."""
-    view = schema.view
-    handler = handler_of(type(view), vars(view), schema.method.lower(), getattr(view, "action", None))
-    if handler.layers is None or not settings().enabled:
+    view, method = schema.view, schema.method
+    declaration = declaration_of(type(view), vars(view), method.lower(), getattr(view, "action", None))
+    options = declaration.options_for(method)
+    if options is None:
         return
-    options = resolve(*handler.layers)
-    if schema.method not in options.methods:
-        return
-    required = options.required and not handler.decides_by_request
+    required = options.required and not declaration.decides_by_request
     if options.key is None:
         _add_parameter(operation, options, required)
     responses: Schema = operation["responses"]
     for status, response in responses.items():
         if str(status).startswith("2"):
-            _headers(response)[settings().replayed_header] = {**_replayed(), "required": required}
-    for status, answers in groupby(specification.answers(options), key=lambda answer: answer.status):
-        _add_answers(schema, responses, str(status), list(answers))
+            _headers(response)[get_settings().replayed_header] = {**_replayed(), "required": required}
+    for status, documented in groupby(specification.documented_responses(options), key=lambda found: found.status):
+        _add_responses(schema, responses, str(status), list(documented))
 
 
 def _add_parameter(operation: Schema, options: Idempotency, required: bool) -> None:
-    name = settings().header
+    name = get_settings().header
     parameters: list[Schema] = operation.setdefault("parameters", [])
     if any(known.get("in") == "header" and known["name"].lower() == name.lower() for known in parameters):
         return
@@ -98,36 +120,37 @@ def _add_parameter(operation: Schema, options: Idempotency, required: bool) -> N
 
 
 def _parameter_text(options: Idempotency) -> str:
-    texts = {
-        _("Kept for"): specification.lifetime(options),
-        _("Unique for"): specification.uniqueness(options),
-        _("Compared with the first request"): specification.comparison(options),
-        **({_("See also"): url} if (url := settings().docs_url) else {}),
-    }
-    return " ".join([specification.key_format(options), *(f"{name}: {text}." for name, text in texts.items())])
+    url = get_settings().docs_url
+    return (
+        f"{specification.key_format(options)} Kept for: {specification.lifetime(options)}. "
+        f"Unique for: {specification.uniqueness(options)}. "
+        f"Compared with the first request: {specification.comparison(options)}." + (f" See also: {url}." if url else "")
+    )
 
 
-def _add_answers(schema: AutoSchema, responses: Schema, status: str, answers: Iterable[specification.Answer]) -> None:
-    """Our own answers with one status, beside what the view answers with it."""
-    text = "\n".join(f"{answer.title}: {answer.meaning}" for answer in answers)
+def _add_responses(
+    schema: openapi.AutoSchema, responses: Schema, status: str, documented: list[DocumentedResponse]
+) -> None:
+    """The package's own responses with one status, beside the view's response with that status."""
+    text = "\n".join(f"{found.title}: {found.meaning}" for found in documented)
     if status in responses:
         response = responses[status]
         response["description"] = "\n".join(filter(None, [response.get("description"), text]))
     else:
         response = responses[status] = {"description": text}
         if status == "400":
-            # What the framework answers to bad input has this status too, in a form that nobody has declared.
+            # The framework answers bad input with 400 too, in a form that the project has not declared.
             response["content"] = {media_type: {"schema": {}} for media_type in schema.map_renderers("media_type")}
     if status == "202":
-        # The state of the first request, as its status page tells it.
+        # The body is the state of the first request, as on its status page.
         response.setdefault("content", {}).setdefault("application/json", {"schema": {"type": "object"}})
         _headers(response).setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
-    elif settings().error_response is None:
+    elif get_settings().error_response is None:
         response.setdefault("content", {}).setdefault(PROBLEM_TYPE, {"schema": _problem(schema)})
     headers = _headers(response)
-    headers.setdefault(settings().replayed_header, _replayed())
-    if any(answer.retry_after for answer in answers):
-        headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": _("Seconds.")})
+    headers.setdefault(get_settings().replayed_header, _replayed())
+    if any(found.retry_after for found in documented):
+        headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."})
 
 
 def _headers(response: Schema) -> Schema:
@@ -136,12 +159,12 @@ def _headers(response: Schema) -> Schema:
 
 
 def _replayed() -> Schema:
-    text = _("Whether this is the kept answer of an earlier request. Missing: no key was honoured.")
+    text = "Whether this is the kept answer of an earlier request. Missing: no key was honoured."
     return {"schema": {"type": "string", "enum": ["true", "false"]}, "description": text}
 
 
-def _problem(schema: AutoSchema) -> Schema:
-    # A copy, because post-processing hooks change what they get.
+def _problem(schema: openapi.AutoSchema) -> Schema:
+    # A copy, because post-processing hooks may change it.
     component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
         name="IdempotencyProblem", type=ResolvedComponent.SCHEMA, schema=deepcopy(PROBLEM), object=Problem
     )

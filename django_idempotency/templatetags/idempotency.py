@@ -15,8 +15,8 @@ register = template.Library()
 
 @register.simple_tag
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
-    """A hidden field with a new key each time the form is rendered. `from_form_field(name)` reads it.
+    """A hidden field with a new key each time the form is rendered. `from_form_field(name)` reads the field.
 
-    A cached page would give one key to everybody who sees it.
+    Do not cache the page: all its readers would get the same key.
     """
     return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())

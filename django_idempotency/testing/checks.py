@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from django.db.models import Manager, Model, QuerySet
 
-from ..engine.conf import settings
+from ..engine.conf import get_settings
 from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
 from .requests import Reply, Request, send_at_once
@@ -48,9 +48,9 @@ class EndpointChecks:
                 "Send a request that the endpoint accepts, from a client with permission. If this response is what "
                 "you test, pass expect_status=.",
             )
-        name = settings().replayed_header
+        name = get_settings().replayed_header
         if reply.replayed is None:
-            off = 'IDEMPOTENCY["ENABLED"] is False here. ' if not settings().enabled else ""
+            off = 'IDEMPOTENCY["ENABLED"] is False here. ' if not get_settings().enabled else ""
             redirected = "Is the client logged in? " if 300 <= reply.status < 400 else ""
             raise self.failure(
                 f"not protected: the response has no {name} header.",
@@ -103,7 +103,7 @@ class EndpointChecks:
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.created_rows.count_new()
         # With an error format of the project's own, a mismatch looks like any other refusal.
-        in_own_format = settings().error_response is not None and 400 <= reply.status < 500
+        in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
         evidence = [f"First: {self.first}", f"Other: {reply}", self.created_rows.describe(created)]

@@ -14,7 +14,7 @@ from django.core.files.base import ContentFile
 from django.db import connections
 from django.test import Client
 
-from ..engine.conf import settings
+from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
@@ -39,7 +39,7 @@ class Reply:
             response=response,
             status=response.status_code,
             body=b"".join(response.streaming_content) if streaming else bytes(response.content),
-            replayed={"true": True, "false": False}.get(response.headers.get(settings().replayed_header)),
+            replayed={"true": True, "false": False}.get(response.headers.get(get_settings().replayed_header)),
         )
 
     @property
@@ -72,7 +72,7 @@ class Reply:
 
     def __str__(self) -> str:
         """Return the text that messages quote."""
-        name = settings().replayed_header
+        name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
         body = self.body.decode(errors="replace")
@@ -115,7 +115,7 @@ class Request:
 
 def key_in_header(key: str) -> Mapping[str, Any]:
     """Return the arguments that carry a key by default: in the header, in quotes, which are always accepted."""
-    return {"headers": {settings().header: f'"{key}"'}}
+    return {"headers": {get_settings().header: f'"{key}"'}}
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:

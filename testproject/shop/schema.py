@@ -3,19 +3,19 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from drf_spectacular.openapi import AutoSchema
+from django_idempotency.rest_framework.schema import AutoSchema
 
 ANYTHING = {"schema": {}}
 ERRORS = {
     "400": {"description": "Not a valid order.", "content": {"application/json": ANYTHING}},
     "401": {"description": "No valid credentials.", "content": {"application/json": ANYTHING}},
-    # For an unknown URL Django answers with an HTML page.
+    # Django answers with a page if not even the URL is one.
     "404": {"description": "No such order.", "content": {"application/json": ANYTHING, "text/html": ANYTHING}},
 }
 
 
 class ShopSchema(AutoSchema):
-    """Adds the error responses of the framework, which drf-spectacular leaves out."""
+    """Shows the idempotency key, as its base class does, and adds the error responses of the framework."""
 
     def get_operation(self, *args: Any) -> dict[str, Any] | None:
         operation = super().get_operation(*args)
@@ -26,7 +26,7 @@ class ShopSchema(AutoSchema):
 
 
 def add_plain_view(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Add POST /orders/, a plain Django view that drf-spectacular does not see. POST /api/orders/ is the model."""
+    """POST /orders/ is plain Django, which drf-spectacular does not see. It is protected as POST /api/orders/ is."""
     operation = deepcopy(result["paths"]["/api/orders/"]["post"])
     del operation["responses"]["401"]
     order = {name: result["components"]["schemas"]["Order"]["properties"][name] for name in ("item", "quantity")}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from textwrap import dedent
 from typing import Any
 
@@ -29,13 +29,15 @@ def public() -> dict[str, list[str]]:
     """Each public module's names: its `__all__`. Public is every module that has one and is not in `engine`."""
     package = import_module("django_idempotency")
     found = {package.__name__: list(package.__all__)}
-    for module in iter_modules(package.__path__, f"{package.__name__}."):
-        if module.name != "django_idempotency.engine":
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.startswith("django_idempotency.engine"):
             names = getattr(import_module(module.name), "__all__", [])
             found |= {module.name: list(names)} if names else {}
     return found
 
 
+ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
+"""Modules that have a page of their own."""
 COMMANDS = ("cleanup_idempotency_keys", "idempotency_endpoints")
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
@@ -64,6 +66,8 @@ def names() -> str:
     """Each public name with its signature and docstring."""
     lines: list[str] = []
     for module, members in public().items():
+        if module in ELSEWHERE:
+            continue
         lines += [f"## `{module}`", ""]
         for member in members:
             value = getattr(import_module(module), member)

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_cors
-from django_idempotency.engine.conf import Idempotency, settings
+from django_idempotency.engine.conf import Idempotency, get_settings
 from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent, create_key
@@ -189,7 +189,7 @@ def test_the_settings_are_accepted(page, run):
     shown = run(page, "settings.py", INSTALLED_APPS=[])
 
     with override_settings(IDEMPOTENCY=shown.IDEMPOTENCY):
-        assert isinstance(settings().options, Idempotency)
+        assert isinstance(get_settings().options, Idempotency)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -212,6 +212,18 @@ def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
 
 
 @pytest.mark.django_db
+def test_both_schema_classes_show_the_key(run, settings):
+    """The class of the setting, and the project's own."""
+    pytest.importorskip("drf_spectacular")
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework.schema import AutoSchema, IdempotencySchemaMixin
+
+    settings.REST_FRAMEWORK = run("docs/endpoints.md", "settings.py").REST_FRAMEWORK
+    assert isinstance(APIView.schema, AutoSchema)
+    assert issubclass(run("docs/endpoints.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
+
+
 def test_the_leased_example_charges_once(run, serve, client, gateway):
     """Posted twice under one key: one charge, one order with it."""
     sys.modules["shop"].gateway = gateway
@@ -331,7 +343,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/clients.md": ["client.py"],  # test_clients.py
         "docs/databases.md": ["shop/tenants.py", "shop/archive.py"],
         "docs/drf.md": ["shop/orders.py"],
-        "docs/endpoints.md": ["shop/tests.py"],
+        "docs/endpoints.md": ["shop/tests.py", "settings.py", "shop/schema.py"],
         "docs/forms.md": ["shop/forms.py", "cors.py"],
         "docs/howto-graphql.md": ["shop/graphql.py"],
         "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],

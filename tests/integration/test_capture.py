@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.http import HttpResponse
 
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.capture import capture
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order
@@ -105,3 +108,10 @@ def test_five_megabytes_are_replayed_if_allowed(post: Post) -> None:
     assert len(second.content) == 5_000_000
     assert first.content == second.content
     assert replayed(second) == "true"
+
+
+@pytest.mark.parametrize(("status", "reason", "kept"), [(200, None, False), (299, None, False), (200, "Fine", True)])
+def test_only_a_reason_phrase_of_the_view_is_kept(status: int, reason: str | None, kept: bool) -> None:
+    """Django's own phrase follows from the status, also for a status without a name."""
+    names = [name for name, _ in capture(HttpResponse(status=status, reason=reason), resolve()).headers]
+    assert (":reason" in names) is kept

@@ -17,6 +17,7 @@ from rest_framework.viewsets import ModelViewSet
 
 from django_idempotency import Idempotency, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
+from django_idempotency.rest_framework.schema import IdempotencySchemaMixin
 from tests.rest_framework.api_urls import OrderSerializer
 from tests.shopapp.models import Order
 
@@ -77,6 +78,22 @@ class Declared(IdempotencyMixin, CreateAPIView):
     schema = OwnSchema()
 
 
+class MixedSchema(IdempotencySchemaMixin, AutoSchema):
+    def get_operation_id(self) -> str:
+        return "mixed"
+
+
+@extend_schema_view(post=extend_schema(responses={201: OrderSerializer}))
+class Mixed(IdempotencyMixin, CreateAPIView):
+    serializer_class = OrderSerializer
+    schema = MixedSchema()
+
+
+class WithoutMixin(IdempotencyMixin, CreateAPIView):
+    serializer_class = OrderSerializer
+    schema = AutoSchema()
+
+
 class Dynamic(IdempotencyMixin, CreateAPIView):
     serializer_class = OrderSerializer
 
@@ -99,6 +116,8 @@ urlpatterns = [
     path("plain/", Plain.as_view()),
     path("function/", function),
     path("declared/", Declared.as_view()),
+    path("mixed/", Mixed.as_view()),
+    path("without-mixin/", WithoutMixin.as_view()),
     path("dynamic/", Dynamic.as_view()),
     path("excluded/", Excluded.as_view()),
 ]

@@ -1,4 +1,4 @@
-"""The OpenAPI schema that drf-spectacular makes, with nothing but both apps in INSTALLED_APPS."""
+"""The OpenAPI schema that drf-spectacular makes with our schema class or mixin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("drf_spectacular")
 
-from django.apps import apps
+from drf_spectacular import openapi
 from drf_spectacular.generators import SchemaGenerator
-from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.settings import patched_settings
 from drf_spectacular.validation import validate_schema
 
@@ -212,16 +211,16 @@ def test_paths_that_settings_rewrite_are_found() -> None:
     assert header(operation("/v1/optional/", POSTPROCESSING_HOOKS=[], **rewritten)) is not None
 
 
-def test_without_drf_spectacular_among_the_apps_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project may have the package for other reasons."""
-    plain = AutoSchema.get_operation.__wrapped__  # type: ignore[attr-defined]
-    monkeypatch.setattr(AutoSchema, "get_operation", plain)
-    monkeypatch.setattr(apps, "is_installed", lambda name: name != "drf_spectacular")
-    apps.get_app_config("django_idempotency").ready()
-    assert AutoSchema.get_operation is plain
+def test_drf_spectacular_itself_is_left_as_it_is() -> None:
+    """Neither this app in INSTALLED_APPS nor the import of the schema class changes a class of drf-spectacular."""
+    assert openapi.AutoSchema.get_operation.__code__.co_filename == openapi.__file__
+    assert header(operation("/without-mixin/")) is None
+    assert REPLAYED not in str(operation("/without-mixin/"))
 
 
-def test_installing_twice_is_once() -> None:
-    """AppConfig.ready() runs again in some test set-ups."""
-    ours.install()
-    assert operation("/orders/")["responses"]["422"]["description"].count("already used") == 1
+def test_a_projects_own_schema_class_is_used_with_the_mixin() -> None:
+    """Under extend_schema too, and described once."""
+    found = operation("/mixed/")
+    assert found["operationId"] == "mixed"
+    assert header(found) is not None
+    assert found["responses"]["422"]["description"].count("already used") == 1

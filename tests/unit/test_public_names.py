@@ -1,19 +1,64 @@
-"""What the package exports."""
+"""The public names: users need nothing from `engine`, and what is public is documented."""
 
 from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import django_idempotency
-from django_idempotency.engine.conf import (
-    settings,
+from tests.acceptance.reference import public
+
+ROOT = Path(__file__).parents[2]
+ENGINE = re.compile(
+    r'(?:from|import) django_idempotency\.engine|from django_idempotency import engine|"django_idempotency\.engine'
 )
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+CODE = [*(ROOT / "docs").rglob("*.py"), *(ROOT / "testproject").rglob("*.py")]
 
 
-def test_the_public_names() -> None:
-    """Exported, and nothing else."""
+@pytest.fixture(scope="module")
+def modules() -> dict[str, list[str]]:
+    """The public modules and their names."""
+    for module in ("drf_spectacular", "ninja", "prometheus_client"):
+        pytest.importorskip(module)
+    return public()
+
+
+@pytest.mark.parametrize("file", [*PAGES, *CODE], ids=lambda file: str(file.relative_to(ROOT)))
+def test_users_import_nothing_from_the_engine(file: Path) -> None:
+    """Neither in the documentation nor in the shop; modules and names of the engine change without notice."""
+    assert [line for line in file.read_text().splitlines() if ENGINE.search(line)] == []
+
+
+def test_docstrings_of_public_names_do_not_point_into_the_engine(modules: dict[str, list[str]]) -> None:
+    """Each module, each of its names, and their methods."""
+    told = []
+    for module, names in modules.items():
+        home = import_module(module)
+        values = [home, *(getattr(home, name) for name in names)]
+        values += [method for value in values if isinstance(value, type) for method in vars(value).values()]
+        told += [value for value in values if "django_idempotency.engine" in (inspect.getdoc(value) or "")]
+    assert told == []
+
+
+def test_every_public_name_exists_and_is_documented(modules: dict[str, list[str]]) -> None:
+    """In `__all__` of its module, and by that name on a page."""
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert {"django_idempotency", "django_idempotency.exceptions", "django_idempotency.signals"} <= set(modules)
+    assert not [module for module in modules if ".engine" in module]
+    for module, names in modules.items():
+        assert [name for name in names if not hasattr(import_module(module), name)] == []
+        assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
+        assert sorted(set(names)) == sorted(names)
+
+
+def test_the_package_exports_its_public_names() -> None:
+    """And nothing else."""
     for name in django_idempotency.__all__:
         assert getattr(django_idempotency, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'run'"):
         django_idempotency.run  # noqa: B018
-    assert settings().header_meta == "HTTP_IDEMPOTENCY_KEY"

@@ -1,22 +1,22 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
 from .keywords import Keywords, OnceKeywords, UnleasedKeywords
-from .options import OPTION_NAMES, SAFE_METHODS, UNSET, Idempotency, as_options, is_final
-from .project import SETTING_NAMES, Settings, settings
+from .options import OPTION_NAMES, SAFE_METHODS, Idempotency, as_options, for_methods, is_final
+from .project_settings import SETTING_NAMES, Settings, get_settings
 from .resolving import resolve
 
 __all__ = [
     "OPTION_NAMES",
     "SAFE_METHODS",
     "SETTING_NAMES",
-    "UNSET",
     "Idempotency",
     "Keywords",
     "OnceKeywords",
     "Settings",
     "UnleasedKeywords",
     "as_options",
+    "for_methods",
+    "get_settings",
     "is_final",
     "resolve",
-    "settings",
 ]

@@ -1,4 +1,7 @@
-"""The options as keyword arguments, for type checkers: a wrong name or type is seen before the code runs."""
+"""The options as keyword arguments, for type checkers: they report a wrong name or type before the code runs.
+
+Type checkers read classes, not metadata, so the options are written again here. A test compares them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 
 class UnleasedKeywords(TypedDict, total=False):
-    """What means something without a request and without a lease."""
+    """Options that need neither a request nor a lease."""
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -17,7 +20,7 @@ class UnleasedKeywords(TypedDict, total=False):
 
 
 class OnceKeywords(UnleasedKeywords, total=False):
-    """What means something without a request: for `run_once`, `arun_once` and `once`."""
+    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
 
     lease: timedelta | float | None
     on_abandoned: Literal["retry", "hold"]
@@ -25,7 +28,7 @@ class OnceKeywords(UnleasedKeywords, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """The fields of `Idempotency`."""
+    """All options: the fields of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

@@ -1,4 +1,4 @@
-"""From what action, class, base classes, setting and defaults say to one set of options."""
+"""One set of options, out of all layers: action, class, base classes, setting, defaults."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from django.core.signals import setting_changed
 
 from ...exceptions import IdempotencyConfigurationError
 from .options import DEFAULTS, Idempotency
-from .project import settings
+from .project_settings import get_settings
 
 
 @lru_cache(maxsize=1024)
 def resolve(*layers: Idempotency) -> Idempotency:
     """Merge the layers, nearest first, over the project's settings and the defaults: every option has a value.
 
-    Cached per layer objects; changing the setting (`override_settings`) empties the cache.
-    Raises `IdempotencyConfigurationError` for options that contradict each other.
+    The result is cached for these layer objects. Changing the setting (`override_settings`) empties the cache.
+
+    Raises:
+        IdempotencyConfigurationError: for options that contradict each other.
     """
     merged = DEFAULTS.given()
-    for layer in reversed((*layers, settings().options)):
+    for layer in reversed((*layers, get_settings().options)):
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # A project's default waits for the views that are leased; a view's own option is a mistake.
+            # A project's default may be meant for its leased views. On a view without a lease it is a mistake.
             if merged[name] != getattr(DEFAULTS, name) and any(name in layer.given() for layer in layers):
                 _refuse_without_lease(name, merged[name])
         if merged["in_progress_status"] == 202:
@@ -44,14 +46,14 @@ LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 def _refuse_without_lease(name: str, value: Any) -> None:
     if value != 429:
         raise IdempotencyConfigurationError(
-            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), say, or leave "
-            f"{name} out."
+            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for example, "
+            f"or leave {name} out."
         )
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "IDEMPOTENCY":
-        settings.cache_clear()
+        get_settings.cache_clear()
         resolve.cache_clear()
 
 

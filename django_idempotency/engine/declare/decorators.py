@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, as_options, resolve
+from ..conf import Idempotency, Keywords, as_options, for_methods, resolve
 from ..request.atomic_requests import TakenOver
 from ..request.view_call import ViewCall
 from . import frameworks
@@ -61,7 +61,7 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
     refuse_view(view)
     if (verb := method_name(view)) in VERBS:
         # The decorator on a method called put protects PUT.
-        layers = (*layers, only_method(verb.upper()))
+        layers = (*layers, for_methods(verb.upper()))
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         call = _view_call(resolve(*layers), unprotected, args, kwargs)
@@ -75,12 +75,6 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
     opted_out = getattr(view, "_non_atomic_requests", ())
     attributes._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers))
     return attributes  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=len(VERBS))
-def only_method(verb: str) -> Idempotency:
-    """The layer that a method's own name adds."""
-    return Idempotency(methods=(verb,))
 
 
 def _view_call(

@@ -19,7 +19,7 @@ from ...exceptions import (
     PayloadMismatch,
     StoreBusy,
 )
-from ..conf import Idempotency, OnceKeywords, as_options, resolve, settings
+from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..events import REPLAYED, report
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
@@ -85,7 +85,7 @@ def run_once(
     """
     resolved = resolve(once_options(options))
     alias = alias_for(resolved.using)
-    if not settings().enabled:
+    if not get_settings().enabled:
         return _run_unprotected(work, alias, leased=resolved.lease is not None)
     wanted = _claim_request(resolved, work, scope, key, payload)
     outcome = execute(store_for(alias), wanted, _Function(work, resolved.reconcile))

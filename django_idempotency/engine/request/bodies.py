@@ -1,7 +1,7 @@
-"""Reading a request's body without anyone noticing.
+"""Reading a request's body so that the view can still read the body in its own way.
 
-Whatever the view accepted without this package it accepts with it: its own parser, `request.read()`, its own
-upload handlers, any size. So the stream is read into a file once and handed on rewound.
+The view may use its own parser, `request.read()`, its own upload handlers, and bodies of any size. So the stream is
+read into a file once, and the view gets that file, rewound.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ CHUNK = 64 * 1024
 
 @contextmanager
 def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
-    """The raw body, at its start; None if somebody has consumed the stream already (a parsed upload).
+    """The raw body, at its start. None if the stream has been consumed already, as by a parsed upload.
 
-    On entry and on exit the request stands as if nobody had read it. Memory is bounded by
-    FILE_UPLOAD_MAX_MEMORY_SIZE; what is more goes to FILE_UPLOAD_TEMP_DIR. Raises `UnreadablePostError` or
-    `BadRequest` if the client goes away.
+    On entry and on exit the request is in its unread state. Memory is bounded by FILE_UPLOAD_MAX_MEMORY_SIZE; a larger
+    body goes to FILE_UPLOAD_TEMP_DIR.
+
+    Raises:
+        UnreadablePostError, BadRequest: the client has gone away.
     """
-    private: Any = request  # Django has no public way to hand a stream on
+    private: Any = request  # Django has no public way to replace the stream of a request
     if hasattr(request, "_body"):
         yield BytesIO(request.body)
     elif private._read_started:
@@ -45,7 +47,7 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
 
 def _spooled(request: Any) -> _Spool:
     """Read the stream to its end."""
-    # A size of 0 would mean no limit here; in the setting it means: keep nothing in memory.
+    # 0 means "no limit" to SpooledTemporaryFile. In the setting 0 means "keep nothing in memory".
     spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
     _close_with(request, spool)
     stream = request._stream
@@ -55,15 +57,17 @@ def _spooled(request: Any) -> _Spool:
     except Exception:
         request._stream = _Lost()
         raise
+    received = spool.tell()
     _hand_on(request, spool)
-    _refuse_truncated(stream)
+    _refuse_truncated(stream, received)
     return spool
 
 
 def _close_with(request: Any, spool: _Spool) -> None:
-    """With the request's uploaded files, when its response has been sent.
+    """Close the spool with the request's uploaded files, when the response has been sent.
 
-    Nobody closes the request of a test: then when it is collected, which on a server would let large files pile up.
+    The request of a test is never closed: there the spool is closed when the request is garbage-collected. On a server
+    that would be too late, because large files would pile up.
     """
     finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
 
@@ -75,23 +79,23 @@ def _close_with(request: Any, spool: _Spool) -> None:
 
 
 class _Spool(SpooledTemporaryFile[bytes]):
-    """A stream that lives as long as its request: parsers close what they have read, as a socket's they may."""
+    """A stream that lives as long as its request. Parsers close the stream they have read, which must not end it."""
 
     def close(self) -> None:
         pass
 
 
 def show_loss(request: Any) -> None:
-    """Where the view runs after all (observe=True) it must not take a body that was lost for an empty one.
+    """Let the view see that the body is lost: with observe=True the view runs, and an empty body would be wrong.
 
-    Not before: who writes a report about the error asks for `request.POST`, and may find nothing.
+    Before that, an empty body is right: error reports read `request.POST`, which must not raise.
     """
     if isinstance(getattr(request, "_stream", None), _Lost):
         request._read_started = False
 
 
 class _Lost(BytesIO):
-    """What is left of a body that could not be read or kept."""
+    """Stands for a body that could not be read or kept: reading it raises."""
 
     def read(self, *args: Any) -> bytes:
         raise OSError("the request's body could not be read")
@@ -99,13 +103,13 @@ class _Lost(BytesIO):
     readline = read
 
 
-def _refuse_truncated(stream: Any) -> None:
-    """A client that hangs up in mid-upload must not claim the key: its retry, in full, would be another request.
+def _refuse_truncated(stream: Any, received: int) -> None:
+    """Refuse the body of a client that hung up during its upload. Its complete retry would be another request.
 
-    Gunicorn hands over what it got as if that were the body. Only Django's own stream is judged: a middleware's
-    (one that decompresses) may rightly be shorter than the request's Content-Length.
+    Gunicorn passes on the bytes it got as if they were the whole body. Only Django's own stream is checked: a
+    middleware that decompresses has a stream of its own, which may be shorter than the request's Content-Length.
     """
-    if type(stream) is LimitedStream and stream._pos < stream.limit:  # type: ignore[attr-defined]
+    if type(stream) is LimitedStream and received < stream.limit:
         raise BadRequest("The request's body ended before its Content-Length.")
 
 

@@ -1,4 +1,4 @@
-"""Who is calling: the scope that keeps one caller's keys and responses from every other's."""
+"""Who is calling: the scope, which separates one caller's keys and responses from those of all others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 
 STABLE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
-"""Authorization schemes whose credential is the same in a retry. Digest, AWS4 or Signature are new each time."""
+"""Authorization schemes whose credential is the same in a retry. Digest, AWS4 and Signature are new each time."""
 SIGNED_COOKIES = "django.contrib.sessions.backends.signed_cookies"
-"""Sessions whose cookie holds the data itself, and so changes with it."""
+"""The session engine whose cookie holds the session's data, and so changes with the data."""
 ANONYMOUS = "anonymous"
 
 
@@ -22,6 +22,9 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
     """The caller's scope, or None for a caller who must be refused (`anonymous="refuse"`).
 
     May run the project's own queries for `request.user`.
+
+    Raises:
+        IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
     """
     if options.scope is not None:
         scope = options.scope(request)
@@ -37,7 +40,11 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
 
 
 def is_authenticated(user: Any) -> bool:
-    """Raises `IdempotencyConfigurationError` for a user that cannot say so: authenticators may return anything."""
+    """Is this user authenticated? Authenticators may return any object.
+
+    Raises:
+        IdempotencyConfigurationError: the object has no `is_authenticated`.
+    """
     if user is None:
         return False
     if not hasattr(user, "is_authenticated"):
@@ -49,9 +56,10 @@ def is_authenticated(user: Any) -> bool:
 
 
 def auth_scope(auth: Any) -> str:
-    """The scope of what a framework's authenticator has put into `request.auth`: a token, a user, another model.
+    """The scope of `request.auth`, as a framework's authenticator set it: a token, a user, another model.
 
-    Raises `IdempotencyConfigurationError` for what does not tell who is calling: everybody would share one scope.
+    Raises:
+        IdempotencyConfigurationError: the object does not identify the caller. All callers would share one scope.
     """
     if isinstance(auth, str) and auth:
         return credential_scope("auth", auth)
@@ -64,11 +72,15 @@ def auth_scope(auth: Any) -> str:
 
 
 def account_scope(user: Any) -> str:
-    """The scope of an authenticated user. Raises `IdempotencyConfigurationError` for one that has no primary key."""
+    """The scope of an authenticated user.
+
+    Raises:
+        IdempotencyConfigurationError: the user has no primary key.
+    """
     primary_key = getattr(user, "pk", None)
     if primary_key is None:
         raise IdempotencyConfigurationError(
-            f"the authenticated user {user!r} has no primary key to tell it by. Pass scope=callable(request)."
+            f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
     meta = getattr(user, "_meta", None)
     # A proxy model is another view of the same account.
@@ -77,11 +89,11 @@ def account_scope(user: Any) -> str:
 
 
 def _credential(request: Any) -> str | None:
-    """A hash of what the client identified itself with, so that the table holds no credential."""
-    # All of them: tenants behind one gateway may send the same Authorization, and differ in their API keys.
+    """A hash of the credentials that the client sent, so that the table holds no credential."""
+    # All of them: tenants behind one gateway may send the same Authorization and different API keys.
     if sent := dict(_credentials(request)):
         return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
-    # The cookie as it was sent, not request.session's key: a retry carries the old one even if the lost answer
+    # The cookie as it was sent, not request.session's key. A retry sends the old cookie, even if the lost response
     # had set a new one.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if session and django_settings.SESSION_ENGINE != SIGNED_COOKIES:
@@ -91,7 +103,7 @@ def _credential(request: Any) -> str | None:
 
 def _credentials(request: Any) -> Iterator[tuple[str, str]]:
     """Name and value of each credential header that stays the same in a retry."""
-    for header in settings().credential_headers:
+    for header in get_settings().credential_headers:
         value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
         if value and header.lower() == "authorization":
             scheme, _, rest = value.partition(" ")
@@ -103,5 +115,5 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """The scope of whoever knows this secret."""
+    """The scope of all callers that know this secret."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"

@@ -1,13 +1,14 @@
-"""From a response to what is kept of it, and back."""
+"""From a response to its stored form, and back."""
 
 from __future__ import annotations
 
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.snapshots import Snapshot
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-"""RFC 9110 section 7.6.1: about one connection, not about the answer."""
+"""RFC 9110 section 7.6.1: headers about one connection, not about the response."""
 CREDENTIALS = frozenset({"set-cookie", "authorization"})
-"""What a view may have written by hand, and no table should hold: a session, a freshly issued token."""
+"""Headers that a view may have set itself and that no table should hold: a session, a freshly issued token."""
 REASON = ":reason"
-"""A reason phrase of the view's own, kept among the headers under a name that no header can have."""
+"""The view's own reason phrase is kept among the headers, under a name that no header can have."""
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """What is kept of a final response, rendered or streaming."""
+    """The stored form of a final response, rendered or streaming."""
     body = _body(response, options)
     location = [("Location", response.headers["Location"])] if "Location" in response.headers else []
     return Snapshot(
@@ -44,7 +45,7 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:
-    """The response that was kept, byte for byte."""
+    """The stored response, byte for byte."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
     del response.headers["Content-Type"]  # Django's default; the view's own is among the headers
     for name, value in snapshot.headers:
@@ -65,10 +66,10 @@ def _body(response: Any, options: Idempotency) -> bytes | None:
 
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
     named = response.headers.get("Connection", "").lower().split(",")
-    kept = {"set-cookie"} if settings().store_cookies else set()
+    kept = {"set-cookie"} if get_settings().store_cookies else set()
     dropped = HOP_BY_HOP.union(name.strip() for name in named) | CREDENTIALS - kept
     yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
-    if response._reason_phrase is not None:  # type: ignore[attr-defined]
+    if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
         yield REASON, response.reason_phrase
-    if settings().store_cookies:
+    if get_settings().store_cookies:
         yield from (("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())

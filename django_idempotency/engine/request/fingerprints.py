@@ -29,20 +29,26 @@ MAX_PARSED_BYTES = 16 * 1024 * 1024
 MAX_EMPTY_FORM = 128
 """A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
-"""A new token in each page, so no part of what was asked for."""
+"""The token is new in each page, so it is not a part of the request that is compared."""
 
 
 class Unparsable(Exception):
-    """The body is not what its content type says: the view may still make sense of its bytes."""
+    """The body does not follow its content type. The view may still understand the bytes."""
 
 
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """The fingerprint under `options.fingerprint`.
+    """The fingerprint under `options.fingerprint`; None: requests are not compared.
 
-    asked_with: the request that option callables get.
-    parsed: returns what the framework has made of a body that it has consumed already.
+    Args:
+        request: Django's request.
+        options: resolved.
+        asked_with: the request that option callables get.
+        parsed: returns the framework's parsed data of a body that the framework has consumed already.
+
+    Raises:
+        IdempotencyConfigurationError: the body is gone, or the project's callable did not return bytes.
     """
     chosen = options.fingerprint
     if chosen is None:
@@ -80,12 +86,12 @@ def _chosen_fields(
 
 
 def _canonical(value: Any) -> bytes:
-    """By value: the order of keys and white space do not matter."""
+    """The value in one form: the order of keys and white space make no difference."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_by_content).encode()
 
 
 def _by_content(value: Any) -> Any:
-    """What a framework's parser may put among JSON values; TypeError for what has no value of its own."""
+    """Values beside JSON that a framework's parser may produce. TypeError for any other object."""
     if isinstance(value, UploadedFile):
         return _uploaded(value)
     if isinstance(value, bytes):
@@ -94,7 +100,7 @@ def _by_content(value: Any) -> Any:
 
 
 def _bytes_digest(body: Any) -> bytes:
-    """`Unparsable` is raised for a body at hand only; a consumed one is an error of its own."""
+    """The digest of a body that cannot be parsed. There always is one: a consumed body never raises `Unparsable`."""
     hasher = sha256()
     body.seek(0)
     for chunk in iter(lambda: body.read(CHUNK), b""):
@@ -129,9 +135,10 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _small(body: IO[bytes]) -> bytes:
-    """A body that may be parsed. A larger one is compared by its bytes: `request.body` would refuse it as well.
+    """A body that is small enough to be parsed. A larger one is compared by its bytes.
 
-    Else a stranger could make a view that never parses anything spend seconds and hundreds of megabytes.
+    `request.body` would refuse a larger one as well. Without the limit any client could make a view that never parses
+    spend seconds and hundreds of megabytes.
     """
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     limit = MAX_PARSED_BYTES if limit is None else min(limit, MAX_PARSED_BYTES)
@@ -144,7 +151,7 @@ def _small(body: IO[bytes]) -> bytes:
 
 def _json(raw: bytes) -> Any:
     try:
-        # Numbers with a fraction stay as they were written: as floats, two amounts could become one.
+        # Numbers with a fraction stay as they were written. As floats, two different amounts could become equal.
         return json.loads(raw, parse_float=lambda text: f"\0{text}", object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -152,13 +159,13 @@ def _json(raw: bytes) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value := dict(pairs)) != len(pairs):
-        raise Unparsable  # parsers disagree on which of two equal names counts
+        raise Unparsable  # parsers disagree which of two equal names counts
     return value
 
 
 def _urlencoded(raw: bytes) -> dict[str, list[str]]:
     try:
-        # latin-1 keeps every byte apart, whatever the charset.
+        # latin-1 gives each byte its own character, for any charset.
         pairs = parse_qsl(
             raw.decode("latin-1"),
             keep_blank_values=True,
@@ -171,10 +178,10 @@ def _urlencoded(raw: bytes) -> dict[str, list[str]]:
 
 
 def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
-    """Fields and file contents, so that a new boundary is no difference."""
+    """Fields and file contents. The boundary is left out, because each retry has a new one."""
     fields: Any
     if body is None:
-        # The view's own parser (or CSRF's look at request.POST) was here already.
+        # The view's own parser, or the CSRF middleware, has read request.POST already.
         fields, files = request.POST, request.FILES
         hashed = [(name, _uploaded(file)) for name, values in files.lists() for file in values]
     else:
@@ -186,14 +193,14 @@ def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
             raise Unparsable from error
         hashed = [(name, file.value) for name, values in parsed_files.lists() for file in values]
     if not fields and not hashed and not _is_empty_form(request, body):
-        raise Unparsable  # nonsense that the parser passed over
+        raise Unparsable  # no form: the parser has skipped everything
     return _grouped([*((name, value) for name, values in fields.lists() for value in values), *hashed])
 
 
 def _is_empty_form(request: HttpRequest, body: IO[bytes] | None) -> bool:
-    """Has the client sent a form without fields? Its boundary is a new one in each retry."""
+    """Has the client sent a form without fields? Bytes cannot be compared: each retry has a new boundary."""
     if body is None:
-        # Django makes the handlers immutable when it parses an upload; a stream that somebody else took is no form.
+        # Django makes the handlers immutable when it parses an upload. Else the stream was taken in another way.
         if not isinstance(request.upload_handlers, ImmutableList):
             raise _consumed()
         return True
@@ -225,11 +232,11 @@ class _HashedFile:
         self.value = value
 
     def close(self) -> None:
-        """The parser closes what it has got so far when it gives a body up: a bad part, too many files."""
+        """Called by the parser when it gives up a body: a bad part, too many files."""
 
 
 class _HashingHandler(FileUploadHandler):
-    """Hashes each file as it streams by and stores nothing."""
+    """Hashes each file chunk by chunk and stores nothing."""
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)

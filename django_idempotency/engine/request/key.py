@@ -1,4 +1,4 @@
-"""Reading the idempotency key of a request. Not one SQL statement runs here."""
+"""Reading the idempotency key of a request. No SQL statement runs here."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.key_syntax import InvalidKey, check_key, parse_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the `key` option that can say where it looks.
+    """A value for the `key` option that knows the name of its place. A plain callable works too.
 
-    read: `callable(request) -> str | None`; may raise `InvalidKey`.
-    source: ends the sentence "This operation needs …" of the error answer.
+    Attributes:
+        read: `callable(request) -> str | None`; may raise `InvalidKey`.
+        source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
     """
 
     read: Callable[[Any], str | None]
@@ -31,8 +32,13 @@ class KeyReader:
 
 
 def read_key(request: Any, options: Idempotency) -> str | None:
-    """The key that the client sent, or None. Raises `InvalidKey` if it is not one."""
-    conf = settings()
+    """The key that the client sent, or None.
+
+    Raises:
+        InvalidKey: the client sent something that is not a key.
+        IdempotencyConfigurationError: the project's `key=` returned something else than a str or None.
+    """
+    conf = get_settings()
     if options.key is not None:
         value = options.key(request)
         if value is not None and not isinstance(value, str):
@@ -51,6 +57,6 @@ def _validate(key: str, validator: Callable[[str], Any]) -> None:
         valid = validator(key)
     except ValidationError as error:
         raise InvalidKey(" ".join(error.messages)) from error
-    # Django's own validators return None and raise.
+    # Django's own validators return None for a valid value, and raise for another one.
     if valid is False:
         raise InvalidKey(_("It does not have the form that this server demands."))

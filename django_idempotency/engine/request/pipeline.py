@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import settings
+from ..conf import get_settings
 from ..events import REPLAYED, report
 from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
@@ -40,7 +40,7 @@ Wish = ClaimRequest | Problem | Unprotected
 def handle(call: ViewCall) -> HttpResponseBase:
     """Answer one request: pass it through, run its view once, replay, or refuse."""
     options = call.options
-    if call.request.method not in options.methods or not settings().enabled:
+    if call.request.method not in options.methods or not get_settings().enabled:
         return _pass_through(call)
     if options.observe:
         return observed(call, lambda: _wish(call), lambda: _pass_through(call))

@@ -1,6 +1,6 @@
 """Every error answer of the package, as RFC 9457 problem details: one factory per error.
 
-Titles are the draft's own (section 2.7) and never translated; details are.
+Titles are those of the draft (section 2.7) and are never translated. Details are translated.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
 RETRY_AFTER = "1"
-"""Seconds. An atomic request is over when its transaction is, and nobody knows more."""
+"""Seconds. An atomic request ends with its transaction. When that will be is unknown."""
 UNKNOWN_RETRY_AFTER = "60"
-"""Seconds. Somebody has to look first."""
+"""Seconds. A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
-"""Statuses that link to the project's documentation of its keys."""
+"""Statuses whose answers link to the project's documentation of its keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error before it becomes a response: what the `ERROR_RESPONSE` setting gets."""
+    """An error before it becomes a response: the second argument of the `ERROR_RESPONSE` setting."""
 
     status: int
     title: str
@@ -39,7 +39,7 @@ class Problem:
 def missing_key(options: Idempotency) -> Problem:
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
-        detail %= {"header": settings().header}
+        detail %= {"header": get_settings().header}
     elif isinstance(options.key, KeyReader):
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
     else:
@@ -49,10 +49,10 @@ def missing_key(options: Idempotency) -> Problem:
 
 def invalid_key(options: Idempotency, reason: str) -> Problem:
     if options.key is None:
-        detail = _("The request header %(header)s does not carry a usable key.") % {"header": settings().header}
+        detail = _("The request header %(header)s does not carry a usable key.") % {"header": get_settings().header}
     else:
         detail = _("The request does not carry a usable key.")
-    if reason:  # the translation of nothing is the catalogue's header
+    if reason:  # gettext("") would return the header of the catalogue
         detail = f"{detail} {_(reason)}"
     return Problem(status=400, title="Idempotency-Key is not valid", detail=detail)
 
@@ -76,7 +76,7 @@ def outcome_unknown() -> Problem:
         status=409,
         title="The outcome for this Idempotency-Key is unknown",
         detail=_(
-            "The first request with this key was interrupted, and nobody knows yet whether it took effect. "
+            "The first request with this key was interrupted, and it is not known yet whether it took effect. "
             "It needs attention and is not run again. Retry it later, unchanged."
         ),
         headers={"Retry-After": UNKNOWN_RETRY_AFTER},
@@ -121,7 +121,7 @@ def store_busy() -> Problem:
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
     """The problem in the project's own format, if it has one, else as application/problem+json."""
-    conf = settings()
+    conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
     else:

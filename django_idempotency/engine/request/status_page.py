@@ -1,6 +1,6 @@
-"""The status page of a leased request: what 202 Accepted points to.
+"""The status page of a leased request: the `Location` of a 202 answer.
 
-Its URL is a secret of its own: whoever got it from us may look, and nobody can make one up.
+The URL is signed. So every client that got the URL may read the page, and no client can guess one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .problems import RETRY_AFTER
 
 SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
-"""Reported for a key in progress whose lease has lapsed: nobody works on it until somebody retries."""
+"""Reported for a key in progress whose lease has lapsed: no worker runs it until a client retries."""
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
@@ -36,7 +36,11 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
 
 
 def status_url(alias: str, key_hash: int, scope_hash: int) -> str:
-    """The path of a key's status page. Raises `IdempotencyConfigurationError` if the project has none."""
+    """The path of a key's status page.
+
+    Raises:
+        IdempotencyConfigurationError: the project's routes do not include the page.
+    """
     token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash])
     try:
         return reverse("django_idempotency:status", args=[token])
@@ -49,7 +53,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int) -> str:
 
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
-    """What has become of one request: JSON, without its response and without anything of anybody else."""
+    """The state of one request as JSON, without its response and without data of other callers."""
     try:
         alias, key_hash, scope_hash = Signer(salt=SALT).unsign_object(token)
     except (BadSignature, ValueError) as error:

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, settings
+from ..conf import Idempotency, get_settings
 from ..protocol.outcomes import Finished, Verdict
 from .callers import scope_of
 from .capture import capture
@@ -145,6 +145,6 @@ class ViewCall:
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         """Hand the response to the framework, marked as first-hand or replayed."""
-        response.headers[settings().replayed_header] = "true" if replayed else "false"
+        response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         delivered: HttpResponseBase = response
         return delivered

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ...endpoints.formats import as_json, as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
@@ -37,7 +35,7 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="PATTERN",
-            help="What may be unprotected: a route, a method and route, or the dotted name of a view, such as "
+            help="Endpoints that may be unprotected: a route, a method and route, or a view's dotted name, such as "
             "'admin/*', 'DELETE *', 'django.contrib.admin.*'. May be repeated. * ? and [] match as in a shell.",
         )
         parser.add_argument(
@@ -53,16 +51,16 @@ class Command(BaseCommand):
         allowed = partial(_allowed, patterns)
         self.stdout.write(FORMATS[options["format"]](found, allowed))
         unprotected = [endpoint for endpoint in found if not endpoint.protected]
-        self._warn_of_idle(patterns, unprotected)
+        self._warn_of_unused(patterns, unprotected)
         left = [endpoint for endpoint in unprotected if not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
             raise CommandError(_described(left))
 
-    def _warn_of_idle(self, patterns: Sequence[str], unprotected: Sequence[Endpoint]) -> None:
-        """A pattern that is left over would allow what comes to match it one day."""
+    def _warn_of_unused(self, patterns: Sequence[str], unprotected: Sequence[Endpoint]) -> None:
+        """Warn about unused patterns: they would silently allow a future endpoint."""
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in unprotected):
-                self.stderr.write(_("Nothing unprotected matches %(pattern)r: remove it.") % {"pattern": pattern})
+                self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
 
 
 def _patterns(file: Path | None) -> list[str]:
@@ -72,13 +70,11 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # Equal too: a route that is a regular expression, copied from the list, means something else to a shell.
+    # Equal texts match too: a route that is a regular expression holds characters with a meaning in patterns.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
 
 
 def _described(left: Sequence[Endpoint]) -> str:
-    text = ngettext(
-        "%(count)d unsafe route is not protected.", "%(count)d unsafe routes are not protected.", len(left)
-    ) % {"count": len(left)}
+    count = "1 unsafe route is" if len(left) == 1 else f"{len(left)} unsafe routes are"
     lines = [f"  {endpoint.method} {endpoint.route}  {endpoint.view}" for endpoint in left]
-    return "\n".join([f"{text} {_('Protect them, or name them with --allow:')}", *lines])
+    return "\n".join([f"{count} not protected. Protect them, or name them with --allow:", *lines])

@@ -54,6 +54,7 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str, settings:
         (r"^api/orders/(?P<pk>[^/.]+)/$", "/api/orders/<pk>/"),
         (r"orders\.(?P<format>[a-z0-9]+)$", "/orders.<format>"),
         ("", "/"),
+        (r"\/orders", "/orders"),
     ],
 )
 def test_paths(route: str, shown: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ from django.urls import resolve as resolve_path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_idempotency import IdempotencyConfigurationError, idempotent
-from django_idempotency.endpoints import list_endpoints
-from django_idempotency.endpoints.listing import mode
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.endpoints import Endpoint, list_endpoints
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import URLS
 
@@ -175,7 +173,7 @@ class TestWalker:
     )
     def test_the_mode(self, options: dict[str, Any], name: str) -> None:
         """From the options alone."""
-        assert mode(SimpleNamespace(**options)) == name  # type: ignore[arg-type]
+        assert Endpoint(method="POST", route="", name="", view="", options=Idempotency(**options)).mode == name
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""

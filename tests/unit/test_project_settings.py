@@ -44,9 +44,10 @@ def test_callables_may_be_dotted_paths(settings: Any) -> None:
         "KEY_VALIDATOR": "django_idempotency.keys.is_uuid",
         "CREDENTIAL_HEADERS": ["X-Key"],
     }
-    conf = django_idempotency.engine.conf.settings()
+    conf = django_idempotency.engine.conf.get_settings()
     assert conf.key_validator is not None
     assert conf.key_validator("x") is False
     assert conf.credential_headers == ("X-Key",)
+    assert conf.header_meta == "HTTP_IDEMPOTENCY_KEY"
     with pytest.raises(ValidationError):
         validate_slug("a b")

@@ -1,0 +1,23 @@
+"""What a callable is: the function below its decorators, and its dotted name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+
+def unwrapped(function: Any) -> Iterator[Any]:
+    """The callable, then what is below its decorators, as far as `functools.wraps` and `partial` show it."""
+    seen = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        yield function
+        function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+
+
+def dotted_name(function: Any) -> str:
+    """The dotted name of the innermost function. An object that is not a function is named by its class."""
+    *_, innermost = unwrapped(function)
+    named = innermost if hasattr(innermost, "__qualname__") else type(innermost)
+    return f"{named.__module__}.{named.__qualname__}"
