@@ -29,8 +29,8 @@ class IdempotencyMixin:
     Handlers run in a transaction that the mixin opens. They may be `def` or `async def`.
 
     The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
-    the handler is wrapped. So every other `dispatch` of the class, such as that of an access mixin, runs first, wherever
-    it stands in the list of bases, and a replay never skips it.
+    the handler is wrapped. So every other `dispatch` of the class, such as that of an access mixin, runs first. The
+    order of the bases does not matter for that, and a replay never skips it.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options; None: not protected. Options that are left out fall
