@@ -211,7 +211,6 @@ def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
         check()
 
 
-@pytest.mark.django_db
 def test_both_schema_classes_show_the_key(run, settings):
     """The class of the setting, and the project's own."""
     pytest.importorskip("drf_spectacular")
@@ -224,6 +223,7 @@ def test_both_schema_classes_show_the_key(run, settings):
     assert issubclass(run("docs/endpoints.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
 
 
+@pytest.mark.django_db
 def test_the_leased_example_charges_once(run, serve, client, gateway):
     """Posted twice under one key: one charge, one order with it."""
     sys.modules["shop"].gateway = gateway
