@@ -169,11 +169,13 @@ class TestWalker:
             ({"lease": None, "on_abandoned": "retry"}, "atomic"),
             ({"lease": 60, "on_abandoned": "retry"}, "leased"),
             ({"lease": 60, "on_abandoned": "hold"}, "leased, hold"),
+            (None, ""),
         ],
     )
-    def test_the_mode(self, options: dict[str, Any], name: str) -> None:
-        """From the options alone."""
-        assert Endpoint(method="POST", route="", name="", view="", options=Idempotency(**options)).mode == name
+    def test_the_mode(self, options: dict[str, Any] | None, name: str) -> None:
+        """From the options alone; empty for an endpoint that is not protected."""
+        given = None if options is None else Idempotency(**options)
+        assert Endpoint(method="POST", route="", name="", view="", options=given).mode == name
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
