@@ -1,4 +1,4 @@
-"""The figures and plots of docs/performance.md: `tox run -e benchmarks`, about a quarter of an hour.
+"""The figures and plots of docs/performance.md, and figures.md: `tox run -e benchmarks`, about a quarter of an hour.
 
 With --quick a small run that only prints; --only server runs that part, and only prints, too.
 """
@@ -23,6 +23,9 @@ from tests.benchmarks.page import with_figures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
+ALL_FIGURES = Path(__file__).with_name("figures.md")
+ON_THE_PAGE = ("requests", "peers")
+"""The parts whose tables the page shows. `figures.md` has all of them."""
 PARTS = {
     part.__name__.rpartition(".")[2]: part
     for part in (requests, statements, peers, server, growth, cleanup, traffic, elsewhere)
@@ -47,22 +50,25 @@ def main() -> None:
         "--only", action="append", choices=PARTS, help="only this part, and print only; may be repeated"
     )
     options = parser.parse_args()
-    written, images = [conditions()], {}
+    on_the_page, all_figures, images = [conditions()], [conditions()], {}
     for name in options.only or PARTS:
         part = PARTS[name]
         print(name, "…", file=sys.stderr, flush=True)
         measured = part.measure(quick=options.quick)
         drawn = part.drawn(measured)
         images |= drawn
-        written += [f"### {part.TITLE}", part.told(measured), *(f"![{part.TITLE}](images/{file})" for file in drawn)]
-    figures = "\n\n".join(written)
-    print(figures)
+        written = [f"### {part.TITLE}", part.told(measured)]
+        all_figures += written
+        if name in ON_THE_PAGE:
+            on_the_page += [*written, *(f"![{part.TITLE}](images/{file})" for file in drawn)]
+    print("\n\n".join(all_figures))
     if not (options.quick or options.only):
-        write(figures, images)
+        write({PAGE: on_the_page, ALL_FIGURES: all_figures}, images)
 
 
-def write(figures: str, images: dict[str, str]) -> None:
-    PAGE.write_text(with_figures(PAGE.read_text(), figures))
+def write(figures: dict[Path, list[str]], images: dict[str, str]) -> None:
+    for page, parts in figures.items():
+        page.write_text(with_figures(page.read_text(), "\n\n".join(parts)))
     IMAGES.mkdir(exist_ok=True)
     for file, image in images.items():
         (IMAGES / file).write_text(image)

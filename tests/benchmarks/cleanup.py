@@ -24,7 +24,7 @@ TITLE = "Cleanup"
 ALONE, OLD_SNAPSHOT = "alone", "with an old snapshot open"
 POINTS = 40
 """Of a line in the plot."""
-PROTOTYPE = """
+BARE_SQL = """
     WITH gone AS (
         DELETE FROM django_idempotency_idempotencykey WHERE ctid = ANY(ARRAY(
             SELECT ctid FROM django_idempotency_idempotencykey
@@ -69,7 +69,7 @@ def measure(*, quick: bool) -> list[Figures]:
     fill(expired, living)
     measured.append(clean("two at once", cleaners=2))
     fill(expired, living)
-    measured += _beside_the_prototype()
+    measured += _beside_bare_sql()
     assert IdempotencyKey.objects.count() == living
     assert all(one.rows == expired for one in measured[:3])
     return measured
@@ -122,10 +122,10 @@ def _old_snapshot() -> Iterator[None]:
         other.close()
 
 
-def _beside_the_prototype() -> list[Figures]:
+def _beside_bare_sql() -> list[Figures]:
     """In turn on the same table, batch by batch, so that both meet the same machine."""
     store = store_for("default")
-    ours, prototype = Figures("in turn with the prototype's bare SQL"), Figures("the prototype's bare SQL")
+    ours, bare = Figures("in turn with bare SQL"), Figures("bare SQL")
 
     def purge(bound: Any) -> tuple[int, Any]:
         with transaction.atomic(durable=True):
@@ -133,10 +133,10 @@ def _beside_the_prototype() -> list[Figures]:
 
     def purge_bare(bound: Any) -> tuple[int, Any]:
         with connection.cursor() as cursor:
-            cursor.execute(PROTOTYPE, [bound, BATCH_SIZE])
+            cursor.execute(BARE_SQL, [bound, BATCH_SIZE])
             return cursor.fetchone()
 
-    turns: list[tuple[Figures, Callable[[Any], tuple[int, Any]]]] = [(ours, purge), (prototype, purge_bare)]
+    turns: list[tuple[Figures, Callable[[Any], tuple[int, Any]]]] = [(ours, purge), (bare, purge_bare)]
     with connection.cursor() as cursor:  # the plan that ours asks for
         cursor.execute("SET enable_bitmapscan = off; SET enable_seqscan = off")
     bound, count = None, BATCH_SIZE
@@ -151,7 +151,7 @@ def _beside_the_prototype() -> list[Figures]:
         turns.reverse()
     with connection.cursor() as cursor:
         cursor.execute("RESET enable_bitmapscan; RESET enable_seqscan")
-    return [ours, prototype]
+    return [ours, bare]
 
 
 def told(measured: list[Figures]) -> str:

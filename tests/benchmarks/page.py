@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 START, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [" | ".join(head), *(" | ".join(row) for row in rows)]
-    lines.insert(1, " | ".join("---" for _ in lines[0].split(" | ")))
-    return "\n".join(f"| {line} |" for line in lines)
+    lines = [f"| {line} |" for line in lines]
+    lines.insert(1, "|" + "---|" * len(head))
+    return "\n".join(lines)
 
 
 def with_figures(page: str, figures: str) -> str:

@@ -36,7 +36,7 @@ from tests.benchmarks.page import table
 from tests.benchmarks.requests import request
 
 TABLE = IdempotencyKey._meta.db_table
-PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+RECIPE = Path(__file__).parents[2] / "docs" / "partitions.sql"
 STORE = store_for("default")
 ORDER = {"id": "9f0c4a52-1d7e-4b51-8f5e-2c1a7b6d9e03", "amount": "1999.00", "currency": "EUR", "status": "accepted"}
 RESPONSES = {"200 bytes": (200, 0), "2 kB": (2000, 0), "2 kB that does not compress": (1200, 800)}
@@ -180,7 +180,7 @@ def vacuum(expired: int, living: int) -> str:
 
 
 def partition(into: int) -> None:
-    (recipe,) = re.findall(r"^```postgresql\n(BEGIN;.*?COMMIT;)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    recipe = RECIPE.read_text()
     for word, other in {"0..15": f"0..{into - 1}", "MODULUS 16": f"MODULUS {into}", "_part_": f"_{into}_part_"}.items():
         recipe = recipe.replace(word, other)
     query(recipe)

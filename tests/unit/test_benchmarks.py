@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.page import table, with_figures
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_table_has_a_line_below_its_head() -> None:
-    assert table(["", "rows"], [["alone", "1"], ["two", "2"]]) == (
-        "|  | rows |\n| --- | --- |\n| alone | 1 |\n| two | 2 |"
-    )
+    assert table(["", "rows"], [["alone", "1"], ["two", "2"]]) == ("|  | rows |\n|---|---|\n| alone | 1 |\n| two | 2 |")
 
 
-def test_new_figures_replace_the_old_ones_and_nothing_else() -> None:
+@pytest.mark.parametrize("name", ["docs/performance.md", "tests/benchmarks/figures.md"])
+def test_new_figures_replace_the_old_ones_and_nothing_else(name: str) -> None:
     """On the page as it is: its markers are there, in this order."""
-    page = PAGE.read_text()
+    page = (ROOT / name).read_text()
 
     once = with_figures(page, "old")
 

@@ -1,4 +1,4 @@
-"""The key table hash-partitioned, by the recipe of docs/sizing.md, under the contracts of the plain one.
+"""The key table hash-partitioned, by docs/partitions.sql, under the contracts of the plain one.
 
 In a database of its own, beside the tests' one: so threads and transactions are as real as everywhere else.
 """
@@ -38,7 +38,7 @@ __all__ = [  # tests and their fixtures, run once more
     "test_one_of_twenty_wins",
 ]
 TABLE = IdempotencyKey._meta.db_table
-PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
+DOCS = Path(__file__).parents[3] / "docs"
 NAME = "test_idempotency_partitioned"
 KEYS = 40
 pytestmark = [
@@ -48,8 +48,8 @@ pytestmark = [
 ]
 
 
-def block(start: str) -> str:
-    (found,) = re.findall(rf"^```postgresql\n({start}.*?)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+def storage_parameters() -> str:
+    (found,) = re.findall(r"```postgresql\n(ALTER TABLE.*?)\n```", (DOCS / "sizing.md").read_text(), re.DOTALL)
     return str(found)
 
 
@@ -69,7 +69,7 @@ def _partitioned(django_db_setup: None, django_db_blocker: Any) -> Iterator[None
         with transaction.atomic():
             before = store_for("default").claim(a_claim(key="before"))
         with connection.cursor() as cursor:
-            cursor.execute(block("BEGIN"))
+            cursor.execute((DOCS / "partitions.sql").read_text())
             after = IdempotencyKey.objects.get()
             assert before == Claimed(id=after.pk, attempt=1)
             IdempotencyKey.objects.all().delete()
@@ -152,7 +152,7 @@ def test_names_and_room_are_those_of_the_plain_table() -> None:
 def test_the_settings_for_vacuum_are_those_of_a_partition() -> None:
     """The partitioned table itself takes none."""
     with connection.cursor() as cursor:
-        cursor.execute(block("ALTER TABLE").replace(TABLE, "idempotency_part_0"))
+        cursor.execute(storage_parameters().replace(TABLE, "idempotency_part_0"))
         cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'idempotency_part_0'")
         (options,) = cursor.fetchone()
     assert {"fillfactor=95", "autovacuum_vacuum_scale_factor=0.05"} < set(options)
