@@ -48,7 +48,7 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
         "api.md": {"names": names},
         "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
         "errors.md": {"answers": answers, "exceptions": exceptions},
-        "signals.md": {"signals": signals, "metrics": metrics},
+        "monitoring.md": {"signals": signals, "metrics": metrics},
     }
 
 
@@ -69,6 +69,9 @@ def names() -> str:
         if module in ELSEWHERE:
             continue
         lines += [f"## `{module}`", ""]
+        if module == "django_idempotency.testing":  # testing.md has the arguments
+            lines += [*(f"* `{name}`: {summary(getattr(import_module(module), name))}" for name in members), ""]
+            continue
         for member in members:
             value = getattr(import_module(module), member)
             if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
@@ -79,6 +82,11 @@ def names() -> str:
                     if not name.startswith("_"):
                         lines += described("####", f"operation.{name}", method)
     return "\n".join(lines)
+
+
+def summary(value: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(value) or "").partition("\n")[0]
 
 
 def described(level: str, name: str, value: Any) -> list[str]:
@@ -95,6 +103,8 @@ def signature(name: str, value: Any) -> str:
     return re.sub(r"<[^=]* at 0x\w+>", "…", text)
 
 
+USING = "using: database alias; default: the write alias of the key table."
+"""An argument of many functions. The page says it once."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
 
 
@@ -115,9 +125,10 @@ def section(found: re.Match[str]) -> str:
     lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
     if found[1] == "Returns":
         return f"Returns: {' '.join(lines)}\n"
-    items = (line.partition(": ") for line in lines)
-    listed = "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
-    return f"Raises:\n\n{listed}" if found[1] == "Raises" else listed
+    items = [line.partition(": ") for line in lines if line != USING]
+    if found[1] == "Raises":  # errors.md says what each one means
+        return f"Raises {', '.join(dict.fromkeys(f'`{name}`' for name, _, _ in items))}.\n"
+    return "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
 
 
 def command(name: str) -> str:
@@ -154,8 +165,8 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = ["| Status | Title | Detail | `Retry-After` |", "|---|---|---|---|"]
-    lines += [f"| {p.status} | {p.title} | {cell(p.detail)} | {p.headers.get('Retry-After', '')} |" for p in found]
+    lines = ["| Status | Title | `Retry-After` |", "|---|---|---|"]
+    lines += [f"| {p.status} | {p.title} | {p.headers.get('Retry-After', '')} |" for p in found]
     return "\n".join(lines)
 
 
@@ -165,7 +176,7 @@ def exceptions() -> str:
 
     def below(parent: type) -> Iterable[str]:
         yield f"### `{parent.__name__}`"
-        bases = [base.__name__ for base in parent.__bases__ if base is not Exception]
+        bases = [base.__name__ for base in parent.__bases__ if base not in (Exception, exceptions.IdempotencyError)]
         yield f"A kind of {', '.join(f'`{base}`' for base in bases)}." if bases else ""
         yield prose(parent)
         for child in sorted(parent.__subclasses__(), key=lambda child: child.__name__):

@@ -23,7 +23,7 @@ NODE = shutil.which("node")
 
 
 def snippet(language: str) -> str:
-    (code,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(rf"```{language}\n((?:#|//) client.*?)```", PAGE, re.DOTALL)
     return str(code)
 
 

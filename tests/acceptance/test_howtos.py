@@ -39,6 +39,13 @@ class TestRestFramework:
         return serve(path("reorder/", module.reorder), path("", include(router.urls)))
 
     @pytest.mark.django_db
+    def test_the_first_example_creates_one_order(self, run: Any, serve: Any, client: Client) -> None:
+        """Nothing but the mixin."""
+        clear_url_caches()
+        send = serve(path("orders/", run("docs/drf.md", "shop/order_view.py").OrderView.as_view()))
+        send(client, "/orders/", {"reference": "a book"})
+
+    @pytest.mark.django_db
     @pytest.mark.parametrize("url", ["/orders/", "/reorder/"])
     def test_an_order_is_created_once(self, orders: Any, client: Client, ann: Any, url: str) -> None:
         """The viewset and the function."""
@@ -73,7 +80,7 @@ class TestRestFramework:
 def test_the_asynchronous_views_run_once(run: Any, serve: Any, gateway: Any, view: str) -> None:
     """Atomic and leased."""
     sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
-    serve(path("orders/", getattr(run("docs/async.md", "shop/async_views.py"), view)))
+    serve(path("orders/", getattr(run("docs/views.md", "shop/async_views.py"), view)))
 
     async def twice() -> list[Any]:
         send = AsyncClient().post
@@ -123,7 +130,7 @@ def test_keys_are_on_the_shard_of_the_orders(run: Any, serve: Any, client: Clien
         return HttpResponse(Order.objects.create(reference=request.get_host(), amount=1).reference, status=201)
 
     serve(path("orders/", create_order))
-    shards = run("docs/sizing.md", "shop/shards.py")
+    shards = run("docs/databases.md", "shop/shards.py")
     middleware = [*settings.MIDDLEWARE, "documented.tenants"]
     with override_settings(DATABASE_ROUTERS=["documented.ByTenant"], MIDDLEWARE=middleware):
         for host in shards.SHARDS:
@@ -147,6 +154,7 @@ def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
 
     assert list(attention.stuck()) == [rows["abandoned"]]
     assert list(attention.in_doubt()) == [rows["failed"]]
+    assert attention.report() == {"abandoned": ["write order: done 7"], "failed": ["call charge: IN DOUBT"]}
     assert attention.story(rows["failed"]) == ["call charge: IN DOUBT"]
     assert attention.story(rows["abandoned"]) == ["write order: done 7"]
 
@@ -155,7 +163,7 @@ class TestMigrating:
     @pytest.mark.django_db
     def test_from_django_idempotency_key(self, run: Any, serve: Any, client: Client) -> None:
         """The header stays, the key is optional where it was."""
-        after = run("docs/migrating.md", "after/django_idempotency_key.py")
+        after = run("docs/rollout.md", "after/django_idempotency_key.py")
         create_order, sample = after.views()
         serve(path("orders/", create_order), path("sample/", sample))
         with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
@@ -173,7 +181,7 @@ class TestMigrating:
     def test_from_drf_idempotency(self, run: Any, serve: Any, client: Client) -> None:
         """The header that marks a replay stays."""
         pytest.importorskip("rest_framework")
-        after = run("docs/migrating.md", "after/drf_idempotency.py")
+        after = run("docs/rollout.md", "after/drf_idempotency.py")
         serve(path("orders/", *after.views()))
         with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
 

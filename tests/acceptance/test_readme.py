@@ -37,7 +37,7 @@ def test_the_first_example_creates_one_order(run, serve, client):
 @pytest.mark.parametrize("name", ["reorder", "OrderView"])
 def test_the_examples_with_a_login_create_one_order(name, run, serve, client, django_user_model):
     """Function and class, each below its login check, which comes first."""
-    view = getattr(run("docs/placement.md", "shop/members.py"), name)
+    view = getattr(run("docs/views.md", "shop/members.py"), name)
     send = serve(path("again/", view.as_view() if isinstance(view, type) else view))
     assert client.post("/again/", {"amount": 1}, headers={"Idempotency-Key": "one"}).status_code == 302
     client.force_login(django_user_model.objects.create_user("somebody"))
@@ -76,13 +76,13 @@ def test_the_ninja_operation_creates_one_order(run, serve, client):
 def test_the_form_is_clicked_twice(run, serve):
     """The page's template, its view, and a browser that sends what it was shown."""
     client = Client(enforce_csrf_checks=True)
-    (template,) = re.findall(r"```html\n<!-- (.*?) -->\n(.*?)```", (ROOT / "docs/forms.md").read_text(), re.DOTALL)
+    (template,) = re.findall(r"```html\n<!-- (.*?) -->\n(.*?)```", (ROOT / "docs/views.md").read_text(), re.DOTALL)
     templates = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "OPTIONS": {"loaders": [("django.template.loaders.locmem.Loader", dict([template]))]},
     }
     with override_settings(TEMPLATES=[templates]):
-        serve(path("order/", run("docs/forms.md", "shop/forms.py").OrderView.as_view()))
+        serve(path("order/", run("docs/views.md", "shop/forms.py").OrderView.as_view()))
         page = client.get("/order/").content.decode()
         fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page))
         answers = [client.post("/order/", {**fields, "reference": "a book", "amount": 1}) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_the_form_is_clicked_twice(run, serve):
 def test_the_cors_settings_satisfy_the_check(run):
     """W003 is silent."""
     pytest.importorskip("corsheaders")
-    shown = run("docs/forms.md", "cors.py")
+    shown = run("docs/clients.md", "cors.py")
     names = ["CORS_ALLOW_HEADERS", "CORS_EXPOSE_HEADERS"]
     with (
         modify_settings(INSTALLED_APPS={"append": "corsheaders"}),
@@ -109,7 +109,7 @@ def test_the_cors_settings_satisfy_the_check(run):
 @pytest.mark.django_db
 def test_the_webhook_is_delivered_twice(run, serve, client):
     """Signed, it makes one order; unsigned, it is refused and uses up no id."""
-    hooks = run("docs/webhooks.md", "shop/webhooks.py")
+    hooks = run("docs/events.md", "shop/webhooks.py")
     serve(path("paid/", hooks.paid))
 
     def deliver(body: bytes, signature: str) -> Any:
@@ -141,7 +141,7 @@ class TestGraphQL:
         module = ModuleType("shop.schema")
         module.schema = schema  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "shop.schema", module)
-        serve(path("graphql", run("docs/howto-graphql.md", "shop/graphql.py").graphql))
+        serve(path("graphql", run("docs/graphql.md", "shop/graphql.py").graphql))
 
         def send(query: str, key: str | None = "one") -> Any:
             headers = {} if key is None else {"Idempotency-Key": key}
@@ -200,7 +200,7 @@ def test_the_task_cleans_up(run):
 
 def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
     """It passes with the protected view, and fails with another one beside it."""
-    check = run("docs/endpoints.md", "shop/tests.py").test_whatever_creates_an_order_is_protected
+    check = run("docs/endpoints.md", "shop/tests.py").test_every_post_is_protected
     view = run("README.md", "shop/views.py").create_order
     clear_url_caches()
     serve(path("orders/", view))
@@ -218,9 +218,9 @@ def test_both_schema_classes_show_the_key(run, settings):
 
     from django_idempotency.rest_framework.schema import AutoSchema, IdempotencySchemaMixin
 
-    settings.REST_FRAMEWORK = run("docs/endpoints.md", "settings.py").REST_FRAMEWORK
+    settings.REST_FRAMEWORK = run("docs/drf.md", "settings.py").REST_FRAMEWORK
     assert isinstance(APIView.schema, AutoSchema)
-    assert issubclass(run("docs/endpoints.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
+    assert issubclass(run("docs/drf.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
 
 
 @pytest.mark.django_db
@@ -236,7 +236,7 @@ def test_the_leased_example_charges_once(run, serve, client, gateway):
 def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
     """The gateway hangs up after charging: the retry finds the charge in its books."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/leased-failures.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}
@@ -259,9 +259,9 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status, content):
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased.md", "shop/careful.py")
+    careful = run("docs/leased-failures.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__)))
-    support = run("docs/leased.md", "shop/support.py")
+    support = run("docs/leased-failures.md", "shop/support.py")
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}
@@ -277,7 +277,7 @@ def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, 
 @pytest.mark.django_db
 def test_the_events_are_handled_once(run):
     """The same event twice, and a loop that was killed before it acknowledged."""
-    events = run("docs/once.md", "shop/events.py")
+    events = run("docs/events.md", "shop/events.py")
     event = {"id": "evt_1", "order": "a book", "amount": 1}
 
     first, again = events.place_order(event), events.place_order(event)
@@ -339,20 +339,14 @@ def test_every_python_block_is_executed_by_a_test():
     others = [page for page in PAGES if page != "docs/tutorial.md"]  # test_tutorial.py types all of it
     assert {page: list(blocks(page)) for page in others if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/api.py"],
-        "docs/async.md": ["shop/async_views.py"],
-        "docs/clients.md": ["client.py"],  # test_clients.py
-        "docs/databases.md": ["shop/tenants.py", "shop/archive.py"],
-        "docs/drf.md": ["shop/orders.py"],
-        "docs/endpoints.md": ["shop/tests.py", "settings.py", "shop/schema.py"],
-        "docs/forms.md": ["shop/forms.py", "cors.py"],
-        "docs/howto-graphql.md": ["shop/graphql.py"],
-        "docs/leased.md": ["shop/payments.py", "shop/careful.py", "shop/support.py"],
-        "docs/migrating.md": [
-            "before/django_idempotency_key.py",  # with the package that it is about: not here
-            "after/django_idempotency_key.py",
-            "before/drf_idempotency.py",
-            "after/drf_idempotency.py",
-        ],
+        "docs/clients.md": ["client.py", "cors.py"],  # test_clients.py
+        "docs/databases.md": ["shop/tenants.py", "shop/archive.py", "shop/shards.py"],
+        "docs/drf.md": ["shop/order_view.py", "shop/orders.py", "settings.py", "shop/schema.py"],
+        "docs/endpoints.md": ["shop/tests.py"],
+        "docs/events.md": ["shop/events.py", "shop/webhooks.py"],
+        "docs/graphql.md": ["shop/graphql.py"],
+        "docs/leased-failures.md": ["shop/careful.py", "shop/support.py"],
+        "docs/leased.md": ["shop/payments.py"],
         "docs/monitoring.md": [  # test_monitoring.py
             "shop/logging.py",
             "shop/references.py",
@@ -362,15 +356,12 @@ def test_every_python_block_is_executed_by_a_test():
             "shop/tracing.py",
         ],
         "docs/ninja.md": ["shop/ninja_api.py"],
-        "docs/once.md": ["shop/events.py"],
         "docs/operations.md": ["shop/tasks.py", "shop/privacy.py"],
         "docs/options.md": ["settings.py"],
-        "docs/placement.md": ["shop/members.py"],
-        "docs/rollout.md": ["settings.py"],
+        "docs/rollout.md": ["settings.py", "after/django_idempotency_key.py", "after/drf_idempotency.py"],
         "docs/runbook.md": ["shop/attention.py"],
-        "docs/sizing.md": ["shop/shards.py"],
         "docs/testing.md": ["shop/tests/test_orders.py", "shop/tests/test_retries.py"],
-        "docs/webhooks.md": ["shop/webhooks.py"],
+        "docs/views.md": ["shop/members.py", "shop/forms.py", "shop/async_views.py"],
     }
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/admin.md: `python -m tests.browser.screenshots` writes docs/images. It needs Chromium."""
+"""The pictures of docs/runbook.md: `python -m tests.browser.screenshots` writes docs/images. It needs Chromium."""
 
 from __future__ import annotations
 
