@@ -3,9 +3,10 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, W001 SQLite without IMMEDIATE transactions,
-W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from other origins,
-W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the key out of OpenAPI.
+E008 202 without the status page, E012 options under a name that nothing reads, W001 SQLite without IMMEDIATE
+transactions, W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from
+other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the key out of
+OpenAPI.
 """
 
 from __future__ import annotations
@@ -128,7 +129,26 @@ def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
         except IdempotencyConfigurationError as error:
             contradictions.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
     messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
+    misspelled = {problem for callback in _callbacks() for problem in _misspelled(_view_class(callback))}
+    messages += [Error(problem, id="django_idempotency.E012") for problem in sorted(misspelled)]
     return [*messages, *(_check_status_page() if _polls() else [])]
+
+
+def _misspelled(view_class: Any) -> Iterator[str]:
+    """What a class with a mixin says about options, but under a name that nothing reads."""
+    if not hasattr(view_class, "get_idempotency_options"):
+        return
+    if hasattr(view_class, "idempotency_options"):
+        yield (
+            f"{dotted_name(view_class)} has the attribute idempotency_options, which has no effect. "
+            "Call the attribute idempotency."
+        )
+    for name in getattr(view_class, "idempotency_actions", {}):
+        if not hasattr(view_class, name):
+            yield (
+                f"{dotted_name(view_class)}.idempotency_actions names {name!r}, but the class has no such method. "
+                "Correct the name, or remove the entry."
+            )
 
 
 def _check_status_page() -> list[CheckMessage]:

@@ -98,6 +98,10 @@ class IdempotencyMixin:
         return protected
 
 
+# drf-spectacular would make the docstring the description of each operation of the project.
+IdempotencyMixin.__doc__ = None
+
+
 def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Any, ...]:
     """Action, class, base classes."""
     actions = cls.idempotency_actions

@@ -37,6 +37,7 @@ __all__ = ["AutoSchema", "IdempotencySchemaMixin"]
 PROBLEM_TYPE = "application/problem+json"
 _MEMBERS = {
     "type": {"type": "string", "format": "uri-reference"},
+    "code": {"type": "string"},
     "title": {"type": "string"},
     "status": {"type": "integer"},
     "detail": {"type": "string"},

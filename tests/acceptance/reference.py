@@ -86,7 +86,15 @@ def names() -> str:
 
 def summary(value: Any) -> str:
     """The first line of a docstring."""
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+    return docstring(value).partition("\n")[0]
+
+
+def docstring(value: Any) -> str:
+    """As the source has it: a class may hide its docstring from OpenAPI."""
+    if isinstance(value, type) and value.__doc__ is None:
+        (definition,) = ast.parse(inspect.getsource(value)).body
+        return ast.get_docstring(definition) or ""  # type: ignore[arg-type]
+    return inspect.getdoc(value) or ""
 
 
 def described(level: str, name: str, value: Any) -> list[str]:
@@ -110,7 +118,7 @@ SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\
 
 def prose(value: Any) -> str:
     """A docstring as Markdown. What it lists, `name: what it means`, becomes an item of a list."""
-    text = SECTION.sub(section, inspect.getdoc(value) or "")
+    text = SECTION.sub(section, docstring(value))
     lines: list[str] = []
     for line in re.sub(r"\n[ ]{4,}", " ", text).splitlines():
         item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)
@@ -165,8 +173,8 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = ["| Status | Title | `Retry-After` |", "|---|---|---|"]
-    lines += [f"| {p.status} | {p.title} | {p.headers.get('Retry-After', '')} |" for p in found]
+    lines = ["| Status | `code` | Title | `Retry-After` |", "|---|---|---|---|"]
+    lines += [f"| {p.status} | `{p.code}` | {p.title} | {p.headers.get('Retry-After', '')} |" for p in found]
     return "\n".join(lines)
 
 

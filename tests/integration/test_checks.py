@@ -120,7 +120,7 @@ class TestChecks:
         ("options", "ids"),
         [
             ({"on_abandoned": "hold"}, ["E007"]),
-            ({"lease": 60, "ttl": 30}, ["E007"]),
+            ({"lease": 172_800}, ["E007"]),
             ({"lease": 60, "in_progress_status": 202}, ["E008"]),
             ({"lease": 60, "on_abandoned": "hold"}, []),
         ],

@@ -79,7 +79,7 @@ def test_c22_a_retry_while_running_is_409(post: Post) -> None:
     assert problem(response)["title"] == "A request is outstanding for this Idempotency-Key"
     assert (response.status_code, response.headers["Retry-After"]) == (409, "1")
     assert response.headers["Link"] == f'<{DOCS}>; rel="describedby"; type="text/html"'
-    assert problem(response)["type"] == DOCS
+    assert problem(response)["type"] == f"{DOCS}#in-progress"
     assert Order.objects.count() == 1
 
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import partial
 from threading import Event
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, transaction
@@ -23,6 +24,7 @@ from django_idempotency import (
     StoreBusy,
     TransactionBroken,
     idempotent,
+    once,
     run_once,
 )
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
@@ -152,12 +154,26 @@ class TestMistakes:
         with pytest.raises(IdempotencyConfigurationError, match='Pass operation="…"'):
             run_once(work, scope="s", key="k")
 
-    @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ünï", None, 5])
+    @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ünï", None, True, 5.0])
     def test_bad_keys(self, key: Any) -> None:
         """Named, before anything is asked of the database."""
         with pytest.raises(InvalidKey, match="key="):
             run_once(place, scope="s", key=key)
         assert RUNS == []
+
+    @pytest.mark.parametrize("key", [17, UUID("8e03978e-40d5-43dd-bc93-6894a57f9324")])
+    def test_an_int_or_a_uuid_stands_for_its_text(self, key: Any) -> None:
+        """A primary key can be the key of a task."""
+        results = [run_once(place, scope="s", key=sent) for sent in (key, str(key))]
+        assert [result.replayed for result in results] == [False, True]
+
+    @pytest.mark.parametrize("options", [{}, {"scope": "s"}, {"key": len}, {"scope": "s", "key": "k"}])
+    def test_once_says_what_is_missing(self, options: Any) -> None:
+        """Also without parentheses."""
+        with pytest.raises(IdempotencyConfigurationError, match="once needs to know the owner and the key"):
+            once(**options)
+        with pytest.raises(IdempotencyConfigurationError, match="once needs to know the owner and the key"):
+            once(place)  # type: ignore[call-overload]
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -184,7 +184,7 @@ def swallow() -> Exception:
 ERRORS = {
     "402": lambda: HttpError(402, "no funds"),
     "401": lambda: HttpError(401, "who?"),
-    "409": lambda: HttpError(409, "later"),
+    "423": lambda: HttpError(423, "later"),
     "500": lambda: HttpError(500, "broken"),
     "503": lambda: HttpError(503, "away"),
     "422": lambda: ValidationError([{"msg": "wrong"}]),

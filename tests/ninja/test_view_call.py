@@ -162,7 +162,7 @@ class TestExceptions:
         assert api_urls.CALLS == ["run", "handled"]
         assert Ledger.objects.count() == 1
 
-    @pytest.mark.parametrize("error", ["401", "409", "500", "503"])
+    @pytest.mark.parametrize("error", ["401", "423", "500", "503"])
     def test_another_answer_frees_the_key(self, post: Post, error: str) -> None:
         """Rolled back; the retry runs."""
         answers = [post(f"/fail?error={error}") for _ in range(2)]

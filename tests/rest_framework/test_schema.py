@@ -13,6 +13,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.settings import patched_settings
 from drf_spectacular.validation import validate_schema
 
+from django_idempotency.rest_framework import IdempotencyMixin
 from django_idempotency.rest_framework import schema as ours
 
 URLS = "tests.rest_framework.schema_urls"
@@ -224,3 +225,8 @@ def test_a_projects_own_schema_class_is_used_with_the_mixin() -> None:
     assert found["operationId"] == "mixed"
     assert header(found) is not None
     assert found["responses"]["422"]["description"].count("already used") == 1
+
+
+def test_the_mixin_does_not_describe_the_operations_of_the_project() -> None:
+    """drf-spectacular takes the first docstring along the bases."""
+    assert IdempotencyMixin.__doc__ is None

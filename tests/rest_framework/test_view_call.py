@@ -189,6 +189,7 @@ def test_problems_are_those_of_plain_views(post: Post) -> None:
     assert (response.status_code, response.headers["Content-Type"]) == (400, "application/problem+json")
     assert response.json() == {
         "type": "about:blank",
+        "code": "missing-key",
         "title": "Idempotency-Key is missing",
         "status": 400,
         "detail": "This operation needs the request header Idempotency-Key with a unique value, such as a UUID.",

@@ -68,4 +68,10 @@ def test_a_copy_has_the_same_options(copied: Any) -> None:
 def test_the_default_rule_of_what_is_final() -> None:
     """Below 500, and not one of those that a retry may change."""
     statuses = [s for s in range(200, 600) if not is_final(type("Response", (), {"status_code": s}))]
-    assert statuses == [401, 403, 408, 409, 423, 425, 429, *range(500, 600)]
+    assert statuses == [401, 403, 408, 423, 425, 429, *range(500, 600)]
+
+
+def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
+    """Not only when a view resolves its options."""
+    with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
+        Idempotency(lease=60, ttl=30)

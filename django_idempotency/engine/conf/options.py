@@ -25,7 +25,7 @@ from .fields import (
 )
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-NOT_FINAL = frozenset({401, 403, 408, 409, 423, 425, 429})
+NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
 """Client errors that mean "not now" or "not you": the same request may succeed later."""
 
 
@@ -150,6 +150,12 @@ class Idempotency:
         for name, value in self.given().items():
             if (problem := _OPTIONS[name].metadata["check"](value)) is not None:
                 raise IdempotencyConfigurationError(f"idempotency option {name}={value!r}: {problem}")
+        given = self.given()
+        if None not in (given.get("ttl"), given.get("lease")) and self.ttl_seconds <= (self.lease_seconds or 0):
+            raise IdempotencyConfigurationError(
+                f"idempotency options ttl={self.ttl!r} and lease={self.lease!r}: ttl must exceed lease, or the key "
+                "could be forgotten while the view still runs."
+            )
 
     def given(self) -> dict[str, Any]:
         """The options that this layer decides."""

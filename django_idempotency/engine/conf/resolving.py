@@ -31,13 +31,7 @@ def resolve(*layers: Idempotency) -> Idempotency:
                 _refuse_without_lease(name, merged[name])
         if merged["in_progress_status"] == 202:
             merged["in_progress_status"] = 409
-    options = Idempotency(**merged)
-    if options.lease_seconds is not None and options.ttl_seconds <= options.lease_seconds:
-        raise IdempotencyConfigurationError(
-            f"idempotency options ttl={options.ttl!r} and lease={options.lease!r}: ttl must exceed lease, or the key "
-            "could be forgotten while the view still runs."
-        )
-    return options
+    return Idempotency(**merged)
 
 
 LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")

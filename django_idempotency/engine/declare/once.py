@@ -7,8 +7,9 @@ from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack, overload
 
+from ...exceptions import IdempotencyConfigurationError
 from ..conf import OnceKeywords, UnleasedKeywords, resolve
-from ..execution.once import arun_once, once_options, operation_name, run_once
+from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..execution.operation import synchronous
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def once(
     *,
     scope: str | Callable[..., str],
-    key: Callable[..., str],
+    key: Callable[..., Key],
     payload: Callable[..., Any] | None = None,
     **options: Unpack[UnleasedKeywords],
 ) -> Callable[[F], F]: ...
@@ -29,16 +30,18 @@ def once(
 def once(
     *,
     scope: str | Callable[..., str],
-    key: Callable[..., str],
+    key: Callable[..., Key],
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]: ...  # callers leave `operation` out
 
 
 def once(
+    bare: object = None,
+    /,
     *,
-    scope: str | Callable[..., str],
-    key: Callable[..., str],
+    scope: str | Callable[..., str] = "",
+    key: Callable[..., Key] | None = None,
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -49,7 +52,7 @@ def once(
 
     Args:
         scope: a string, or a callable with the function's own arguments.
-        key: a callable with the function's own arguments that returns the key.
+        key: a callable with the function's own arguments that returns the key: a str, an int or a UUID.
         payload: a callable with the function's own arguments, or None to compare nothing.
         options: as for `run_once`.
 
@@ -57,6 +60,11 @@ def once(
         NotRun: as `run_once` does, when the function is called.
         IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
     """
+    if bare is not None or not scope or not callable(key):
+        raise IdempotencyConfigurationError(
+            "once needs to know the owner and the key of each call, by keyword. Write "
+            '@once(scope="shop", key=lambda event: event["id"]) above the function, for example.'
+        )
     layer = once_options(options)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

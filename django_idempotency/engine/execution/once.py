@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
@@ -33,6 +34,7 @@ from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")
+Key = str | int | UUID
 OPTIONS = ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
 """The options that have a meaning without a request."""
 JSON = (("Content-Type", "application/json"),)
@@ -54,7 +56,7 @@ class Result(Generic[T]):
 
 
 def run_once(
-    work: Callable[..., T], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
@@ -66,7 +68,7 @@ def run_once(
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
-        key: 1 to 255 visible ASCII characters, such as an event's id.
+        key: 1 to 255 visible ASCII characters, such as an event's id; or an int or a UUID, which stands for its text.
         payload: bytes, or anything JSON. If given, the same key with another payload raises `PayloadMismatch`.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `using`, and
             `reconcile`, here a `callable(operation)` that returns a `Result`, or None to run again.
@@ -96,18 +98,18 @@ def run_once(
 
 @overload
 async def arun_once(
-    work: Callable[..., Awaitable[T]], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., Awaitable[T]], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]: ...
 
 
 @overload
 async def arun_once(
-    work: Callable[..., T], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]: ...
 
 
 async def arun_once(
-    work: Callable[..., Any], *, scope: str, key: str, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., Any], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[Any]:
     """`run_once` for asynchronous callers.
 
@@ -174,11 +176,12 @@ def _finished(value: T) -> Finished[T]:
     return Finished(value=as_kept(value, kept), verdict=Verdict.KEEP, snapshot=snapshot)
 
 
-def _claim_request(options: Idempotency, work: Any, scope: str, key: str, payload: Any) -> ClaimRequest:
+def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payload: Any) -> ClaimRequest:
     if not isinstance(scope, str) or not scope:
         raise IdempotencyConfigurationError(f"scope={scope!r}: give a non-empty str.")
-    if not isinstance(key, str):
-        raise InvalidKey(f"key={key!r}: give a str.")
+    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+        raise InvalidKey(f"key={key!r}: give a str, an int or a UUID.")
+    key = str(key)
     try:
         check_key(key)
     except InvalidKey as error:

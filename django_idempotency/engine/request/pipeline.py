@@ -68,7 +68,7 @@ def _wish(call: ViewCall) -> Wish:
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
     if key is None:
-        return problems.missing_key(options) if options.required else Unprotected()
+        return problems.missing_key(options, call.request) if options.required else Unprotected()
     scope = call.scope()
     if scope is None:
         return problems.anonymous_refused()

@@ -30,21 +30,32 @@ DESCRIBED = frozenset({400, 409, 422})
 class Problem:
     """An error before it becomes a response: the second argument of the `ERROR_RESPONSE` setting."""
 
+    code: str
+    """Stable and never translated. Clients branch on it."""
     status: int
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def missing_key(options: Idempotency) -> Problem:
+def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
+    """`request`: where to look for a header with a similar name, which the client may have sent by mistake."""
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
+        if request is not None and (similar := _similar_header(request)):
+            text = _("The header %(similar)s was sent, which has another name.")
+            detail = f"{detail} {text % {'similar': similar}}"
     elif isinstance(options.key, KeyReader):
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
     else:
         detail = _("This operation needs an idempotency key.")
-    return Problem(status=400, title="Idempotency-Key is missing", detail=detail)
+    return Problem(code="missing-key", status=400, title="Idempotency-Key is missing", detail=detail)
+
+
+def _similar_header(request: HttpRequest) -> str | None:
+    """A header such as `X-Idempotency-Key`, cut to a length that fits into a sentence."""
+    return next((name[:60] for name in request.headers if "idempot" in name.lower()), None)
 
 
 def invalid_key(options: Idempotency, reason: str) -> Problem:
@@ -54,16 +65,19 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
         detail = _("The request does not carry a usable key.")
     if reason:  # gettext("") would return the header of the catalogue
         detail = f"{detail} {_(reason)}"
-    return Problem(status=400, title="Idempotency-Key is not valid", detail=detail)
+    return Problem(code="invalid-key", status=400, title="Idempotency-Key is not valid", detail=detail)
 
 
 def anonymous_refused() -> Problem:
     detail = _("Only callers who can be told apart may use idempotency keys here. Send your credentials.")
-    return Problem(status=403, title="Idempotency-Key needs an identified caller", detail=detail)
+    return Problem(
+        code="unidentified-caller", status=403, title="Idempotency-Key needs an identified caller", detail=detail
+    )
 
 
 def outstanding(options: Idempotency) -> Problem:
     return Problem(
+        code="in-progress",
         status=options.in_progress_status,
         title="A request is outstanding for this Idempotency-Key",
         detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
@@ -73,6 +87,7 @@ def outstanding(options: Idempotency) -> Problem:
 
 def outcome_unknown() -> Problem:
     return Problem(
+        code="outcome-unknown",
         status=409,
         title="The outcome for this Idempotency-Key is unknown",
         detail=_(
@@ -85,33 +100,33 @@ def outcome_unknown() -> Problem:
 
 def already_used(options: Idempotency) -> Problem:
     return Problem(
+        code="already-used",
         status=options.mismatch_status,
         title="Idempotency-Key is already used",
         detail=_("This key was used for another request. Use a new key for a new request."),
-        headers={"Retry-After": RETRY_AFTER} if options.mismatch_status == 409 else {},
     )
 
 
 def response_not_stored(snapshot: Snapshot) -> Problem:
-    headers = {"Retry-After": RETRY_AFTER}
-    if (location := snapshot.header("Location")) is not None:
-        headers["Location"] = location
+    location = snapshot.header("Location")
     return Problem(
+        code="response-not-stored",
         status=409,
         title="Idempotency-Key is completed, response not stored",
         detail=_("The request was processed with status %(status)s and is not run again.")
         % {"status": snapshot.status_code},
-        headers=headers,
+        headers={} if location is None else {"Location": location},
     )
 
 
 def replay_refused() -> Problem:
     detail = _("You may not see the response that is stored for this key.")
-    return Problem(status=403, title="Replay is not permitted", detail=detail)
+    return Problem(code="replay-refused", status=403, title="Replay is not permitted", detail=detail)
 
 
 def store_busy() -> Problem:
     return Problem(
+        code="busy",
         status=503,
         title="The idempotency store is busy",
         detail=_("Nothing was done. Retry the request later, unchanged."),
@@ -126,7 +141,8 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
         response = conf.error_response(request, problem)
     else:
         body = {
-            "type": conf.docs_url or "about:blank",
+            "type": f"{conf.docs_url.partition('#')[0]}#{problem.code}" if conf.docs_url else "about:blank",
+            "code": problem.code,
             "title": problem.title,
             "status": problem.status,
             "detail": problem.detail,

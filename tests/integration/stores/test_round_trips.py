@@ -96,7 +96,7 @@ class TestHowMany:
             assert in_threads(1, compete) == [[["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]]
 
     def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post) -> None:
-        assert post("/answer?status=409").status_code == 409
+        assert post("/answer?status=423").status_code == 423
         assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["INSERT"], ["SELECT"], ["WITH", "COMMIT"]]
         assert not IdempotencyKey.objects.exists()
 
