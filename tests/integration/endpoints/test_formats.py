@@ -99,7 +99,7 @@ as a UUID.
 - 409 “A request is outstanding for this Idempotency-Key”: The first request with this key is still being processed. \
 Retry it later, unchanged. `Retry-After`.
 - 409 “Idempotency-Key is completed, response not stored”: The request was processed, and its response is not kept. \
-It is not run again. `Retry-After`.
+It is not run again.
 - 422 “Idempotency-Key is already used”: This key was used for another request. Use a new key for a new request.
 
 ## POST /pay
@@ -114,7 +114,7 @@ RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or 
 - 409 “A request is outstanding for this Idempotency-Key”: The first request with this key is still being processed. \
 Retry it later, unchanged. `Retry-After`.
 - 409 “Idempotency-Key is completed, response not stored”: The request was processed, and its response is not kept. \
-It is not run again. `Retry-After`.
+It is not run again.
 - 422 “Idempotency-Key is already used”: This key was used for another request. Use a new key for a new request.
 
 ## Not protected
