@@ -13,10 +13,13 @@ from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 
 
-def make_keys(count: int, *, age: timedelta = timedelta(days=2), status: str = "completed") -> None:
+def make_keys(
+    count: int, *, age: timedelta = timedelta(days=2), status: str = "completed", using: str = "default"
+) -> None:
     now = timezone.now()
-    start = IdempotencyKey.objects.count()
-    IdempotencyKey.objects.bulk_create(
+    keys = IdempotencyKey.objects.using(using)
+    start = keys.count()
+    keys.bulk_create(
         IdempotencyKey(
             key_hash=number,
             scope_hash=number,

@@ -6,23 +6,35 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psycopg
 from django.db import connection
 
-from tests.servers import eventually
+from tests.servers import DEADLINE, eventually
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 PORT = 6432
+THREADS = 12
+"""Requests at once: more than a pool has connections."""
 
 
 @contextmanager
-def pgbouncer(pool_size: int = 20, mode: str = "transaction") -> Iterator[dict[str, str]]:
-    """Give the environment with which the test server goes through it."""
-    assert PGBOUNCER
+def pgbouncer(
+    pool_size: int = 20, mode: str = "transaction", *, command: Sequence[str] = (), prepared_statements: int = 0
+) -> Iterator[dict[str, str]]:
+    """Give the environment with which the test server goes through it.
+
+    Args:
+        command: another pgbouncer than the machine's own.
+        prepared_statements: how many the pooler keeps for each connection. From release 1.21 on.
+    """
+    if not command:
+        assert PGBOUNCER
+        command = [PGBOUNCER]
     settings = connection.settings_dict
     host, port = settings["HOST"] or "localhost", settings["PORT"] or "5432"
     login = f"user={settings['USER']}" + (f" password={settings['PASSWORD']}" if settings["PASSWORD"] else "")
@@ -33,12 +45,13 @@ def pgbouncer(pool_size: int = 20, mode: str = "transaction") -> Iterator[dict[s
             f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = {PORT}\nlisten_addr =\nauth_type = any\n"
             f"pool_mode = {mode}\ndefault_pool_size = {pool_size}\nmax_client_conn = 1000\n"
             "ignore_startup_parameters = extra_float_digits,options\n"
+            + (f"max_prepared_statements = {prepared_statements}\n" if prepared_statements else "")
         )
         # It refuses to run as root; whoever runs the database can also reach its socket.
         user = os.stat(host).st_uid if host.startswith("/") and os.getuid() == 0 else None
         os.chmod(folder, 0o777)
         process = subprocess.Popen(
-            [PGBOUNCER, str(configuration)],
+            [*command, str(configuration)],
             user=user or (65534 if os.getuid() == 0 else None),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,3 +71,8 @@ def _answers(folder: str) -> bool:
             return pooled.execute("SELECT true").fetchone() == (True,)
     except psycopg.OperationalError:
         return False
+
+
+def send(url: str, key: str) -> httpx.Response:
+    """Place an order on the test server."""
+    return httpx.post(f"{url}/plain", json={"a": 1}, headers={"Idempotency-Key": key}, timeout=DEADLINE)

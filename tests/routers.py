@@ -10,3 +10,10 @@ class NoKeys:
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return False if app_label == "django_idempotency" else None
+
+
+class KeysOnOther:
+    """Keeps the key table on one of two databases."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == "other" if app_label == "django_idempotency" else None

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from django_idempotency.models import IdempotencyKey
-from tests.pooler import PGBOUNCER, pgbouncer
-from tests.servers import DEADLINE, gunicorn
+from tests.pooler import PGBOUNCER, THREADS, pgbouncer, send
+from tests.servers import gunicorn
 from tests.shopapp.models import Order
 
 pytestmark = [
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed"),
 ]
-THREADS = 12
 
 
 @contextmanager
@@ -30,10 +28,6 @@ def serving(mode: str, pool_size: int, **environment: str) -> Iterator[str]:
         gunicorn("--threads", str(THREADS), **pooler, **environment) as url,
     ):
         yield url
-
-
-def send(url: str, key: str) -> httpx.Response:
-    return httpx.post(f"{url}/plain", json={"a": 1}, headers={"Idempotency-Key": key}, timeout=DEADLINE)
 
 
 @pytest.mark.parametrize(

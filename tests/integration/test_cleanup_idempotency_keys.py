@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, connections
+from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
 from tests.expired import make_keys, make_leased, run
@@ -100,6 +103,94 @@ def test_it_cleans_the_database_it_is_told() -> None:
     make_keys(1)
     assert run("--database", "other") == "Deleted 0 expired idempotency keys.\n"
     assert IdempotencyKey.objects.count() == 1
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+class TestSeveralDatabases:
+    """One call for cron, with a line for each database."""
+
+    @pytest.mark.parametrize("chosen", [("--all-databases",), ("--database", "default", "--database", "other")])
+    def test_each_is_cleaned(self, chosen: tuple[str, ...]) -> None:
+        make_keys(2)
+        make_keys(1, using="other")
+        lines = "default: {}2 expired idempotency keys.\nother: {}1 expired idempotency key"
+        assert run("--dry-run", *chosen) == lines.format("", "") + "s.\n"
+        assert run(*chosen) == lines.format("Deleted ", "Deleted ") + ".\n"
+        assert not IdempotencyKey.objects.exists()
+        assert not IdempotencyKey.objects.using("other").exists()
+
+    def test_a_repeated_database_is_cleaned_once(self) -> None:
+        """So it is as if it was named alone."""
+        assert run("--database", "other", "--database", "other") == "Deleted 0 expired idempotency keys.\n"
+
+    def test_calling_code_names_one_as_for_other_commands(self) -> None:
+        """A text, as `call_command("migrate", database=…)` takes it."""
+        make_keys(1, using="other")
+        assert run(database="other") == "Deleted 1 expired idempotency key.\n"
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+    def test_one_that_fails_does_not_stop_the_others(self, dry_run: tuple[str, ...]) -> None:
+        """The error names the database and what to type. The exit status is 1, also if keys need attention."""
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_keys(1, using="other")
+        err = io.StringIO()
+        with without_tables("default"), pytest.raises(CommandError) as caught:
+            run("--all-databases", "--fail-on-stuck", *dry_run, stderr=err)
+        assert (str(caught.value), caught.value.returncode) == ("1 of 2 databases failed.", 1)
+        assert err.getvalue().startswith("default: database 'default' has no up-to-date table")
+        assert IdempotencyKey.objects.using("other").count() == len(dry_run)
+
+    def test_keys_that_need_attention_on_any_of_them_alert(self) -> None:
+        """--fail-on-stuck, after all are cleaned."""
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_keys(1, using="other")
+        with pytest.raises(CommandError) as caught:
+            run("--all-databases", "--fail-on-stuck")
+        assert caught.value.returncode == 3
+        assert not IdempotencyKey.objects.using("other").exists()
+
+    def test_a_signal_ends_it_before_the_next_database(self) -> None:
+        """The running batch is finished."""
+        make_keys(1)
+        make_keys(1, using="other")
+
+        class Interrupted(io.StringIO):
+            def write(self, text: str) -> int:
+                signal.raise_signal(signal.SIGINT)
+                return super().write(text)
+
+        out = Interrupted()
+        with pytest.raises(SystemExit) as caught:
+            call_command("cleanup_idempotency_keys", all_databases=True, stdout=out)
+        assert (caught.value.code, out.getvalue()) == (130, "default: Deleted 1 expired idempotency key.\n")
+        assert IdempotencyKey.objects.using("other").exists()
+
+    def test_databases_without_the_table_are_left_out(self) -> None:
+        """The routers say where the key table is."""
+        with override_settings(DATABASE_ROUTERS=["tests.routers.KeysOnOther"]):
+            assert run("--all-databases") == "Deleted 0 expired idempotency keys.\n"
+        with override_settings(DATABASE_ROUTERS=["tests.routers.NoKeys"]), pytest.raises(CommandError) as caught:
+            run("--all-databases")
+        assert str(caught.value) == (
+            "DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True."
+        )
+
+
+@contextmanager
+def without_tables(alias: str) -> Iterator[None]:
+    """The key table has another name meanwhile."""
+    table = connections[alias].ops.quote_name(IdempotencyKey._meta.db_table)
+
+    def rename(*names: str) -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE {} RENAME TO {}".format(*names))
+
+    rename(table, "hidden")
+    try:
+        yield
+    finally:
+        rename("hidden", table)
 
 
 @pytest.mark.django_db

@@ -17,6 +17,8 @@ if "SERVER_HOST" in os.environ:  # a pooler
     DATABASES["default"].update(HOST=os.environ["SERVER_HOST"], PORT=os.environ["SERVER_PORT"])
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
     DATABASES["default"]["OPTIONS"]["server_side_binding"] = bool(os.environ.get("SERVER_SIDE_BINDING"))
+    if "SERVER_PREPARE_THRESHOLD" in os.environ:
+        DATABASES["default"]["OPTIONS"]["prepare_threshold"] = int(os.environ["SERVER_PREPARE_THRESHOLD"])
 else:
     DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}"
 del DATABASES["other"]

@@ -9,7 +9,7 @@ from django.db import DatabaseError, transaction
 from ...exceptions import TransactionBroken
 from ..events import CLAIMED, RELEASED, report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Conflicted, Finished, Unavailable, Verdict
+from ..protocol.outcomes import Claimed, Completed, Conflicted, Finished, Mismatched, Unavailable, Verdict
 
 if TYPE_CHECKING:
     from ..protocol.claims import ClaimRequest
@@ -45,13 +45,12 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 transaction.set_rollback(True, using=store.alias)
             return _keep(store, wanted, finished)
         except Exception as error:
-            # Only exceptions of the work are answered. Those of COMMIT and of `on_commit` callbacks come later.
-            if running:
-                answered = _answer(store, wanted, work, error)
+            if claim is not None:
+                answered = _after_claim(store, wanted, work, error, outermost=outermost, running=running)
                 if answered is None:
                     raise
                 return answered
-            if claim is not None or not isinstance(error, DatabaseError):
+            if not isinstance(error, DatabaseError):
                 raise
             if store.is_busy(error):
                 return Unavailable()
@@ -59,6 +58,34 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 store.explain(error)
                 raise
     return Conflicted()
+
+
+def _after_claim(
+    store: Store, wanted: ClaimRequest, work: Work[T], error: Exception, *, outermost: bool, running: bool
+) -> Outcome[T] | None:
+    """The answer to an exception that came after the claim. None: there is no other answer than the exception."""
+    winner = _winner(store, wanted, error, running=running) if outermost else None
+    if winner is not None:
+        return winner
+    # Only exceptions of the work are answered. Those of COMMIT and of `on_commit` callbacks come later.
+    return _answer(store, wanted, work, error) if running else None
+
+
+def _winner(
+    store: Store, wanted: ClaimRequest, error: Exception, *, running: bool
+) -> Completed | Mismatched | Conflicted | None:
+    """The answer of a duplicate, if this transaction was rolled back because another one has committed this key.
+
+    On one server the claim finds the other transaction. Nodes of a Galera cluster find it at COMMIT, or when they end a
+    statement of the work. None: the error is about something else.
+    """
+    # This flag is still set when a callback of `on_commit` raises: then our own transaction has committed.
+    committed = store.connection.run_commit_hooks_on_set_autocommit_on
+    if committed or not isinstance(error, DatabaseError) or not store.was_rolled_back(error):
+        return None
+    seen = store.look(wanted)
+    # A deadlock about rows of the work is the work's own error.
+    return None if running and isinstance(seen, Conflicted) else seen
 
 
 def _settle(store: Store, claim: Claimed, finished: Finished[T]) -> Finished[T]:

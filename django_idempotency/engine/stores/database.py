@@ -40,6 +40,10 @@ class Database(ABC):
     def may_repeat(self, error: DatabaseError) -> bool:
         """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
 
+    def was_rolled_back(self, error: DatabaseError) -> bool:
+        """Whether this error means that the database has rolled the whole transaction back in favour of another."""
+        return False
+
     def is_busy(self, error: DatabaseError) -> bool:
         """Whether this error of a claim means only that the database did not answer in time."""
         return False

@@ -19,6 +19,8 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
 from ..protocol.outcomes import Claimed, Conflicted, InDoubt
 from .dialect import Dialect
+from .lease_queries import LeaseQueries
+from .leases import lease_lost
 from .queries import as_new_row
 from .store import KeyLocked, Store
 
@@ -33,6 +35,14 @@ TAKE_OVER_WAIT = 5
 detection then picks a winner at once, but only among transactions that wait."""
 CLOCK = "UTC_TIMESTAMP(6)"
 LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
+
+
+class MariaDBLeaseQueries(LeaseQueries):
+    @cached_property
+    def touch(self) -> str:
+        """Change the claimed row in a way that means nothing. Parameters: id, attempt."""
+        until = self.k["locked_until"]
+        return f"UPDATE {self.table} SET {until} = {until} + INTERVAL 1 MICROSECOND WHERE {self.fence}"
 
 
 class MariaDBStore(Store):
@@ -51,11 +61,23 @@ class MariaDBStore(Store):
     )
 
     def may_repeat(self, error: DatabaseError) -> bool:
-        # A deadlock has rolled back the whole transaction.
+        return self.was_rolled_back(error)
+
+    def was_rolled_back(self, error: DatabaseError) -> bool:
+        # Galera has one code for a deadlock and for a transaction that another node was faster to commit.
         return _code(error) == DEADLOCK
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return _code(error) in UNKNOWN
+
+    def fence(self, claimed: Claimed) -> None:
+        # Not a locking SELECT: a Galera node compares with the other nodes what a transaction has changed, and never
+        # what the transaction has locked.
+        self._execute_or(lease_lost, self._lease_sql.touch, [claimed.id, claimed.attempt])
+
+    @cached_property
+    def _lease_sql(self) -> LeaseQueries:
+        return MariaDBLeaseQueries(self.dialect, self._quote)
 
     @cached_property
     def _insert_sql(self) -> str:

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, router
 
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
+from ...models import IdempotencyKey
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
@@ -25,12 +26,25 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
+        chosen = parser.add_mutually_exclusive_group()
+        chosen.add_argument(
+            "--database",
+            action="append",
+            help="Database alias. May be repeated. Default: the alias that keys are written to.",
+        )
+        chosen.add_argument(
+            "--all-databases",
+            action="store_true",
+            help="Every alias on which the database routers allow the key table, one after the other. An alias that "
+            "fails does not stop the others: its error goes to stderr, and the exit status is 1.",
+        )
         parser.add_argument(
             "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
         )
-        parser.add_argument("--max-batches", type=int, metavar="N", help="Stop after N batches.")
-        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds, at a batch's end.")
+        parser.add_argument("--max-batches", type=int, metavar="N", help="Stop after N batches of each database.")
+        parser.add_argument(
+            "--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database, at a batch's end."
+        )
         parser.add_argument(
             "--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches (%(default)s)."
         )
@@ -42,26 +56,42 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        alias = options["database"]
-        if alias is not None and alias not in connections:
-            raise CommandError(f"There is no database {alias!r}. Known are: {', '.join(connections)}.")
+        aliases = _aliases(options)
         stop = Event()
-        try:
-            if options["dry_run"]:
-                result, received = preview(alias), []
-            else:
-                with _stoppable(stop) as received:
-                    result = self._cleanup(options, stop)
-        except (ValueError, IdempotencyConfigurationError, DatabaseError) as error:
-            raise CommandError(str(error)) from error
-        if options["verbosity"]:
-            self.stdout.write(_described(result, dry_run=options["dry_run"]))
+        results: list[Cleanup] = []
+        with _stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
+            for alias in aliases:
+                result = self._clean_up_or_report(alias, options, stop, alone=len(aliases) == 1)
+                if result is not None:
+                    results.append(result)
+                if stop.is_set():
+                    break
         if received:
             raise SystemExit(128 + received[0])
-        if options["fail_on_stuck"] and (result.stuck or result.in_doubt):
+        if len(results) < len(aliases):
+            raise CommandError(f"{len(aliases) - len(results)} of {len(aliases)} databases failed.")
+        if options["fail_on_stuck"] and any(result.stuck or result.in_doubt for result in results):
             raise CommandError("Idempotency keys need attention; see the admin.", returncode=NEED_ATTENTION)
 
-    def _cleanup(self, options: dict[str, Any], stop: Event) -> Cleanup:
+    def _clean_up_or_report(
+        self, alias: str | None, options: dict[str, Any], stop: Event, *, alone: bool
+    ) -> Cleanup | None:
+        """Clean one database up and say so. None: the error was reported, so that the other databases are cleaned."""
+        try:
+            result = preview(alias) if options["dry_run"] else self._cleanup(alias, options, stop)
+        except (IdempotencyConfigurationError, DatabaseError) as error:
+            if alone:
+                raise CommandError(str(error)) from error
+            self.stderr.write(f"{alias}: {error}")
+            return None
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if options["verbosity"]:
+            described = _described(result, dry_run=options["dry_run"])
+            self.stdout.write(described if alone else f"{alias}: {described}")
+        return result
+
+    def _cleanup(self, alias: str | None, options: dict[str, Any], stop: Event) -> Cleanup:
         shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
 
         def progress(deleted: int) -> None:
@@ -70,7 +100,7 @@ class Command(BaseCommand):
                 self.stdout.flush()  # a pipe would hold the line back until the end
 
         return cleanup_idempotency_keys(
-            using=options["database"],
+            using=alias,
             batch_size=options["batch_size"],
             max_batches=options["max_batches"],
             max_seconds=options["max_seconds"],
@@ -78,6 +108,22 @@ class Command(BaseCommand):
             stop=stop,
             progress=progress,
         )
+
+
+def _aliases(options: dict[str, Any]) -> list[str | None]:
+    """The databases to clean up. None: the one that keys are written to."""
+    if options["all_databases"]:
+        allowed: list[str | None] = [name for name in connections if router.allow_migrate_model(name, IdempotencyKey)]
+        if not allowed:
+            raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
+        return allowed
+    chosen = options["database"]
+    # `call_command(…, database="other")` gives the text itself.
+    aliases: list[str | None] = [chosen] if chosen is None or isinstance(chosen, str) else list(dict.fromkeys(chosen))
+    for alias in aliases:
+        if alias is not None and alias not in connections:
+            raise CommandError(f"There is no database {alias!r}. Known are: {', '.join(connections)}.")
+    return aliases
 
 
 def _described(result: Cleanup, *, dry_run: bool) -> str:
@@ -96,8 +142,8 @@ def _described(result: Cleanup, *, dry_run: bool) -> str:
 
 
 @contextmanager
-def _stoppable(stop: Event) -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT, so that the running batch is finished before the process ends."""
+def _stoppable(stop: Event, signals: Iterable[signal.Signals]) -> Iterator[list[int]]:
+    """Collect these signals, so that the running batch is finished before the process ends."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -105,7 +151,7 @@ def _stoppable(stop: Event) -> Iterator[list[int]]:
         stop.set()
 
     try:
-        previous = {number: signal.signal(number, note) for number in SIGNALS}
+        previous = {number: signal.signal(number, note) for number in signals}
     except ValueError:
         yield received  # not the main thread: signals are the business of the program that called us
         return

@@ -25,7 +25,7 @@ from tests.contracts.leased import (
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.contracts.races import attempt, finish, store, test_one_of_twenty_wins
+from tests.contracts.races import SNAPSHOT, attempt, finish, store, test_one_of_twenty_wins
 from tests.contracts.stores import TestStoreContract
 
 __all__ = [  # tests and their fixtures, run once more
@@ -133,6 +133,27 @@ class TestCleanup:
         with transaction.atomic():
             assert isinstance(store.claim(a_claim(key=held)), Claimed)
             assert in_threads(1, clean) == [KEYS - 1]
+
+
+@pytest.mark.xfail(strict=True, reason="these statements know a row by its id, which is in any partition")
+@pytest.mark.parametrize("end", ["complete", "release", "fence"])
+def test_a_statement_of_the_claims_owner_reads_one_partition(store: Store, end: str) -> None:
+    """Its plan names one partition, by the hashes. So a request locks one partition and its indexes."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with transaction.atomic():
+        claimed = store.claim(a_claim(lease=60))
+        with connection.execute_wrapper(note):
+            getattr(store, end)(claimed, *([SNAPSHOT] if end == "complete" else []))
+    ((sql, params),) = statements
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {sql}", params)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert len(set(re.findall(r"idempotency_part_\d+", plan))) == 1, plan
 
 
 def test_names_and_room_are_those_of_the_plain_table() -> None:

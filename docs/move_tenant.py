@@ -1,0 +1,41 @@
+"""Move a tenant to another shard: step 2 of shards.md. tests/clusters/test_shards.py runs this file."""
+
+from django.db import transaction
+from django.utils import timezone
+from shop.models import Order
+from shop.shards import SHARDS
+
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+
+
+def move(tenant, *, source, target):
+    """Copy the rows of a tenant whose requests are refused. If this breaks off, call it again: the source counts."""
+    if SHARDS[tenant] != source or source == target:
+        raise ValueError(f"{tenant!r} is on {SHARDS[tenant]!r}: it cannot move from {source!r} to {target!r}.")
+    with transaction.atomic(using=source):
+        orders, keys = rows(tenant, source)
+        orders, keys = list(orders.select_for_update()), list(keys.select_for_update())
+        if any(key.locked_until and key.locked_until > timezone.now() for key in keys):
+            raise RuntimeError(f"Workers of {tenant!r} are still at work. Wait until their requests have ended.")
+        steps = list(IdempotencyStep.objects.using(source).filter(key__in=keys))
+        with transaction.atomic(using=target):
+            delete(tenant, target)  # the copy of a move that broke off
+            Order.objects.using(target).bulk_create(orders)
+            copies = {key.pk: key for key in keys}
+            for key in keys:
+                key.pk = None  # ids of keys are the shard's own
+            IdempotencyKey.objects.using(target).bulk_create(keys)
+            for step in steps:
+                step.pk, step.key_id = None, copies[step.key_id].pk
+            IdempotencyStep.objects.using(target).bulk_create(steps)
+        delete(tenant, source)
+
+
+def rows(tenant, alias):
+    orders = Order.objects.using(alias).filter(reference=tenant)
+    return orders, IdempotencyKey.objects.using(alias).filter(scope__startswith=f"{tenant}:")
+
+
+def delete(tenant, alias):
+    for found in rows(tenant, alias):
+        found.delete()

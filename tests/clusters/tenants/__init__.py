@@ -1,0 +1,1 @@
+"""A project with a PostgreSQL schema for each tenant, by django-tenants."""

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+
+from tests.clusters.tenants.scope import tenant_and_user
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES as _DATABASES
+
+DATABASES = {
+    "default": {
+        **_DATABASES["default"],
+        "ENGINE": "django_tenants.postgresql_backend",
+        "NAME": os.environ["SERVER_DATABASE"],
+    }
+}
+DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
+TENANT_MODEL, TENANT_DOMAIN_MODEL = "tenants.Tenant", "tenants.Domain"
+SHOW_PUBLIC_IF_NO_TENANT_FOUND = True
+TENANT_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_idempotency", "tests.shopapp"]
+SHARED_APPS = ["django_tenants", "tests.clusters.tenants", "django_idempotency"]
+INSTALLED_APPS = [*SHARED_APPS, *(app for app in TENANT_APPS if app not in SHARED_APPS)]
+MIDDLEWARE = ["django_tenants.middleware.main.TenantMainMiddleware"]
+ROOT_URLCONF = "tests.clusters.tenants.urls"
+IDEMPOTENCY = {"SCOPE": tenant_and_user}
+TEMPLATES: list[object] = []

@@ -1,0 +1,71 @@
+"""The PgBouncer of Debian's newest suite. The machine's own is in tests/crash/test_poolers.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from django_idempotency.models import IdempotencyKey
+from tests.pooler import THREADS, pgbouncer, send
+from tests.servers import gunicorn
+from tests.shopapp.models import Order
+
+SCRIPT = Path(__file__).with_name("newest_suite.sh")
+POOL = 3
+PREPARING = {"SERVER_SIDE_BINDING": "yes", "SERVER_PREPARE_THRESHOLD": "0"}
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif("CLUSTERS" not in os.environ, reason="NOT RUN: needs CLUSTERS=1, as in tox run -e clusters"),
+]
+
+
+@pytest.fixture(scope="module")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs it."""
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    for path in (folder, folder.parent, folder.parent.parent):
+        path.chmod(0o755)  # it runs as another user than root
+    run = [str(SCRIPT), "pgbouncer", "pgbouncer", str(folder)]
+    unpacked = subprocess.run(run, capture_output=True, text=True, timeout=100)
+    if unpacked.returncode:
+        pytest.skip(f"NOT RUN: today's pgbouncer cannot be had: {unpacked.stderr.strip()[-200:]}")
+    return unpacked.stdout.split()
+
+
+@pytest.mark.parametrize("environment", [{}, PREPARING], ids=["text", "prepared"])
+def test_duplicates_make_one_order(
+    newest: list[str], in_threads: Callable[..., list[Any]], key: str, environment: dict[str, str]
+) -> None:
+    """Pooling by transaction, with fewer connections than requests. With prepared statements, the pooler keeps some."""
+    through = pgbouncer(POOL, command=newest, prepared_statements=100)
+    with through as pooler, gunicorn("--threads", str(THREADS), **pooler, **environment) as url:
+        answers = in_threads(THREADS, lambda number: send(url, key))
+        replay = send(url, key)
+        prepared = claims_prepared(pooler)
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    told = Counter(answer.headers["Idempotency-Replayed"] for answer in answers if answer.status_code == 201)
+    assert told["false"] == 1
+    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Order.objects.count() == 1
+    assert IdempotencyKey.objects.get().status == "completed"
+    assert prepared is bool(environment)
+
+
+def claims_prepared(pooler: dict[str, str]) -> bool:
+    """Whether a connection of the pool holds the statement of the claim."""
+    where = {"host": pooler["SERVER_HOST"], "port": pooler["SERVER_PORT"], "dbname": connection.settings_dict["NAME"]}
+    with psycopg.connect(**where, user="anyone", autocommit=True, prepare_threshold=None) as pooled:
+        found = pooled.execute(
+            "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO%idempotencykey%'"
+        ).fetchone()
+    assert found is not None
+    return bool(found[0])

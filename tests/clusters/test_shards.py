@@ -1,0 +1,279 @@
+"""An alias for each shard and a router, on two PostgreSQL servers: the recipes of docs/shards.md."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection, connections
+from django.db.models import F
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, override_settings
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from django_idempotency import get_operation, idempotent
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.clusters.aliases import alias
+from tests.clusters.postgresql import Server, migrated_server
+from tests.servers import DEADLINE, eventually
+from tests.shopapp.models import Order
+
+ACME, GLOBEX = "acme.example", "globex.example"
+MOVE_TENANT = Path(__file__).parents[2] / "docs" / "move_tenant.py"
+SHARDS = {"north": ACME, "south": GLOBEX}
+pytestmark = pytest.mark.only_on("postgresql")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers(django_db_setup: None, django_db_blocker: Any) -> Iterator[dict[str, Server]]:
+    if connection.vendor != "postgresql":
+        yield {}  # every test here is skipped
+        return
+    with django_db_blocker.unblock(), migrated_server() as original, ExitStack() as stack:
+        running = {}
+        for number, name in enumerate(SHARDS):
+            running[name] = server = original.copy_to(original.folder.parent / name)
+            server.start()
+            stack.callback(server.stop)
+            # Orders keep their ids when their tenant moves.
+            server.execute(f"ALTER SEQUENCE shopapp_order_id_seq RESTART WITH {number * 1_000_000 + 1}")
+            stack.enter_context(alias(name, server.settings()))
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _empty(servers: dict[str, Server], django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        yield
+        for name in servers:
+            for model in (Order, IdempotencyStep, IdempotencyKey):
+                model._default_manager.using(name).all().delete()
+
+
+class Hold:
+    """Holds a request in the middle of its view."""
+
+    def __init__(self) -> None:
+        self.reached, self.released = Event(), Event()
+        self.backend = 0
+
+
+@pytest.fixture
+def shop(documented: Callable[[str, str], ModuleType], serve: Any) -> Iterator[SimpleNamespace]:
+    """The documented router and middleware, before an atomic view, a leased view and the admin."""
+    shards = documented("docs/shards.md", "shop/shards.py")
+    holds: list[Hold] = []
+    charges: list[str] = []
+
+    @csrf_exempt
+    @idempotent(scope=shards.tenant_and_user)
+    def create_order(request: HttpRequest) -> HttpResponse:
+        order = Order.objects.create(reference=shards.tenant.get())
+        if "X-Hold" in request.headers:
+            holds[0].backend = connections["north"].connection.info.backend_pid
+            holds[0].reached.set()
+            assert holds[0].released.wait(DEADLINE)
+        return JsonResponse({"id": order.pk}, status=201)
+
+    @csrf_exempt
+    @idempotent(scope=shards.tenant_and_user, lease=60)
+    def pay(request: HttpRequest) -> HttpResponse:
+        operation = get_operation(request)
+        operation.call("charge", charges.append, operation.derive_key("charge"))
+        if "X-Fail" in request.headers:
+            raise OSError("after the charge")
+        order = operation.write("order", Order.objects.create, reference=shards.tenant.get())
+        return JsonResponse({"id": order.pk}, status=201)
+
+    serve(path("orders/", create_order), path("pay/", pay), path("admin/", admin.site.urls))
+    middleware = ["shop.shards.tenants", *settings.MIDDLEWARE]
+    with override_settings(DATABASE_ROUTERS=["shop.shards.ByTenant"], MIDDLEWARE=middleware):
+        yield SimpleNamespace(shards=shards, holds=holds, charges=charges)
+
+
+def order(host: str, key: str = "one", url: str = "/orders/", **headers: str) -> Any:
+    client = Client(raise_request_exception=False)
+    return client.post(url, headers={"Idempotency-Key": key, "Host": host, **headers})
+
+
+def told(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer["Idempotency-Replayed"]
+
+
+def references(name: str) -> list[str]:
+    return sorted(Order.objects.using(name).values_list("reference", flat=True))
+
+
+def test_keys_are_on_the_shard_of_the_orders(shop: Any) -> None:
+    """Two tenants send the same key. Each has an order and a key on its own server, and nothing is elsewhere."""
+    for host in (ACME, GLOBEX):
+        first, again = order(host), order(host.upper() + ":443")
+        assert (told(first), told(again), first.content) == ((201, "false"), (201, "true"), again.content)
+    assert (references("north"), references("south"), references("default")) == (["acme"], ["globex"], [])
+    for name, scope in (("north", "acme:anonymous"), ("south", "globex:anonymous")):
+        assert IdempotencyKey.objects.using(name).get().scope == scope
+    assert not IdempotencyKey.objects.using("default").exists()
+
+
+def test_an_unknown_host_has_no_shard(shop: Any) -> None:
+    """No view runs, so nothing is written to a database that belongs to no tenant."""
+    assert order("other.example").status_code == 404
+    assert [references(name) for name in ("default", "north", "south")] == [[], [], []]
+
+
+def test_a_killed_backend_loses_nothing_and_the_other_shard_works(shop: Any, servers: dict[str, Server]) -> None:
+    """kill -9 of the database process that serves a request: its server recovers, the retry makes one order."""
+    hold = Hold()
+    shop.holds.append(hold)
+
+    def lost() -> Any:
+        try:
+            return order(ACME, **{"X-Hold": "yes"})
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lost)
+        assert hold.reached.wait(DEADLINE)
+        assert told(order(ACME)) == (409, "false")
+        connections["north"].close()
+        os.kill(hold.backend, signal.SIGKILL)
+        assert told(order(GLOBEX)) == (201, "false")
+        hold.released.set()
+        assert answer.result(DEADLINE).status_code == 500
+
+    def recovered() -> bool:
+        try:
+            return bool(servers["north"].execute("SELECT 1"))
+        except Exception:
+            return False
+
+    eventually("the shard to recover", recovered)
+    assert references("north") == []
+    assert [told(order(ACME)) for _ in range(2)] == [(201, "false"), (201, "true")]
+    assert (references("north"), references("south")) == (["acme"], ["globex"])
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", *SHARDS])
+def test_the_admin_shows_the_shard_of_its_host(shop: Any) -> None:
+    """An operator looks at a tenant's keys on the tenant's host."""
+    order(ACME, "key-of-acme")
+    order(GLOBEX, "key-of-globex")
+    client = Client()
+    client.force_login(User.objects.create_superuser("operator"))
+    for host, shown, hidden in ((ACME, "key-of-acme", "key-of-globex"), (GLOBEX, "key-of-globex", "key-of-acme")):
+        page = client.get("/admin/django_idempotency/idempotencykey/", headers={"Host": host}).content.decode()
+        assert (shown in page, hidden in page) == (True, False)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other", *SHARDS])
+def test_one_command_cleans_every_shard_up(shop: Any, servers: dict[str, Server]) -> None:
+    """Also those that are there while one is not: it is reported, and the exit status tells."""
+    for host in (ACME, GLOBEX):
+        order(host)
+    for name in SHARDS:
+        keys = IdempotencyKey.objects.using(name)
+        keys.update(expires_at=F("expires_at") - timedelta(days=2))
+    out, err = io.StringIO(), io.StringIO()
+    servers["north"].stop()
+    try:
+        with pytest.raises(CommandError, match=r"^1 of 4 databases failed\.$"):
+            call_command("cleanup_idempotency_keys", all_databases=True, stdout=out, stderr=err)
+    finally:
+        servers["north"].start()
+        connections["north"].close()
+    assert err.getvalue().startswith("north: ")
+    assert out.getvalue().splitlines() == [
+        "default: Deleted 0 expired idempotency keys.",
+        "other: Deleted 0 expired idempotency keys.",
+        "south: Deleted 1 expired idempotency key.",
+    ]
+    call_command("cleanup_idempotency_keys", all_databases=True, stdout=out)
+    assert not any(IdempotencyKey.objects.using(name).exists() for name in SHARDS)
+
+
+class TestMoving:
+    @pytest.fixture
+    def moving(self, shop: Any) -> ModuleType:
+        """With the tests' models."""
+        module = ModuleType("move_tenant")
+        exec(compile(MOVE_TENANT.read_text(), MOVE_TENANT, "exec"), vars(module))
+        return module
+
+    def test_a_tenant_takes_its_keys_along(self, shop: Any, moving: Any) -> None:
+        """Replays stay replays, a half-done payment goes on behind its charge, other tenants stay."""
+        before = order(ACME)
+        assert order(ACME, "paid", "/pay/", **{"X-Fail": "yes"}).status_code == 500
+        order(GLOBEX)
+        shop.shards.MOVING.add("acme")
+        assert order(ACME)["Retry-After"] == "60"
+        moving.move("acme", source="north", target="south")
+        shop.shards.SHARDS["acme"] = "south"
+        shop.shards.MOVING.clear()
+
+        replay = order(ACME)
+        assert (told(replay), replay.content) == ((201, "true"), before.content)
+        assert told(order(ACME, "paid", "/pay/")) == (201, "false")
+        assert len(shop.charges) == 1
+        assert references("south") == ["acme", "acme", "globex"]
+        assert references("north") == []
+        assert not IdempotencyKey.objects.using("north").exists()
+        assert not IdempotencyStep.objects.using("north").exists()
+
+    def test_a_move_that_broke_off_is_repeated(
+        self, shop: Any, moving: Any, servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The copy has committed, and the original was not deleted yet: the original counts."""
+        order(ACME)
+
+        delete = moving.delete
+
+        def breaks(tenant: str, name: str) -> None:
+            if name == "north":
+                raise OperationalError("the connection was cut")
+            delete(tenant, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(moving, "delete", breaks)
+            with pytest.raises(OperationalError):
+                moving.move("acme", source="north", target="south")
+        assert references("south") == ["acme"]
+        order(ACME, "two")
+        moving.move("acme", source="north", target="south")
+        shop.shards.SHARDS["acme"] = "south"
+        assert [told(order(ACME, key)) for key in ("one", "two")] == [(201, "true")] * 2
+        assert (references("north"), references("south")) == ([], ["acme", "acme"])
+
+    def test_a_tenant_that_is_at_work_does_not_move(self, shop: Any, moving: Any) -> None:
+        """A worker that runs on would end on the old shard, where its row is gone."""
+        order(ACME, "paid", "/pay/", **{"X-Fail": "yes"})
+        keys = IdempotencyKey.objects.using("north")
+        keys.update(status="in_progress", locked_until=F("created_at") + timedelta(minutes=1))
+        with pytest.raises(RuntimeError, match="still at work"):
+            moving.move("acme", source="north", target="south")
+        assert (keys.count(), IdempotencyKey.objects.using("south").count()) == (1, 0)
+
+    @pytest.mark.parametrize(("source", "target"), [("south", "north"), ("north", "north")])
+    def test_a_tenant_moves_from_where_it_is_to_elsewhere(
+        self, shop: Any, moving: Any, source: str, target: str
+    ) -> None:
+        """A command that is given twice must not delete what the first one has moved."""
+        order(ACME)
+        with pytest.raises(ValueError, match="'acme' is on 'north'"):
+            moving.move("acme", source=source, target=target)
+        assert told(order(ACME)) == (201, "true")
