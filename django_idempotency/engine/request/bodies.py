@@ -32,7 +32,7 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
         UnreadablePostError, BadRequest: the client has gone away.
     """
     private: Any = request  # Django has no public way to replace the stream of a request
-    stream = getattr(request, "_stream", None)
+    stream: Any = getattr(request, "_stream", None)
     spooled = isinstance(stream, _Spool) and not stream.closed
     if hasattr(request, "_body"):
         yield BytesIO(request.body)
