@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import BadRequest
 from django.http import HttpResponse
 from django.http.request import RawPostDataException
-from django.test import RequestFactory
+from django.test import AsyncRequestFactory, RequestFactory
 
 from django_idempotency import idempotent
 from django_idempotency.engine.conf import resolve
@@ -63,6 +63,16 @@ def test_a_second_try_with_the_same_request_has_the_whole_body(rf: RequestFactor
     answers = [view(request) for _ in range(3)]
     assert [(a.status_code, replayed(a)) for a in answers] == [(503, "false"), (201, "false"), (201, "true")]
     assert bodies == [b"sixsix", b"sixsix"]
+
+
+def test_the_stream_of_an_asgi_request_is_closed_with_it(async_rf: AsyncRequestFactory) -> None:
+    """Django closes the stream that it finds on the request: its own, not our copy of it."""
+    request: Any = async_rf.generic("POST", "/", b"sixsix")
+    stream = request._stream
+    with open_body(request):
+        pass
+    request.close()
+    assert stream.closed
 
 
 def test_a_closed_request_counts_as_read(rf: RequestFactory) -> None:

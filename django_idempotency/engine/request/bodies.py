@@ -72,9 +72,10 @@ def _close_with(request: Any, spool: _Spool) -> None:
     The request of a test is never closed: there the spool is closed when the request is garbage-collected. On a server
     that would be too late, because large files would pile up.
     """
-    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
+    finish, close, stream = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close, request._stream
 
     def closing() -> None:
+        request._stream = stream  # Django closes the stream of an ASGI request
         close()
         finish()
         request._read_started = True
