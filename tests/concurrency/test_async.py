@@ -49,16 +49,21 @@ class Handlers(View):
         return JsonResponse({"id": (await Order.objects.acreate()).pk})
 
 
-@method_decorator(idempotent, name="dispatch")
-class Dispatched(Handlers):
+class Bare(Handlers):
     async def post(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse({"id": (await Order.objects.acreate()).pk})
+
+
+@method_decorator(idempotent, name="dispatch")
+class Dispatched(Bare):
+    pass
 
 
 urlpatterns = [
     path("create", create),
     path("fail", fail),
     path("handlers", Handlers.as_view()),
+    path("class", idempotent(Bare.as_view())),
     path("dispatched", Dispatched.as_view()),
 ]
 
@@ -66,9 +71,9 @@ urlpatterns = [
 @pytest.mark.django_db
 @pytest.mark.urls("tests.concurrency.test_async")
 class TestViews:
-    @pytest.mark.parametrize("path", ["/create", "/handlers"])
+    @pytest.mark.parametrize("path", ["/create", "/handlers", "/class"])
     def test_once_and_replayed(self, key: str, path: str) -> None:
-        """Functions and handlers."""
+        """Functions, handlers, and what `as_view()` returns: Django only marks that as asynchronous."""
 
         async def twice() -> list[Any]:
             client = AsyncClient()

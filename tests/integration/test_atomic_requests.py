@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,4 +73,13 @@ def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
     """A view that is called directly, as in a unit test, passes through."""
     with transaction.atomic():
         assert edge_urls.create(rf.put("/")).status_code == 201
+    assert Order.objects.count() == 1
+
+
+def test_an_unprotected_method_needs_no_function_in_the_match(rf: Any) -> None:
+    """A unit test may give its request a match of its own, which has only what the view asks for."""
+    request = rf.put("/")
+    request.resolver_match = SimpleNamespace(namespace="v1")
+    with transaction.atomic():
+        assert edge_urls.create(request).status_code == 201
     assert Order.objects.count() == 1

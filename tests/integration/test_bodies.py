@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import BadRequest
-from django.test import RequestFactory
+from django.http import HttpResponse
+from django.http.request import RawPostDataException
+from django.test import AsyncRequestFactory, RequestFactory
 
+from django_idempotency import idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.bodies import open_body
 from django_idempotency.engine.request.fingerprints import fingerprint_of
@@ -44,6 +47,44 @@ def test_a_body_is_read_once_and_closed_with_its_request(rf: RequestFactory) -> 
     assert not spool.closed
     request.close()
     assert spool.closed
+
+
+@pytest.mark.django_db
+def test_a_second_try_with_the_same_request_has_the_whole_body(rf: RequestFactory) -> None:
+    """A decorator above ours may call the view again: after an answer that is not final the view runs again."""
+    bodies = []
+
+    @idempotent(scope=lambda request: "s")
+    def view(request: Any) -> HttpResponse:
+        bodies.append(request.read())
+        return HttpResponse(status=503 if len(bodies) == 1 else 201)
+
+    request = rf.generic("POST", "/", b"sixsix", headers={"Idempotency-Key": "k"})
+    answers = [view(request) for _ in range(3)]
+    assert [(a.status_code, replayed(a)) for a in answers] == [(503, "false"), (201, "false"), (201, "true")]
+    assert bodies == [b"sixsix", b"sixsix"]
+
+
+def test_the_stream_of_an_asgi_request_is_closed_with_it(async_rf: AsyncRequestFactory) -> None:
+    """Django closes the stream that it finds on the request: its own, not our copy of it."""
+    request: Any = async_rf.generic("POST", "/", b"sixsix")
+    stream = request._stream
+    with open_body(request):
+        pass
+    request.close()
+    assert stream.closed
+
+
+def test_a_closed_request_counts_as_read(rf: RequestFactory) -> None:
+    """As without us: Django says that the body cannot be read again, in place of an error about a closed file."""
+    request = rf.generic("POST", "/", b"sixsix")
+    with open_body(request):
+        pass
+    request.close()
+    with open_body(request) as body:
+        assert body is None
+    with pytest.raises(RawPostDataException):
+        request.body  # noqa: B018
 
 
 def test_an_unknown_folder_is_an_error_only_for_what_needs_it(rf: RequestFactory, settings: Any) -> None:

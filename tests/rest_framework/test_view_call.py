@@ -14,8 +14,10 @@ from django.test.client import encode_multipart
 pytest.importorskip("rest_framework")
 from rest_framework.authtoken.models import Token
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.rest_framework import IdempotencyMixin
 from tests.factories import UserFactory
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
@@ -206,3 +208,20 @@ def test_the_projects_own_error_format_may_be_a_response_of_the_framework(post: 
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": _project_error}
     response = post("/function/", key=None)
     assert (response.status_code, response.json()) == (400, {"error": "Idempotency-Key is missing"})
+
+
+def test_a_form_that_was_answered_can_be_handed_to_the_view_again(rf: Any) -> None:
+    """The framework keeps a form with Django's request, for this; the key makes the second answer a replay."""
+
+    class Echo(IdempotencyMixin, APIView):
+        def post(self, request: Any) -> Response:
+            return Response(request.data["a"], status=201)
+
+    request = rf.post("/", {"a": "1"}, headers={"Idempotency-Key": "k"})
+    first = Echo.as_view()(request)
+    request.close()  # as the server does, when the response has been sent
+    second = Echo.as_view()(request)
+    assert [(a.status_code, a.content, replayed(a)) for a in (first, second)] == [
+        (201, b'"1"', "false"),
+        (201, b'"1"', "true"),
+    ]

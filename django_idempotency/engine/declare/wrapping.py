@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import update_wrapper
-from inspect import iscoroutinefunction
 from typing import Any
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 
 from ..request.pipeline import handle
 from ..request.view_call import ViewCall

@@ -32,12 +32,15 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
         UnreadablePostError, BadRequest: the client has gone away.
     """
     private: Any = request  # Django has no public way to replace the stream of a request
+    stream: Any = getattr(request, "_stream", None)
+    spooled = isinstance(stream, _Spool) and not stream.closed
     if hasattr(request, "_body"):
         yield BytesIO(request.body)
-    elif private._read_started:
+    elif private._read_started and not spooled:
         yield None
     else:
-        spool = private._stream if isinstance(private._stream, _Spool) else _spooled(private)
+        # A decorator above us that tries again hands over the request that the view has read already.
+        spool = stream if spooled else _spooled(private)
         _hand_on(private, spool)
         try:
             yield spool
@@ -69,11 +72,13 @@ def _close_with(request: Any, spool: _Spool) -> None:
     The request of a test is never closed: there the spool is closed when the request is garbage-collected. On a server
     that would be too late, because large files would pile up.
     """
-    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
+    finish, close, stream = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close, request._stream
 
     def closing() -> None:
+        request._stream = stream  # Django closes the stream of an ASGI request
         close()
         finish()
+        request._read_started = True
 
     request.close = closing
 

@@ -14,7 +14,6 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings
 from ..protocol.outcomes import Finished, Verdict
 from .callers import scope_of
@@ -127,15 +126,23 @@ class ViewCall:
     def render(self, response: Any) -> HttpResponseBase:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
-            if inspect.iscoroutine(response):
-                response.close()
-                raise IdempotencyConfigurationError(f"{self.view!r} is asynchronous, which idempotent cannot protect.")
-            # Django's own complaint would come after our COMMIT.
-            raise ValueError(f"The view {self.view!r} didn't return an HttpResponse object. It returned {response!r}.")
+            raise ValueError(self._no_response(response))
         if callable(getattr(response, "render", None)):
             rendered: HttpResponseBase = response.render()  # type: ignore[attr-defined]
             return rendered
         return response
+
+    def _no_response(self, returned: Any) -> str:
+        """Django's own complaint, which would come after our COMMIT."""
+        name = getattr(self.view, "__qualname__", None) or f"{type(self.view).__name__}.__call__"
+        shown, advice = repr(returned), ""
+        if inspect.iscoroutine(returned):
+            returned.close()
+            shown, advice = "an unawaited coroutine", " You may need to add an 'await' into your view."
+        return (
+            f"The view {self.view.__module__}.{name} didn't return an HttpResponse object. It returned {shown} instead."
+            f"{advice}"
+        )
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""

@@ -1,0 +1,99 @@
+"""Protect every view that a framework's own tests call, and send a fresh key with every unsafe request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from uuid import uuid4
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.contrib.auth import decorators
+from django.contrib.auth.mixins import AccessMixin
+from django.core.handlers.base import BaseHandler
+from django.test import AsyncRequestFactory, RequestFactory, SimpleTestCase
+from watching import MODE, View, watched
+
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.views import IdempotencyMixin
+
+UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
+OPTIONS = Idempotency(methods=UNSAFE, required=False)
+
+
+def install() -> None:
+    """Must be called before the tests are imported."""
+    if MODE != "bare":
+        SimpleTestCase.databases = {"default"}  # it forbids queries, and the package needs its own
+        _send_keys()
+        _protect_resolved_views()
+        _protect_below_login_checks()
+
+
+def _send_keys() -> None:
+    environ_of, scope_of = RequestFactory._base_environ, AsyncRequestFactory._base_scope
+
+    def environ_with_key(self: Any, **request: Any) -> Any:
+        environ = environ_of(self, **request)
+        if environ["REQUEST_METHOD"] in UNSAFE:
+            environ.setdefault("HTTP_IDEMPOTENCY_KEY", str(uuid4()))
+        return environ
+
+    def scope_with_key(self: Any, **request: Any) -> Any:
+        scope = scope_of(self, **request)
+        if scope["method"] in UNSAFE:
+            scope["headers"].append((b"idempotency-key", str(uuid4()).encode()))
+        return scope
+
+    RequestFactory._base_environ = environ_with_key
+    AsyncRequestFactory._base_scope = scope_with_key
+
+
+def _protect_resolved_views() -> None:
+    resolve_request = BaseHandler.resolve_request
+
+    def resolve_and_protect(self: Any, request: Any) -> Any:
+        match = resolve_request(self, request)
+        if not hasattr(match.func, "cls"):  # the classes of the REST framework have the mixin
+            match.func = _protected(match.func, request)
+        return match
+
+    BaseHandler.resolve_request = resolve_and_protect
+
+
+def _protected(view: View, request: Any) -> View:
+    try:
+        return watched(idempotent(OPTIONS)(view))
+    except IdempotencyConfigurationError:
+        # The view has a login check, and the package refuses to stand above it. So it stands below.
+        view_class = getattr(view, "view_class", None)
+        if view_class is None or not issubclass(view_class, AccessMixin):
+            request.protect_below = True
+            return view
+        protected = type(view_class.__name__, (IdempotencyMixin, view_class), {"idempotency": OPTIONS})
+        return watched(protected.as_view(**view.view_initkwargs))
+
+
+def _protect_below_login_checks() -> None:
+    """`login_required` and the like protect the view that they wrap, if the request asks for that."""
+    user_passes_test = decorators.user_passes_test
+
+    def user_passes_test_and_protects(*args: Any, **kwargs: Any) -> Callable[[View], View]:
+        decorate = user_passes_test(*args, **kwargs)
+        return lambda view: decorate(_protected_on_demand(view))
+
+    decorators.user_passes_test = user_passes_test_and_protects
+
+
+def _protected_on_demand(view: View) -> View:
+    try:
+        protected = watched(idempotent(OPTIONS)(view))
+    except IdempotencyConfigurationError:
+        return view  # another login check, whose own view is protected
+
+    @wraps(view)
+    def either(request: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = vars(request).pop("protect_below", False)
+        return (protected if asked else view)(request, *args, **kwargs)
+
+    return markcoroutinefunction(either) if iscoroutinefunction(view) else either
