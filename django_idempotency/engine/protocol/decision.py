@@ -97,4 +97,11 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) ->
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
         return InDoubt()
     abandoned = stored.status is Status.IN_PROGRESS
-    return Claimed(id=stored.id, attempt=stored.attempt + 1, abandoned=abandoned, in_doubt=doubts)
+    return Claimed(
+        id=stored.id,
+        attempt=stored.attempt + 1,
+        key_hash=wanted.identity.key_hash,
+        scope_hash=wanted.identity.scope_hash,
+        abandoned=abandoned,
+        in_doubt=doubts,
+    )

@@ -16,7 +16,7 @@ from typing import Any
 from ...exceptions import LeaseLost
 from ...models import IdempotencyStep
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Claimed
+from ..protocol.outcomes import Claimed, Row
 from ..protocol.snapshots import Snapshot, encode_headers
 from .database import Database
 from .lease_queries import LeaseQueries
@@ -88,9 +88,10 @@ class Leases(Database):
 
     # --- what an operator decides: see `maintenance.resolution`
 
-    def lock_resolvable(self, row_id: int, attempt: int) -> bool:
-        """Lock a failed or abandoned key until the transaction ends. False if the key is neither."""
-        return self._fetch(self._lease_sql.lock_resolvable, [row_id, attempt]) is not None
+    def lock_resolvable(self, row_id: int, attempt: int) -> Row | None:
+        """Lock a failed or abandoned key until the transaction ends. None if the key is neither."""
+        hashes = self._fetch(self._lease_sql.lock_resolvable, [row_id, attempt])
+        return None if hashes is None else Row(key_hash=hashes[0], scope_hash=hashes[1], id=row_id)
 
     def set_failed(self, row_id: int, ttl: float) -> None:
         """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first."""

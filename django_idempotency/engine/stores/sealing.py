@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...exceptions import NotDecryptable
 from ..conf import get_settings
 from ..protocol.digests import digest, reference_of
-from ..protocol.snapshots import Snapshot, decode_headers, encode_headers
+from ..protocol.snapshots import Snapshot, encode_headers
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
@@ -36,12 +36,21 @@ PLACE_BYTES = 32
 
 
 class Row(Protocol):
-    """What knows the identity of a row: an identity, a claim, or the model's instance."""
+    """What knows the identity of a row: a claim, a row that was read, or the model's instance."""
 
     @property
     def key_hash(self) -> int: ...
     @property
     def scope_hash(self) -> int: ...
+
+
+class CompletedRow(Row, Protocol):
+    """A row as it is stored."""
+
+    @property
+    def headers(self) -> str | None: ...
+    @property
+    def body(self) -> bytes | memoryview | None: ...
 
 
 def seal(row: Row, column: str, text: str | None, step: str = "") -> str | None:
@@ -55,7 +64,7 @@ def unseal(row: Row, column: str, stored: str | None, step: str = "") -> str | N
     """The text that was stored in this place. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
-    return _opened(row, column, step, stored.removeprefix(MARK).encode()).decode()
+    return _opened(row, column, stored.removeprefix(MARK).encode(), step).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
@@ -67,19 +76,19 @@ def seal_response(row: Row, snapshot: Snapshot) -> tuple[str | None, bytes | Non
     """Headers and body as they are stored in this row."""
     headers, body = seal(row, "headers", encode_headers(snapshot.headers)), snapshot.body
     if body is not None and (cipher := _cipher()) is not None:
-        body = cipher.encrypt(_place(row, "body", "") + body)
+        body = cipher.encrypt(_place(row, "body") + body)
     return headers, body
 
 
-def unseal_response(row: Row, status_code: int, headers: str | None, body: bytes | None) -> Snapshot:
-    """The response that was stored in this row. Raises `NotDecryptable`."""
-    opened = unseal(row, "headers", headers)
-    if body is not None and is_sealed(headers):
-        body = _opened(row, "body", "", body)
-    return Snapshot(status_code=status_code, headers=decode_headers(opened), body=body)
+def unseal_response(row: CompletedRow) -> tuple[str | None, bytes | None]:
+    """Headers and body as they were before they were stored in this row. Raises `NotDecryptable`."""
+    headers, body = unseal(row, "headers", row.headers), None if row.body is None else bytes(row.body)
+    if body is not None and is_sealed(row.headers):
+        body = _opened(row, "body", body)
+    return headers, body
 
 
-def _opened(row: Row, column: str, step: str, token: bytes) -> bytes:
+def _opened(row: Row, column: str, token: bytes, step: str = "") -> bytes:
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if (cipher := _cipher()) is None:
         raise NotDecryptable(
@@ -104,7 +113,7 @@ def _opened(row: Row, column: str, step: str, token: bytes) -> bytes:
     return opened[PLACE_BYTES:]
 
 
-def _place(row: Row, column: str, step: str) -> bytes:
+def _place(row: Row, column: str, step: str = "") -> bytes:
     """See Note [What sealed text is bound to]."""
     parts = (str(row.key_hash), str(row.scope_hash), column, step)
     return digest(*(part.encode() for part in parts))
