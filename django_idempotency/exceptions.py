@@ -61,10 +61,10 @@ class LeaseLost(ClaimLost):
 
 
 class NotDecryptable(IdempotencyError):
-    """What is stored for this key is encrypted, and cannot be decrypted: a key of `ENCRYPTION_KEYS` is missing or wrong.
+    """What is stored for this key is encrypted, and no key of `ENCRYPTION_KEYS` decrypts it.
 
-    The stored response cannot be replayed, or the steps of an earlier attempt cannot be read. So the key is refused, and
-    nothing runs twice. The key works again as soon as the setting is right.
+    The stored response cannot be replayed, or the steps of an earlier attempt cannot be read. So the key is refused,
+    and nothing runs twice. The key works again as soon as the setting is right.
     """
 
 

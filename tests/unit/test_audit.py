@@ -1,4 +1,4 @@
-"""tests.packaging.audit: a finding fails, and a service that does not answer is told and not taken for a clean result."""
+"""tests.packaging.audit: a finding fails. A service without an answer is told, and not taken for a clean result."""
 
 from __future__ import annotations
 

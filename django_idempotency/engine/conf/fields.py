@@ -38,7 +38,7 @@ def setting(
     read: Callable[[Any], Any] = lambda value: value,
     secret: bool = False,
 ) -> Any:
-    """A field of `Settings`. `read` converts what the project wrote, before the check. No text quotes a secret value."""
+    """A field of `Settings`. `read` converts what the project wrote, before the check. No error quotes a secret."""
     return field(default=default, repr=not secret, metadata={"check": check, "help": help, "read": read})
 
 

@@ -4,11 +4,11 @@ Without `ENCRYPTION_KEYS`, everything is stored as it is, and nothing of this mo
 setting. `cryptography` is imported with the first key.
 
 # Note [What tells sealed text from plain text]
-Rows of before the setting stay plain, and must be read. What a client can shape must never decide which rows are
-plain. Sealed text begins with a mark. Plain headers are a JSON list, and plain results are a JSON object, so neither can
-begin with the mark. A plain body can: a view may echo a request. So the body has no mark of its own. The body and the
-headers of a response are written by one statement, and the mark of the headers stands for both. Plain errors begin with
-the name of a class, and are only shown.
+Rows that were written before the setting stay plain, and must be read. What a client can shape must never decide
+which rows are plain. Sealed text begins with a mark. Plain headers are a JSON list, and plain results are a JSON
+object, so neither can begin with the mark. A plain body can: a view may echo a request. So the body has no mark of its
+own. Headers and body of a response are written by one statement, and the mark of the headers stands for both. Plain
+errors begin with the name of a class, and are only shown.
 
 # Note [What sealed text is bound to]
 Fernet tells whether a text was changed, not where it was written. Otherwise, a reader with access to the database
@@ -92,8 +92,8 @@ def _opened(row: Row, column: str, token: bytes, step: str = "") -> bytes:
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if (cipher := _cipher()) is None:
         raise NotDecryptable(
-            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list of keys that the row was "
-            "written with. Until then the key is refused."
+            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list with the key that the "
+            "row was written with. Until then the key is refused."
         )
     from cryptography.fernet import InvalidToken
 

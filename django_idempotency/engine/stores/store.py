@@ -14,9 +14,10 @@ from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Row
-from ..protocol.snapshots import Snapshot, encode_headers
+from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
+from .sealing import seal_response
 
 
 class KeyLocked(Exception):
@@ -56,8 +57,7 @@ class Store(Leases):
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
-        headers = encode_headers(snapshot.headers)
-        params = [snapshot.status_code, headers, snapshot.body, ttl, claimed.id, claimed.attempt]
+        params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, claimed.id, claimed.attempt]
         self._end_claim(self._sql.complete, params, last=last)
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
