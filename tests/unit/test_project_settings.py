@@ -63,9 +63,7 @@ def test_without_cryptography_the_command_to_install_it_is_told(settings: Any, m
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     resolve()
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    with pytest.raises(
-        IdempotencyConfigurationError, match=r"`cryptography`\. Run: pip install cryptography"
-    ):
+    with pytest.raises(IdempotencyConfigurationError, match=r"`cryptography`\. Run: pip install cryptography"):
         resolve()
 
 
