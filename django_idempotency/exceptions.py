@@ -4,6 +4,7 @@ IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result was to be stored
 │   └── LeaseLost                   the lease had lapsed and another worker took the key over (leased mode)
+├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
 ├── ResultNotStorable               a step's result is not JSON (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
@@ -23,6 +24,7 @@ __all__ = [
     "IdempotencyConfigurationError",
     "IdempotencyError",
     "LeaseLost",
+    "NotDecryptable",
     "NotResolvable",
     "NotRun",
     "OperationInProgress",
@@ -55,6 +57,14 @@ class LeaseLost(ClaimLost):
 
     The step that raised this error has committed nothing. Let the error propagate: the client gets the answer of the
     worker that holds the key.
+    """
+
+
+class NotDecryptable(IdempotencyError):
+    """What is stored for this key is encrypted, and no key of `ENCRYPTION_KEYS` decrypts it.
+
+    The stored response cannot be replayed, or the steps of an earlier attempt cannot be read. So the key is refused,
+    and nothing runs twice. The key works again as soon as the setting is right.
     """
 
 

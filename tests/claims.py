@@ -10,6 +10,7 @@ from django.db.models import F
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.models import IdempotencyKey
 
@@ -29,3 +30,9 @@ def a_claim(**changes: Any) -> ClaimRequest:
 def expire() -> None:
     """The retention of every key is over."""
     IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+
+
+def granted(row_id: int, attempt: int, **changes: Any) -> Claimed:
+    """What the store answers to `a_claim(**changes)` if the claim is granted."""
+    identity = a_claim(**changes).identity
+    return Claimed(id=row_id, attempt=attempt, key_hash=identity.key_hash, scope_hash=identity.scope_hash)

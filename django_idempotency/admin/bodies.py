@@ -10,6 +10,7 @@ from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext
 
 from ..engine.protocol.snapshots import decode_headers
+from ..engine.stores.sealing import unseal_response
 from ..models import IdempotencyKey
 
 SHOWN = 64 * 1024
@@ -20,8 +21,9 @@ INDENTED_LEVELS = 20
 
 def readable_body(row: IdempotencyKey) -> str:
     """Return the stored body as text: JSON indented, other text as it is, anything else as its size and type."""
-    body = bytes(row.body or b"")
-    content_type = next((v for name, v in decode_headers(row.headers) if name.lower() == "content-type"), "")
+    headers, stored = unseal_response(row)
+    body = stored or b""
+    content_type = next((v for name, v in decode_headers(headers) if name.lower() == "content-type"), "")
     media_type, parameters = parse_header_parameters(content_type[:1000])  # Django refuses longer ones
     if media_type.endswith("json"):
         return readable_json(body)

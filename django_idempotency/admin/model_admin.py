@@ -14,12 +14,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.protocol.snapshots import decode_headers
+from ..engine.stores.sealing import unseal_response
 from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
 from .badges import badges
 from .bodies import readable_body
 from .decisions import decision_urls, possible_decisions
 from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
+from .sealed import or_why_not, readable_error
 from .timeline import attention_text, timeline
 
 if TYPE_CHECKING:
@@ -49,13 +51,15 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         "The complete key as the client sent it, with or without quotes, or the key's reference in the log."
     )
     fieldsets = (
-        (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "last_error")}),
+        (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "error")}),
         (_("Steps"), {"fields": ("timeline",)}),
         (_("Times"), {"fields": ("age", "created_at", "completed_at", "expires_at", "locked_until")}),
         (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
         (_("Request"), {"fields": ("fingerprint_hex",)}),
     )
-    readonly_fields = ("state", "attention", "timeline", "age", "response_headers", "response_body", "fingerprint_hex")
+    readonly_fields = (
+        *("state", "attention", "error", "timeline", "age", "response_headers", "response_body", "fingerprint_hex"),
+    )
 
     class Media:
         css = {"all": ["django_idempotency/admin.css"]}
@@ -93,17 +97,13 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
         if request.user.has_perm("django_idempotency.view_response"):
             return self.fieldsets
-        without_response = {
-            "timeline": {"fields": ("timeline_without_results",)},
-            "response_body": {"fields": ("status_code", "response_hidden")},
-        }
         return [
-            (name, next((without_response[field] for field in options["fields"] if field in without_response), options))
+            (name, {**options, "fields": tuple(shown for field in options["fields"] for shown in _instead_of(field))})
             for name, options in self.fieldsets
         ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
-        return (*self.readonly_fields, "response_hidden", "timeline_without_results")
+        return (*self.readonly_fields, "error_unless_encrypted", "response_hidden", "timeline_without_results")
 
     def get_urls(self) -> list[Any]:
         return [*decision_urls(self), *super().get_urls()]
@@ -127,6 +127,14 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def attention(self, obj: IdempotencyKey) -> str:
         return attention_text(obj)
 
+    @admin.display(description=_("last error"))
+    def error(self, obj: IdempotencyKey) -> str:
+        return readable_error(obj, "last_error", obj.last_error, allowed=True) or "-"
+
+    @admin.display(description=_("last error"))
+    def error_unless_encrypted(self, obj: IdempotencyKey) -> str:
+        return readable_error(obj, "last_error", obj.last_error, allowed=False) or "-"
+
     @admin.display(description=_("timeline"))
     def timeline(self, obj: IdempotencyKey) -> str:
         return timeline(obj, results=True)
@@ -140,11 +148,14 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         return gettext("You need the permission “Can view stored response bodies” to see the response.")
 
     @admin.display(description=_("headers"))
+    @or_why_not
     def response_headers(self, obj: IdempotencyKey) -> str:
-        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(obj.headers))
+        headers, _body = unseal_response(obj)
+        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(headers))
         return format_html("<table>{}</table>", rows) if rows else "-"
 
     @admin.display(description=_("body"))
+    @or_why_not
     def response_body(self, obj: IdempotencyKey) -> str:
         if obj.body is None:
             return gettext("Not stored.")
@@ -153,3 +164,16 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     @admin.display(description=_("fingerprint"))
     def fingerprint_hex(self, obj: IdempotencyKey) -> str:
         return bytes(obj.fingerprint).hex() if obj.fingerprint else "-"
+
+
+WITHOUT_RESPONSE = {
+    "error": ("error_unless_encrypted",),
+    "timeline": ("timeline_without_results",),
+    "response_headers": (),
+    "response_body": ("response_hidden",),
+}
+"""What is shown instead of a field to a person who may not see responses."""
+
+
+def _instead_of(field: Any) -> tuple[Any, ...]:
+    return WITHOUT_RESPONSE.get(field, (field,))

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from ..maintenance.lookups import in_flight
 from ..models import IdempotencyKey, IdempotencyStep
 from .bodies import readable_json
+from .sealed import readable, readable_error
 
 
 def calls_in_doubt(obj: IdempotencyKey) -> list[str]:
@@ -46,7 +47,7 @@ def timeline(obj: IdempotencyKey, *, results: bool) -> str:
 
     Args:
         obj: the key.
-        results: whether to show the results of the steps, which may hold personal data.
+        results: whether to show the results of the steps, and errors that are encrypted. Both may hold personal data.
     """
     live = has_live_lease(obj)
     rows = [
@@ -56,8 +57,8 @@ def timeline(obj: IdempotencyKey, *, results: bool) -> str:
             step.attempt,
             _time(step.started_at),
             _end(step, live=live),
-            step.error or "",
-            format_html('<pre class="idempotency-body">{}</pre>', _result(step)) if results else "",
+            readable_error(obj, "error", step.error, step.name, allowed=results),
+            format_html('<pre class="idempotency-body">{}</pre>', _result(obj, step)) if results else "",
         )
         for step in _steps(obj)
     ]
@@ -84,12 +85,11 @@ def _end(step: IdempotencyStep, *, live: bool) -> str:
     return _("%(time)s, after %(seconds).3f s") % {"time": _time(step.finished_at), "seconds": seconds}
 
 
-def _result(step: IdempotencyStep) -> str:
+def _result(obj: IdempotencyKey, step: IdempotencyStep) -> str:
     if step.finished_at is None:
         return ""
-    return (
-        _("Done, but the result could not be stored.") if step.result is None else readable_json(step.result.encode())
-    )
+    result = readable(obj, "result", step.result, step.name)
+    return _("Done, but the result could not be stored.") if result is None else readable_json(result.encode())
 
 
 def _time(value: datetime | None) -> str:

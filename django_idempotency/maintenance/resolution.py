@@ -14,6 +14,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
 from ..engine.conf import resolve
+from ..engine.protocol.outcomes import Row
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import Store, alias_for, store_for
 from ..exceptions import NotResolvable
@@ -34,7 +35,7 @@ def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) ->
         NotResolvable: if a worker holds a live lease, if the key is completed or deleted, or if its attempt has
             changed. Nothing was changed.
     """
-    _resolve(row_id, attempt, using, lambda store: store.forget_doubts(row_id))
+    _resolve(row_id, attempt, using, lambda store, row: store.forget_doubts(row.id))
 
 
 def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: str | None = None) -> None:
@@ -56,8 +57,8 @@ def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: s
     """
     result = json.dumps({"value": value}, cls=DjangoJSONEncoder, allow_nan=False)
 
-    def record(store: Store) -> None:
-        if not store.finish_call(row_id, step, result):
+    def record(store: Store, row: Row) -> None:
+        if not store.finish_call(row, step, result):
             raise NotResolvable(f"The call {step!r} is not in doubt.")
 
     _resolve(row_id, attempt, using, record)
@@ -80,16 +81,17 @@ def close_with(row_id: int, snapshot: Snapshot, *, attempt: int, using: str | No
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
-    _resolve(row_id, attempt, using, lambda store: store.close(row_id, snapshot))
+    _resolve(row_id, attempt, using, lambda store, row: store.close(row, snapshot))
 
 
-def _resolve(row_id: int, attempt: int, using: str | None, decide: Callable[[Store], Any]) -> None:
+def _resolve(row_id: int, attempt: int, using: str | None, decide: Callable[[Store, Row], Any]) -> None:
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
-        if not store.lock_resolvable(row_id, attempt):
+        row = store.lock_resolvable(row_id, attempt)
+        if row is None:
             raise NotResolvable(
                 "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
                 "another attempt or decision came first. Look again."
             )
         store.set_failed(row_id, resolve().ttl_seconds)
-        decide(store)
+        decide(store, row)

@@ -18,7 +18,7 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, elsewhere, growth, peers, requests, server, statements, traffic
+from tests.benchmarks import cleanup, elsewhere, encryption, growth, peers, requests, server, statements, traffic
 from tests.benchmarks.page import with_figures
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +28,7 @@ ON_THE_PAGE = ("requests", "peers")
 """The parts whose tables the page shows. `figures.md` has all of them."""
 PARTS = {
     part.__name__.rpartition(".")[2]: part
-    for part in (requests, statements, peers, server, growth, cleanup, traffic, elsewhere)
+    for part in (requests, statements, encryption, peers, server, growth, cleanup, traffic, elsewhere)
 }
 
 

@@ -16,7 +16,7 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from tests.claims import SNAPSHOT, a_claim, expire
+from tests.claims import SNAPSHOT, a_claim, expire, granted
 
 
 @pytest.mark.django_db
@@ -35,7 +35,7 @@ class TestStoreContract:
         """The first claim of a key is ours."""
         claimed = store.claim(a_claim())
         row = IdempotencyKey.objects.get()
-        assert claimed == Claimed(id=row.pk, attempt=1)
+        assert claimed == granted(row.pk, 1)
         assert (row.status, row.scope, row.operation, row.key) == (
             "in_progress",
             "user:auth.User:1",
@@ -88,7 +88,7 @@ class TestStoreContract:
         """After ttl the same row is ours again, one attempt further, without the old result."""
         first = self.finish(store, a_claim())
         expire()
-        assert store.claim(a_claim(fingerprint=b"g" * 32)) == Claimed(id=first.id, attempt=2)
+        assert store.claim(a_claim(fingerprint=b"g" * 32)) == granted(first.id, 2)
         row = IdempotencyKey.objects.get()
         assert (row.status, row.status_code, row.headers, row.body, row.completed_at) == (
             "in_progress",

@@ -18,7 +18,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim
+from tests.claims import a_claim, granted
 from tests.servers import eventually
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -160,7 +160,7 @@ def test_who_has_waited_for_one_that_fails_claims(in_threads: Any) -> None:
             return bool(cursor.fetchone()[0])
 
     _, claimed = in_threads(2, claim)
-    assert claimed == Claimed(id=IdempotencyKey.objects.get().pk, attempt=1)
+    assert claimed == granted(IdempotencyKey.objects.get().pk, 1)
 
 
 def test_what_is_stuck_is_listed_up_to_a_limit() -> None:

@@ -34,6 +34,14 @@ class TestChecks:
         assert message.msg.startswith("unknown IDEMPOTENCY setting 'TTTL'. Did you mean 'TTL'?")
         assert check_databases(None, databases=["default"]) == []
 
+    def test_e001_a_bad_key_of_encryption(self, settings: Any) -> None:
+        """Without the key itself, which a build log would keep."""
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": ["s3cret"]}
+        (message,) = check_settings(None)
+        assert message.id == "django_idempotency.E001"
+        assert message.msg.startswith("IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key. Make one with: python")
+        assert "s3cret" not in str(message)
+
     def test_e002_an_unknown_alias(self, settings: Any) -> None:
         """Of the project's default."""
         settings.IDEMPOTENCY = {"USING": "nowhere"}

@@ -88,7 +88,7 @@ class Keys(RuleBasedStateMachine):
         law, expected = self.write(worker)
         with expected, transaction.atomic():
             self.store.fence(worker[2])
-            self.store.finish_call(worker[2].id, name, '{"value": 1}')
+            self.store.finish_call(worker[2], name, '{"value": 1}')
         if law is not None and name in law.steps:
             law.steps[name] = True
 

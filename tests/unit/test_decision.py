@@ -77,6 +77,7 @@ def stored(**changes: Any) -> StoredKey:
         "status_code": 201,
         "headers": '[["X-A","b"]]',
         "body": b"{}",
+        "unsealed": lambda row: (row.headers, row.body),
     }
     return StoredKey(**{**values, **changes})
 
@@ -117,16 +118,22 @@ def test_a_completed_row_without_a_result_is_a_bug() -> None:
         decide(stored(status_code=None), request())
 
 
+def granted(**changes: Any) -> Claimed:
+    identity = request().identity
+    hashes = {"key_hash": identity.key_hash, "scope_hash": identity.scope_hash}
+    return Claimed(id=7, attempt=4, **hashes, **changes)
+
+
 @pytest.mark.parametrize(
     ("status", "doubts", "repeats_calls", "outcome"),
     [
-        ("failed", (), False, Claimed(id=7, attempt=4)),
-        ("failed", (), True, Claimed(id=7, attempt=4)),
-        ("failed", ("charge",), True, Claimed(id=7, attempt=4, in_doubt=("charge",))),
+        ("failed", (), False, granted()),
+        ("failed", (), True, granted()),
+        ("failed", ("charge",), True, granted(in_doubt=("charge",))),
         ("failed", ("charge",), False, InDoubt()),
-        ("in_progress", (), False, Claimed(id=7, attempt=4, abandoned=True)),
-        ("in_progress", (), True, Claimed(id=7, attempt=4, abandoned=True)),
-        ("in_progress", ("charge",), True, Claimed(id=7, attempt=4, abandoned=True, in_doubt=("charge",))),
+        ("in_progress", (), False, granted(abandoned=True)),
+        ("in_progress", (), True, granted(abandoned=True)),
+        ("in_progress", ("charge",), True, granted(abandoned=True, in_doubt=("charge",))),
         ("in_progress", ("charge",), False, InDoubt()),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django_idempotency.engine.conf import (
     resolve,
 )
 from django_idempotency.exceptions import IdempotencyConfigurationError
+from tests.at_rest import OLD
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,14 @@ from django_idempotency.exceptions import IdempotencyConfigurationError
         ),
         ({"ERROR_RESPONSE": 5}, "give a callable or its dotted path."),
         ({"TTL": 0}, "idempotency option ttl=0"),
+        ({"ENCRYPTION_KEYS": OLD}, "IDEMPOTENCY['ENCRYPTION_KEYS']: give a list of Fernet keys, with at least one."),
+        ({"ENCRYPTION_KEYS": []}, "with at least one. To switch encryption off, leave the setting out."),
+        (
+            {"ENCRYPTION_KEYS": [OLD, "s3cret"]},
+            "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 2 is no Fernet key. Make one with",
+        ),
+        ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
+        ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:
@@ -36,6 +46,25 @@ def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> No
     with pytest.raises(IdempotencyConfigurationError) as caught:
         resolve()
     assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    assert OLD not in str(caught.value)
+
+
+def test_keys_of_encryption_are_in_no_repr(settings: Any) -> None:
+    """Reports of errors show local variables."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    conf = django_idempotency.engine.conf.get_settings()
+    assert conf.encryption_keys == (OLD,)
+    assert OLD not in repr(conf)
+
+
+def test_without_cryptography_the_command_to_install_it_is_told(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any view runs, and only if there are keys."""
+    monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
+    resolve()
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    with pytest.raises(IdempotencyConfigurationError, match=r"`cryptography`\. Run: pip install cryptography"):
+        resolve()
 
 
 def test_callables_may_be_dotted_paths(settings: Any) -> None:

@@ -36,9 +36,10 @@ def setting(
     check: Check,
     help: str,  # noqa: A002 (as above)
     read: Callable[[Any], Any] = lambda value: value,
+    secret: bool = False,
 ) -> Any:
-    """A field of `Settings`. `read` converts what the project wrote, before the check."""
-    return field(default=default, metadata={"check": check, "help": help, "read": read})
+    """A field of `Settings`. `read` converts what the project wrote, before the check. No error quotes a secret."""
+    return field(default=default, repr=not secret, metadata={"check": check, "help": help, "read": read})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
@@ -93,6 +94,25 @@ def of_type(*types: type) -> Check:
     """A check for instances of these types."""
     names = " or ".join(t.__name__ for t in types)
     return lambda value: None if isinstance(value, types) else f"give a value of type {names}."
+
+
+def fernet_keys(value: Any) -> str | None:
+    """A check for keys of `cryptography.fernet`. Imports `cryptography` if there is a key."""
+    if not isinstance(value, tuple) or not value:
+        return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
+    try:
+        from cryptography.fernet import Fernet
+    except ImportError:
+        return "this setting needs the package `cryptography`. Run: pip install cryptography"
+    for number, key in enumerate(value, 1):
+        try:
+            Fernet(key if isinstance(key, str) else "")
+        except ValueError:
+            return (
+                f"entry {number} is no Fernet key. Make one with: "
+                'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+            )
+    return None
 
 
 def is_callable(text: str = "give a callable.") -> Check:

@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
-from .fields import declared, described, is_callable, of_type, or_none, setting, unknown_name
+from .fields import declared, described, fernet_keys, is_callable, of_type, or_none, setting, unknown_name
 from .options import DEFAULTS, OPTION_NAMES, Idempotency
 
 _CALLABLE = or_none(is_callable("give a callable or its dotted path."))
@@ -56,6 +56,13 @@ class Settings:
     store_cookies: bool = setting(
         False, of_type(bool), "also keep and replay `Set-Cookie`, which is a stored credential."
     )
+    encryption_keys: tuple[str, ...] | None = setting(
+        None,
+        or_none(fernet_keys),
+        "Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.",
+        read=lambda value: tuple(value) if isinstance(value, list) else value,
+        secret=True,
+    )
     enabled: bool = setting(
         True, of_type(bool), "False lets every request pass through. For a test, never in production."
     )
@@ -93,7 +100,7 @@ def get_settings() -> Settings:
 def _value(name: str, written: Any) -> Any:
     """The value of one setting, read and checked."""
     declaration = _SETTINGS[name].metadata
-    place = f"IDEMPOTENCY[{name.upper()!r}]={written!r}"
+    place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if _SETTINGS[name].repr else "")
     try:
         value = declaration["read"](written)
     except ImportError as error:

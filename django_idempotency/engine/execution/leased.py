@@ -66,7 +66,7 @@ def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
         if not isinstance(outcome, Conflicted) or left <= 0:
             return outcome
         # Jitter, so that many duplicates do not ask at the same moment.
-        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # noqa: S311 (no secret)
+        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 

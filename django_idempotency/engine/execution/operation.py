@@ -187,7 +187,7 @@ class Operation:
         def finish() -> None:
             with durable_transaction(self._store, f"the end of operation.call({name!r})"):
                 self._store.fence(self._claim)
-                self._store.finish_call(self._claim.id, name, kept)
+                self._store.finish_call(self._claim, name, kept)
 
         reconnecting_once(self._store, finish)
         self._doubts.discard(name)

@@ -5,10 +5,12 @@ A store reads the row, asks these functions, and carries out what they decide.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from .digests import key_hash, scope_hash
 from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
 from .snapshots import Snapshot, decode_headers
 
@@ -31,6 +33,7 @@ class StoredKey:
 
     expired: the row counts as if its key had never been seen. Never true of a key in progress or in doubt.
     lapsed: the row has a lease, and the lease is over.
+    unsealed: gives headers and body decrypted. Asked for a replay only: a key that has expired needs no decryption.
     """
 
     id: int
@@ -45,6 +48,7 @@ class StoredKey:
     status_code: int | None
     headers: str | None
     body: bytes | None
+    unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
 
     def belongs_to(self, identity: Identity) -> bool:
         """Compare the texts: the row was found by hashes alone."""
@@ -59,7 +63,16 @@ class StoredKey:
         """The response that was stored when the key was completed."""
         if self.status_code is None:
             raise RuntimeError(f"Bug: idempotency key row {self.id} is {self.status.value!r} without a result.")
-        return Snapshot(status_code=self.status_code, headers=decode_headers(self.headers), body=self.body)
+        headers, body = self.unsealed(self)
+        return Snapshot(status_code=self.status_code, headers=decode_headers(headers), body=body)
+
+    @property
+    def key_hash(self) -> int:
+        return key_hash(self.key)
+
+    @property
+    def scope_hash(self) -> int:
+        return scope_hash(self.scope, self.operation, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +110,11 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) ->
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
         return InDoubt()
     abandoned = stored.status is Status.IN_PROGRESS
-    return Claimed(id=stored.id, attempt=stored.attempt + 1, abandoned=abandoned, in_doubt=doubts)
+    return Claimed(
+        id=stored.id,
+        attempt=stored.attempt + 1,
+        key_hash=wanted.identity.key_hash,
+        scope_hash=wanted.identity.scope_hash,
+        abandoned=abandoned,
+        in_doubt=doubts,
+    )

@@ -13,15 +13,27 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the key table. The hashes name its partition, and belong to one tenant only; an `id` does not."""
+
+    key_hash: int
+    scope_hash: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
     """The key is ours: run the work, then complete, release or fail row `id`. `attempt` is the fencing token.
 
+    key_hash, scope_hash: of the identity. With them, a statement cannot meet another tenant's row with the same id.
     abandoned: the worker of an earlier attempt died, or its lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
     """
 
     id: int
     attempt: int
+    key_hash: int
+    scope_hash: int
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
 

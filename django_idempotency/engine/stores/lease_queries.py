@@ -107,8 +107,10 @@ class LeaseQueries(Conditions):
     @cached_property
     def lock_resolvable(self) -> str:
         """Lock a failed or abandoned row, if it is at the attempt that the operator saw. Parameters: id, attempt."""
+        k = self.k
         return (
-            f"SELECT {self.k['id']} FROM {self.table} WHERE {self.same_attempt} AND ({self.status_is(FAILED)} "
+            f"SELECT {k['key_hash']}, {k['scope_hash']} FROM {self.table} "
+            f"WHERE {self.same_attempt} AND ({self.status_is(FAILED)} "
             f"OR ({self.status_is(IN_PROGRESS)} AND {self.lapsed})) {self.dialect.lock}"
         )
 

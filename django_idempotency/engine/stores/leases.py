@@ -16,10 +16,11 @@ from typing import Any
 from ...exceptions import LeaseLost
 from ...models import IdempotencyStep
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Claimed
-from ..protocol.snapshots import Snapshot, encode_headers
+from ..protocol.outcomes import Claimed, Row
+from ..protocol.snapshots import Snapshot
 from .database import Database
 from .lease_queries import LeaseQueries
+from .sealing import seal, seal_response, unseal
 
 Kind = IdempotencyStep.Kind
 
@@ -41,7 +42,11 @@ class Leases(Database):
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
-        self._execute_or(lease_lost, self._lease_sql.fail, [wanted.ttl, error, claimed.id, claimed.attempt])
+        self._execute_or(
+            lease_lost,
+            self._lease_sql.fail,
+            [wanted.ttl, seal(claimed, "last_error", error), claimed.id, claimed.attempt],
+        )
 
     def timeliness(self, row_id: int) -> tuple[bool, bool]:
         """Whether this key has expired, and whether its lease is over. A deleted key has expired."""
@@ -54,7 +59,9 @@ class Leases(Database):
         """The steps of earlier attempts by name: whether they are finished, and the result."""
         with self._cursor() as cursor:
             cursor.execute(self._lease_sql.read_steps, [claimed.id])
-            return {name: (finished_at is not None, result) for name, finished_at, result in cursor.fetchall()}
+            rows = cursor.fetchall()
+        # All of them at once: an attempt that cannot read what was done must do nothing.
+        return {name: (finished is not None, unseal(claimed, "result", kept, name)) for name, finished, kept in rows}
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
@@ -70,27 +77,28 @@ class Leases(Database):
             params = [claimed.id, name, Kind.CALL.value, claimed.attempt, None]
             self._execute(self._lease_sql.add_started_step, params)
 
-    def finish_call(self, row_id: int, name: str, result: str | None) -> bool:
+    def finish_call(self, row: Row | Claimed, name: str, result: str | None) -> bool:
         """Record a call's result; None: the call is done, but its value could not be kept. Lock the key first.
 
         False if the call is not in doubt.
         """
-        return self._execute(self._lease_sql.finish_step, [result, row_id, name]) == 1
+        return self._execute(self._lease_sql.finish_step, [seal(row, "result", result, name), row.id, name]) == 1
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
         """Record why a call is in doubt. Call `fence` first."""
-        self._execute(self._lease_sql.note_error, [error, claimed.id, name])
+        self._execute(self._lease_sql.note_error, [seal(claimed, "error", error, name), claimed.id, name])
 
     def record_write(self, claimed: Claimed, name: str, result: str) -> None:
         """Record a local write's result, in the transaction of the write. Call `fence` first."""
-        params = [claimed.id, name, Kind.WRITE.value, claimed.attempt, result]
+        params = [claimed.id, name, Kind.WRITE.value, claimed.attempt, seal(claimed, "result", result, name)]
         self._execute(self._lease_sql.add_finished_step, params)
 
     # --- what an operator decides: see `maintenance.resolution`
 
-    def lock_resolvable(self, row_id: int, attempt: int) -> bool:
-        """Lock a failed or abandoned key until the transaction ends. False if the key is neither."""
-        return self._fetch(self._lease_sql.lock_resolvable, [row_id, attempt]) is not None
+    def lock_resolvable(self, row_id: int, attempt: int) -> Row | None:
+        """Lock a failed or abandoned key until the transaction ends. None if the key is neither."""
+        hashes = self._fetch(self._lease_sql.lock_resolvable, [row_id, attempt])
+        return None if hashes is None else Row(key_hash=hashes[0], scope_hash=hashes[1], id=row_id)
 
     def set_failed(self, row_id: int, ttl: float) -> None:
         """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first."""
@@ -100,9 +108,9 @@ class Leases(Database):
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""
         self._execute(self._lease_sql.delete_doubts, [row_id])
 
-    def close(self, row_id: int, snapshot: Snapshot) -> None:
+    def close(self, row: Row, snapshot: Snapshot) -> None:
         """Complete a failed key with this response. Lock the key first."""
-        params: list[Any] = [snapshot.status_code, encode_headers(snapshot.headers), snapshot.body, row_id]
+        params: list[Any] = [snapshot.status_code, *seal_response(row, snapshot), row.id]
         self._execute(self._lease_sql.close, params)
 
     # --- for the claim

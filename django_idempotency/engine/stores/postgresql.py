@@ -13,11 +13,11 @@ from django.db import DatabaseError, DataError, OperationalError, transaction
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
-from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from ..protocol.outcomes import ClaimOutcome, Conflicted
 from . import round_trips
 from .dialect import Dialect
 from .queries import as_new_row, as_stored_key
-from .store import KeyLocked, Store, claim_lost
+from .store import KeyLocked, Store, claim_lost, claimed, row_of
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -62,7 +62,7 @@ class PostgreSQLStore(Store):
                 return None
             round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(wanted))
             if (inserted := cursor.fetchone()) is not None:
-                return Claimed(id=inserted[0], attempt=1)
+                return claimed(row_of(inserted[0], wanted), attempt=1)
             round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
             try:
                 stored = self._stored_or_locked(cursor.fetchone())
@@ -181,7 +181,7 @@ class PostgreSQLStore(Store):
             transaction.set_rollback(True, using=self.alias)
             return Conflicted()
         self._execute("SELECT set_config('lock_timeout', %s, true)", [previous])
-        return super().claim(wanted) if row_id is None else Claimed(id=row_id, attempt=1)
+        return super().claim(wanted) if row_id is None else claimed(row_of(row_id, wanted), attempt=1)
 
     @cached_property
     def _purge_sql(self) -> str:

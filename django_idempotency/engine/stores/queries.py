@@ -11,6 +11,7 @@ from typing import Any
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Status, StoredKey
 from .conditions import Conditions
+from .sealing import unseal_response
 
 IN_PROGRESS, COMPLETED, FAILED = Status.IN_PROGRESS, Status.COMPLETED, Status.FAILED
 
@@ -106,6 +107,7 @@ def as_stored_key(values: Any) -> StoredKey:
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),
+        unsealed=unseal_response,
     )
 
 

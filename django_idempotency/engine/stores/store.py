@@ -13,10 +13,11 @@ from typing import Any, assert_never
 from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
-from ..protocol.snapshots import Snapshot, encode_headers
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Row
+from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
+from .sealing import seal_response
 
 
 class KeyLocked(Exception):
@@ -56,8 +57,7 @@ class Store(Leases):
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
-        headers = encode_headers(snapshot.headers)
-        params = [snapshot.status_code, headers, snapshot.body, ttl, claimed.id, claimed.attempt]
+        params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, claimed.id, claimed.attempt]
         self._end_claim(self._sql.complete, params, last=last)
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
@@ -111,7 +111,7 @@ class Store(Leases):
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
         if (row_id := self._insert(wanted)) is not None:
-            return Claimed(id=row_id, attempt=1)
+            return claimed(row_of(row_id, wanted), attempt=1)
         stored = self._read(wanted)
         if stored is None:
             return None
@@ -131,7 +131,7 @@ class Store(Leases):
         if attempt is None:
             return None
         self._delete_steps(stored.id)
-        return Claimed(id=stored.id, attempt=attempt)
+        return claimed(row_of(stored.id, wanted), attempt)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt.
@@ -153,6 +153,14 @@ class Store(Leases):
     def _stored(self, sql: str, params: list[Any]) -> StoredKey | None:
         values = self._fetch(sql, params)
         return None if values is None else as_stored_key(values)
+
+
+def row_of(row_id: int, wanted: ClaimRequest) -> Row:
+    return Row(key_hash=wanted.identity.key_hash, scope_hash=wanted.identity.scope_hash, id=row_id)
+
+
+def claimed(row: Row, attempt: int) -> Claimed:
+    return Claimed(key_hash=row.key_hash, scope_hash=row.scope_hash, id=row.id, attempt=attempt)
 
 
 def claim_lost() -> ClaimLost:

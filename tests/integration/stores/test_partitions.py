@@ -18,7 +18,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, expire, granted
 from tests.contracts.leased import (
     _clean,
     test_a_takeover_has_one_winner,
@@ -71,7 +71,7 @@ def _partitioned(django_db_setup: None, django_db_blocker: Any) -> Iterator[None
         with connection.cursor() as cursor:
             cursor.execute((DOCS / "partitions.sql").read_text())
             after = IdempotencyKey.objects.get()
-            assert before == Claimed(id=after.pk, attempt=1)
+            assert before == granted(after.pk, 1, key="before")
             IdempotencyKey.objects.all().delete()
     yield
     with django_db_blocker.unblock():

@@ -1,0 +1,131 @@
+"""A reader of the tables, who may also write them, and who has no key of `ENCRYPTION_KEYS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from django_idempotency import NotDecryptable, get_operation, idempotent
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.at_rest import OLD, everything
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+SECRET = b"s3cret"
+
+
+@idempotent(scope=lambda request: request.headers["X-Caller"])
+def echo(request: HttpRequest) -> HttpResponse:
+    """Let the client say what the body is."""
+    return HttpResponse(request.body, headers={"X-Caller-Is": request.headers["X-Caller"]})
+
+
+@idempotent(lease=60, scope=lambda request: request.headers["X-Caller"])
+def leased(request: HttpRequest) -> HttpResponse:
+    """One call, whose result is secret, and then an error that quotes the secret."""
+    get_operation(request).call("look", lambda: "result s3cret")
+    if request.headers["X-Caller"] == "unlucky":
+        raise ValueError("error s3cret")
+    return HttpResponse("done")
+
+
+urlpatterns = [path("echo", echo), path("leased", leased)]
+
+
+@pytest.fixture(autouse=True)
+def _encrypted(settings: Any) -> Iterator[None]:
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    return
+
+
+def sent(post: Post, path: str, body: bytes, caller: str = "alice") -> Any:
+    return post(path, body, headers={"X-Caller": caller}, content_type="text/plain")
+
+
+def test_a_dump_shows_no_response_no_result_and_no_error(post: Post) -> None:
+    """Body, headers, step results and errors, read by SQL; without the setting all of them are there."""
+    assert sent(post, "/echo", b"body s3cret").content == b"body s3cret"
+    assert sent(post, "/leased", b"").content == b"done"
+    with pytest.raises(ValueError, match="s3cret"):
+        sent(post, "/leased", b"", "unlucky")
+    assert IdempotencyKey.objects.count() == 3
+    assert SECRET not in everything()
+    assert b"X-Caller-Is" not in everything()
+
+
+def test_without_the_setting_a_dump_shows_them(post: Post, settings: Any) -> None:
+    """So the test above can fail."""
+    settings.IDEMPOTENCY = {}
+    sent(post, "/echo", b"body s3cret")
+    sent(post, "/leased", b"")
+    with pytest.raises(ValueError, match="s3cret"):
+        sent(post, "/leased", b"", "unlucky")
+    assert all(text in everything() for text in (b"body s3cret", b"result s3cret", b"error s3cret", b"X-Caller-Is"))
+
+
+def copied(column: str, source: IdempotencyKey, target: IdempotencyKey) -> None:
+    IdempotencyKey.objects.filter(pk=target.pk).update(**{column: getattr(source, column)})
+
+
+@pytest.mark.parametrize("columns", [["headers", "body"], ["body"], ["headers"]])
+def test_a_strangers_response_cannot_be_moved_into_ones_own_row(post: Post, columns: list[str]) -> None:
+    """What is encrypted is bound to key, caller and operation, each column by itself."""
+    sent(post, "/echo", b"of alice s3cret", "alice")
+    sent(post, "/echo", b"of mallory", "mallory")
+    alice, mallory = IdempotencyKey.objects.order_by("pk")
+    for column in columns:
+        copied(column, alice, mallory)
+    with pytest.raises(NotDecryptable, match="was encrypted for another place"):
+        sent(post, "/echo", b"of mallory", "mallory")
+    assert sent(post, "/echo", b"of alice s3cret", "alice").content == b"of alice s3cret"
+
+
+def test_a_text_cannot_be_moved_into_another_column(post: Post) -> None:
+    """The result of a step is no response."""
+    sent(post, "/echo", b"plain", "mallory")
+    row = IdempotencyKey.objects.get()
+    IdempotencyKey.objects.update(body=bytes(row.headers or "", "ascii").removeprefix(b"enc1:"))
+    with pytest.raises(NotDecryptable, match=r"'body' of idempotency key [0-9a-f]{16} was encrypted for another place"):
+        sent(post, "/echo", b"plain", "mallory")
+
+
+def test_a_result_cannot_be_moved_to_another_step_or_key(post: Post) -> None:
+    """The attempt that would read the result runs nothing."""
+    with pytest.raises(ValueError, match="s3cret"):
+        sent(post, "/leased", b"", "unlucky")
+    IdempotencyStep.objects.update(name="another")
+    with pytest.raises(NotDecryptable, match="was encrypted for another place"):
+        sent(post, "/leased", b"", "unlucky")
+    assert list(IdempotencyStep.objects.values_list("name", flat=True)) == ["another"]
+
+
+@pytest.mark.parametrize("changed", [b"gAAAAAB", b"", b"\xff\x00", b"plain s3cret"])
+def test_a_changed_text_is_refused(post: Post, changed: bytes) -> None:
+    """Any other bytes in the place of the encrypted body."""
+    sent(post, "/echo", b"body")
+    IdempotencyKey.objects.update(body=changed)
+    with pytest.raises(NotDecryptable, match="cannot be decrypted by any key"):
+        sent(post, "/echo", b"body")
+
+
+@pytest.mark.parametrize("switched", ["on", "off", "never", "stays on"])
+def test_no_body_of_a_client_poses_as_encrypted_or_as_plain(post: Post, settings: Any, switched: str) -> None:
+    """A view that echoes the mark, or a real encrypted body of an earlier row, is replayed byte for byte."""
+    sent(post, "/echo", b"earlier", "mallory")
+    token = bytes(IdempotencyKey.objects.get().body or b"")
+    keys = {"ENCRYPTION_KEYS": [OLD]}
+    settings.IDEMPOTENCY = keys if switched in ("off", "stays on") else {}
+    for number, body in enumerate((b"enc1:", b"enc1:" + token, token)):
+        assert sent(post, "/echo", body, f"caller {number}").content == body
+    settings.IDEMPOTENCY = keys if switched in ("on", "stays on") else {}
+    for number, body in enumerate((b"enc1:", b"enc1:" + token, token)):
+        if switched == "off":
+            with pytest.raises(NotDecryptable, match="is not set"):
+                sent(post, "/echo", body, f"caller {number}")
+        else:
+            answer = sent(post, "/echo", body, f"caller {number}")
+            assert (answer.content, answer.headers["Idempotency-Replayed"]) == (body, "true")
