@@ -60,6 +60,8 @@ def _spooled(request: Any) -> _Spool:
     except Exception:
         request._stream = _Lost()
         raise
+    finally:
+        stream.close()  # as request.body does: else an upload under ASGI would be kept twice
     received = spool.tell()
     _hand_on(request, spool)
     _refuse_truncated(stream, received)
@@ -72,10 +74,9 @@ def _close_with(request: Any, spool: _Spool) -> None:
     The request of a test is never closed: there the spool is closed when the request is garbage-collected. On a server
     that would be too late, because large files would pile up.
     """
-    finish, close, stream = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close, request._stream
+    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
 
     def closing() -> None:
-        request._stream = stream  # Django closes the stream of an ASGI request
         close()
         finish()
         request._read_started = True
