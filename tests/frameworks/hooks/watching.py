@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
+from io import BytesIO
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -70,7 +71,7 @@ def _retry_of(request: Any) -> Any:
         FIGURES["not sent again: no test client's body"] += 1
         return None
     if isinstance(request, ASGIRequest):
-        again: Any = type(request)(request.scope, FakePayload(payload))
+        again: Any = type(request)(request.scope, BytesIO(payload))
     else:
         again = type(request)({**request.META, "wsgi.input": FakePayload(payload)})
     kept = vars(request).keys() - OF_THE_BODY - {"environ", "META"}
@@ -82,7 +83,7 @@ def _payload(request: Any) -> bytes | None:
     """The bytes that a test client has sent, whatever has been read of them."""
     stream = request.environ["wsgi.input"] if hasattr(request, "environ") else request._stream
     while stream is not None and not isinstance(stream, FakePayload):
-        stream = getattr(stream, "_stream", None)
+        stream = getattr(getattr(stream, "_read", None), "__self__", None)  # of Django's LimitedStream
     return None if stream is None else stream._FakePayload__content.getvalue()
 
 
