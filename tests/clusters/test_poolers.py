@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def newest() -> Iterator[list[str]]:
     """The command that runs it."""
-    folder = tmp_path_factory.mktemp("pgbouncer")
-    for path in (folder, folder.parent, folder.parent.parent):
-        path.chmod(0o755)  # it runs as another user than root
-    run = [str(SCRIPT), "pgbouncer", "pgbouncer", str(folder)]
-    unpacked = subprocess.run(run, capture_output=True, text=True, timeout=100)
-    if unpacked.returncode:
-        pytest.skip(f"NOT RUN: today's pgbouncer cannot be had: {unpacked.stderr.strip()[-200:]}")
-    return unpacked.stdout.split()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # it runs as another user than root
+        run = [str(SCRIPT), "pgbouncer", "pgbouncer", folder]
+        unpacked = subprocess.run(run, capture_output=True, text=True, timeout=100)
+        if unpacked.returncode:
+            pytest.skip(f"NOT RUN: today's pgbouncer cannot be had: {unpacked.stderr.strip()[-200:]}")
+        yield unpacked.stdout.split()
 
 
 @pytest.mark.parametrize("environment", [{}, PREPARING], ids=["text", "prepared"])
