@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID, uuid5
@@ -24,6 +25,14 @@ def digest(*parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "big"))
         hasher.update(part)
     return hasher.digest()
+
+
+def digest_of_chunks(chunks: Iterable[bytes]) -> str:
+    """SHA-256 of one content that comes in pieces, as hexadecimal digits."""
+    hasher = sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def key_hash(key: str) -> int:
