@@ -56,12 +56,12 @@ def forget(scope: str, key: str, *, operation: str | None = None, using: str | N
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
     rows = find_key(key, using=using)
-    wanted = (kept_scope(scope), key)
+    scopes = _stored_forms(scope)
     # Compared here: MySQL takes "abc" and "ABC" for the same text.
     found = [
         pk
-        for pk, *names, row_operation in rows.values_list("pk", "scope", "key", "operation")
-        if tuple(names) == wanted and operation in (None, row_operation)
+        for pk, row_scope, row_key, row_operation in rows.values_list("pk", "scope", "key", "operation")
+        if row_scope in scopes and row_key == key and operation in (None, row_operation)
     ]
     return _delete(rows.db, found)
 
@@ -89,13 +89,13 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
     alias = alias_for(using)
-    scope = kept_scope(scope)
+    scopes = _stored_forms(scope)
     rows = IdempotencyKey.objects.using(alias).order_by("pk")
     newest = rows.values_list("pk", flat=True).last() or 0
     last: int = 0
     deleted = kept = 0
     while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", "scope")[:batch_size]):
-        forgotten = _delete(alias, [pk for pk, whose in batch if whose == scope])
+        forgotten = _delete(alias, [pk for pk, whose in batch if whose in scopes])
         deleted, kept = deleted + forgotten.deleted, kept + forgotten.kept
         last = batch[-1][0]
     return Forgotten(deleted=deleted, kept=kept)
@@ -114,6 +114,11 @@ def scope_of_user(user: Any) -> str:
         IdempotencyConfigurationError: for a user without a primary key.
     """
     return account_scope(user)
+
+
+def _stored_forms(scope: str) -> set[str]:
+    """The scope as an endpoint returns it, and as the admin shows it."""
+    return {scope, kept_scope(scope)}
 
 
 def _delete(alias: str, found: Collection[int]) -> Forgotten:

@@ -69,6 +69,17 @@ def test_a_callers_keys_all_go() -> None:
     assert forget_scope(scope_of_user(user)) == NOTHING
 
 
+def test_a_hashed_scope_is_forgotten_in_either_form() -> None:
+    """As the endpoint returns it, and as the admin shows it."""
+    scope = "x" * 300
+    for key in ("k1", "k2", "k3"):
+        create_key(key, scope=scope)
+    shown = IdempotencyKey.objects.values_list("scope", flat=True)[0]
+    assert shown.startswith("scope:")
+    assert forget(shown, "k1") == forget(scope, "k2") == Forgotten(deleted=1, kept=0)
+    assert forget_scope(shown) == Forgotten(deleted=1, kept=0)
+
+
 def test_an_empty_table_is_nothing_to_do() -> None:
     """And no batch is too small but none."""
     assert forget_scope("a", batch_size=1) == NOTHING

@@ -154,7 +154,12 @@ def test_the_largest_header_is_read_in_one_pass(field: str) -> None:
         parse_header(field)
 
 
-@pytest.mark.parametrize("piece", ["authorization", "token=", "a:b@", "://a:", "1-", "Basic ", "sk_live_", "\n "])
+HARD = ["key (a)=(", "cookie:", 'password="', "token-", "secret\\", "eyJa.", "DE89 ", "DETAIL:\n", "duplicate entry '"]
+
+
+@pytest.mark.parametrize(
+    "piece", ["authorization", "token=", "a:b@", "://a:", "1-", "Basic ", "sk_live_", "\n ", *HARD]
+)
 def test_a_megabyte_of_message_is_described_at_once(piece: str) -> None:
     """What a client may have put into an exception's message is cut before it is searched for secrets."""
     assert len(describe(ValueError(piece * (MB // len(piece))))) <= 500

@@ -16,7 +16,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
 from .durable import durable_transaction, reconnecting_once
-from .values import as_kept, decode, encode
+from .values import as_kept, decode, encode_step
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,8 @@ class Operation:
 
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
-            ResultNotStorable: after the call. The step is marked as done, without a value.
+            ResultNotStorable: after the call, for a result that is not JSON, or longer than 1 MiB of JSON. The step is
+                marked as done, without a value.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "acall")
@@ -99,7 +100,8 @@ class Operation:
 
         Raises:
             LeaseLost: another worker has taken the key over. Everything is rolled back.
-            ResultNotStorable: the result is neither JSON nor a saved model instance. Everything is rolled back.
+            ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
+                Everything is rolled back.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
@@ -114,7 +116,7 @@ class Operation:
             self._store.fence(self._claim)
             with self._writing():
                 value = function(*args, **kwargs)
-            kept = encode(value)
+            kept = encode_step(value)
             self._store.record_write(self._claim, name, kept)
         return cast(T, as_kept(value, kept))
 
@@ -180,7 +182,7 @@ class Operation:
     def _finish(self, name: str, value: Any) -> Any:
         error = kept = None
         try:
-            kept = encode(value)
+            kept = encode_step(value)
         except ResultNotStorable as not_storable:
             error = not_storable  # the money has moved: keep that fact first
 
