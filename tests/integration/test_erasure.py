@@ -101,6 +101,19 @@ def test_keys_in_use_are_kept() -> None:
     assert IdempotencyStep.objects.count() == 1
 
 
+def test_unsettled_keys_go_if_they_are_asked_for() -> None:
+    """Stuck, or with a call in doubt, each with its steps. A worker with a live lease keeps its key."""
+    create_key("running", scope="a", status="in_progress")
+    for key, status in (("abandoned", "abandoned"), ("doubt", "failed"), ("another", "failed")):
+        add_step(create_key(key, scope="a", status=status), finished=False)
+    create_key("no lease", scope="a", status="in_progress")
+    IdempotencyKey.objects.filter(key="no lease").update(locked_until=None)
+    assert forget("a", "doubt", include_unsettled=True) == Forgotten(deleted=1, kept=0)
+    assert forget_scope("a", include_unsettled=True) == Forgotten(deleted=3, kept=1)
+    assert {key for _, _, key in keys()} == {"running"}
+    assert not IdempotencyStep.objects.exists()
+
+
 def test_expired_keys_go_too() -> None:
     """They still hold what was asked for."""
     create_key("k1", scope="a", expired=True)

@@ -16,6 +16,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
 from .durable import durable_transaction, reconnecting_once
+from .unhurried import finished
 from .values import as_kept, decode, encode_step
 
 P = ParamSpec("P")
@@ -137,7 +138,15 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
+        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`.
+
+        A request that is cancelled, because its client has hung up, first waits for the call and keeps its result, for
+        the length of the lease at most. So a limit of time belongs into `function`, where its end is an answer.
+        """
+        call = self._acall(name, function, *args, **kwargs)
+        return await finished(call, at_most=self._wanted.lease or 0)
+
+    async def _acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         known, value = await sync_to_async(self._start)(name)
         if known:
             return value
@@ -209,8 +218,8 @@ class Operation:
     def _look_up(self, name: str) -> tuple[bool, Any]:
         """The result of an earlier attempt, if there is one."""
         self._use(name)
-        finished, text = self._earlier.get(name, (False, None))
-        return (True, decode(text)) if finished else (False, None)
+        done, text = self._earlier.get(name, (False, None))
+        return (True, decode(text)) if done else (False, None)
 
     def _use(self, name: str) -> None:
         if checked_name(name) in self._used:
