@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -39,9 +39,9 @@ CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
 MISMATCHED = Event("mismatched", signals.key_mismatched, logging.INFO)
 RELEASED = Event("released", signals.key_released, logging.INFO)
 TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
-HELD = Event("held", signals.key_held, logging.ERROR)
-HELD_STILL = replace(HELD, level=logging.INFO)
+HELD_STILL = Event("held", signals.key_held, logging.INFO)
 """Not an error for each retry of the client: one for each attempt, and process."""
+HELD = Event("held", signals.key_held, logging.ERROR)
 REMEMBERED = 1000
 """How many held attempts a process remembers."""
 
