@@ -153,7 +153,7 @@ def _misspelled(view_class: Any) -> Iterator[str]:
 
 def _check_status_page() -> list[CheckMessage]:
     try:
-        status_url("default", 0, 0)
+        status_url("default", 0, 0, None)
     except IdempotencyConfigurationError as error:
         return [Error(str(error), id="django_idempotency.E008")]
     return []

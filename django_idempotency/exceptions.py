@@ -6,7 +6,7 @@ IdempotencyError
 │   └── LeaseLost                   the lease had lapsed and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
-├── ResultNotStorable               a step's result is not JSON (also TypeError; leased mode)
+├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
 └── NotRun                          `run_once` has not run the work and has no stored result
     ├── OperationInProgress         another worker runs the operation right now: try again later
@@ -76,8 +76,9 @@ class NotResolvable(IdempotencyError):
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A step returned a value that is neither JSON nor a saved model instance, so a retry could not return the value.
+    """A step returned a value that cannot be kept, so a retry could not return the value.
 
+    The value is neither JSON nor a saved model instance, or it is longer than 1 MiB of JSON.
     After an external call the step is marked as done, without a value. A local write is rolled back.
     """
 

@@ -61,7 +61,13 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.operation} {self.key}"
+        """Without the key, which may be a secret: the admin's log keeps this text for ever."""
+        return f"{self.operation} {self.reference}"
+
+    @property
+    def reference(self) -> str:
+        """16 hexadecimal digits that name the key in logs: see `django_idempotency.keys.key_reference`."""
+        return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 class IdempotencyStep(models.Model):

@@ -29,7 +29,7 @@ def readable_body(row: IdempotencyKey) -> str:
         return readable_json(body)
     if media_type.startswith("text/") or media_type.endswith(("xml", "urlencoded")):
         return _shortened(_decoded(body, parameters.get("charset", "utf-8")), len(body))
-    return _encodable(gettext("%(size)d bytes of %(type)s") % {"size": len(body), "type": media_type or "?"})
+    return encodable(gettext("%(size)d bytes of %(type)s") % {"size": len(body), "type": media_type or "?"})
 
 
 def readable_json(body: bytes) -> str:
@@ -69,9 +69,9 @@ def _decoded(body: bytes, charset: str = "utf-8") -> str:
 def _shortened(text: str, size: int) -> str:
     if size > SHOWN or len(text) > SHOWN:
         text = text[:SHOWN] + "\n" + gettext("… (%(size)d bytes in all)") % {"size": size}
-    return _encodable(text)
+    return encodable(text)
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Spell out half surrogate pairs, which no page can encode: "\\ud800" in JSON, or the charset UTF-7, has them."""
     return text.encode(errors="backslashreplace").decode()

@@ -24,6 +24,14 @@ from ..models import IdempotencyKey
 from .timeline import calls_in_doubt, has_live_lease
 
 PERMISSION = "django_idempotency.resolve_idempotencykey"
+CONTENT_TYPES = (
+    ("application/json", "JSON"),
+    ("application/problem+json", "JSON (RFC 9457)"),
+    ("text/plain; charset=utf-8", gettext_lazy("plain text")),
+)
+"""Nothing that a browser runs: the answer goes out in the name of the site."""
+AS_IT_IS = ("X-Content-Type-Options", "nosniff")
+"""Browsers take the content type for true, and do not look into the body for HTML."""
 
 
 class DecisionForm(forms.Form):
@@ -57,10 +65,7 @@ class RecordForm(DecisionForm):
         self.fields["step"].choices = [(name, name) for name in calls]  # type: ignore[attr-defined]
 
     def clean_result(self) -> Any:
-        try:
-            return json.loads(self.cleaned_data["result"], parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise forms.ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
+        return _parsed(self.cleaned_data["result"])
 
     def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
         step = self.cleaned_data["step"]
@@ -70,7 +75,7 @@ class RecordForm(DecisionForm):
 
 class CloseForm(DecisionForm):
     status = forms.IntegerField(label=gettext_lazy("status code"), min_value=200, max_value=499, initial=200)
-    content_type = forms.CharField(label=gettext_lazy("content type"), initial="application/json", max_length=200)
+    content_type = forms.ChoiceField(label=gettext_lazy("content type"), choices=CONTENT_TYPES)
     body = forms.CharField(
         label=gettext_lazy("body"),
         required=False,
@@ -78,18 +83,29 @@ class CloseForm(DecisionForm):
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField"}),
     )
 
-    def clean_content_type(self) -> str:
-        value: str = self.cleaned_data["content_type"]
-        if not value.isascii() or not value.isprintable():
-            raise forms.ValidationError(_("A content type has printable ASCII characters only."))
-        return value
+    def clean(self) -> None:
+        super().clean()
+        body: str = self.cleaned_data.get("body", "")
+        # An empty body, such as that of a 204, is no JSON and needs none.
+        if body and self.cleaned_data.get("content_type", "").endswith("json"):
+            try:
+                _parsed(body)
+            except forms.ValidationError as error:
+                self.add_error("body", error)
 
     def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
         data = self.cleaned_data
-        headers = (("Content-Type", data["content_type"]),)
+        headers = (("Content-Type", data["content_type"]), AS_IT_IS)
         snapshot = Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode())
         close_with(row.pk, snapshot, attempt=attempt, using=using)
         return _("Closed with status %(status)s.") % {"status": data["status"]}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise forms.ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
 
 
 def _refuse_constant(name: str) -> Any:
@@ -138,6 +154,11 @@ DECISIONS = (
         form=CloseForm,
     ),
 )
+
+
+def may_see_responses(request: HttpRequest) -> bool:
+    """Whether this user may see stored responses, and the keys that get them."""
+    return request.user.has_perm("django_idempotency.view_response")
 
 
 def possible_decisions(request: HttpRequest, obj: IdempotencyKey) -> list[tuple[str, Any]]:
@@ -223,6 +244,7 @@ def _form_page(
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
         "object": obj,
+        "key": obj.key if may_see_responses(request) else obj.reference,
         "decision": decision,
         "calls_in_doubt": calls,
         "form": form,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import flatten
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -18,8 +19,8 @@ from ..engine.stores.sealing import unseal_response
 from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
 from .badges import badges
-from .bodies import readable_body
-from .decisions import decision_urls, possible_decisions
+from .bodies import encodable, readable_body
+from .decisions import decision_urls, may_see_responses, possible_decisions
 from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
 from .sealed import or_why_not, readable_error
 from .timeline import attention_text, timeline
@@ -34,8 +35,8 @@ else:  # Django's class takes no parameters when it runs
 class IdempotencyKeyAdmin(_ModelAdmin):
     """The admin of keys, registered by this package. Subclass it, for example to limit `get_queryset()`.
 
-    A user needs `view_idempotencykey` to see keys, `view_response` to see stored responses, and
-    `resolve_idempotencykey` to take decisions. Nothing else can be changed.
+    A user needs `view_idempotencykey` to see that there are keys, `view_response` to see the keys themselves and stored
+    responses, and `resolve_idempotencykey` to take decisions. Nothing else can be changed.
     """
 
     actions = None
@@ -59,6 +60,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     )
     readonly_fields = (
         *("state", "attention", "error", "timeline", "age", "response_headers", "response_body", "fingerprint_hex"),
+        *("reference", "error_unless_encrypted", "response_hidden", "timeline_without_results"),
     )
 
     class Media:
@@ -94,16 +96,13 @@ class IdempotencyKeyAdmin(_ModelAdmin):
             queryset = queryset.filter(pk__in=find_key(search_term, using=queryset.db).values("pk"))
         return queryset, False
 
-    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
-        if request.user.has_perm("django_idempotency.view_response"):
-            return self.fieldsets
-        return [
-            (name, {**options, "fields": tuple(shown for field in options["fields"] for shown in _instead_of(field))})
-            for name, options in self.fieldsets
-        ]
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return self.list_display if may_see_responses(request) else _without_secrets(self.list_display)
 
-    def get_readonly_fields(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
-        return (*self.readonly_fields, "error_unless_encrypted", "response_hidden", "timeline_without_results")
+    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
+        if may_see_responses(request):
+            return self.fieldsets
+        return [(name, {**options, "fields": _without_secrets(options["fields"])}) for name, options in self.fieldsets]
 
     def get_urls(self) -> list[Any]:
         return [*decision_urls(self), *super().get_urls()]
@@ -114,6 +113,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         obj = kwargs.get("obj")
         context["decisions"] = possible_decisions(request, obj) if obj else []
         return super().render_change_form(request, context, *args, **kwargs)
+
+    @admin.display(description=_("reference"))
+    def reference(self, obj: IdempotencyKey) -> str:
+        return obj.reference
 
     @admin.display(description=_("status"))
     def state(self, obj: IdempotencyKey) -> str:
@@ -151,7 +154,8 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     @or_why_not
     def response_headers(self, obj: IdempotencyKey) -> str:
         headers, _body = unseal_response(obj)
-        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', decode_headers(headers))
+        shown = ((encodable(name), encodable(value)) for name, value in decode_headers(headers))
+        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', shown)
         return format_html("<table>{}</table>", rows) if rows else "-"
 
     @admin.display(description=_("body"))
@@ -166,14 +170,16 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         return bytes(obj.fingerprint).hex() if obj.fingerprint else "-"
 
 
-WITHOUT_RESPONSE = {
+WITHOUT_RESPONSE: dict[str, tuple[str, ...]] = {
+    "key": ("reference",),
     "error": ("error_unless_encrypted",),
     "timeline": ("timeline_without_results",),
     "response_headers": (),
     "response_body": ("response_hidden",),
 }
-"""What is shown instead of a field to a person who may not see responses."""
+"""What is shown instead of a field to a person who may not see responses. The key itself is among these fields: where
+callers are anonymous, the key gets the response."""
 
 
-def _instead_of(field: Any) -> tuple[Any, ...]:
-    return WITHOUT_RESPONSE.get(field, (field,))
+def _without_secrets(fields: Any) -> tuple[Any, ...]:
+    return tuple(shown for field in flatten(fields) for shown in WITHOUT_RESPONSE.get(field, (field,)))

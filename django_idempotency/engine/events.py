@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from django.db import connections, transaction
@@ -34,10 +35,15 @@ CLAIMED = Event("claimed", signals.key_claimed, logging.DEBUG)
 COMPLETED = Event("completed", signals.key_completed, logging.INFO)
 REPLAYED = Event("replayed", signals.key_replayed, logging.INFO)
 CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
-MISMATCHED = Event("mismatched", signals.key_mismatched, logging.WARNING)
+# A client can make as many as it likes, so that is not a warning.
+MISMATCHED = Event("mismatched", signals.key_mismatched, logging.INFO)
 RELEASED = Event("released", signals.key_released, logging.INFO)
 TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
+HELD_STILL = Event("held", signals.key_held, logging.INFO)
+"""Not an error for each retry of the client: one for each attempt, and process."""
 HELD = Event("held", signals.key_held, logging.ERROR)
+REMEMBERED = 1000
+"""How many held attempts a process remembers."""
 
 
 def report(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
@@ -68,8 +74,29 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
             report(MISMATCHED, identity, using)
         case Conflicted():
             report(CONFLICTED, identity, using)
-        case InDoubt():
-            report(HELD, identity, using)
+        case InDoubt(attempt=attempt):
+            is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
+            report(HELD if is_news else HELD_STILL, identity, using)
+
+
+class _Latest:
+    """Remembers what has been told lately. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[Any, ...], None] = {}
+        self._lock = Lock()
+
+    def is_news(self, what: tuple[Any, ...]) -> bool:
+        with self._lock:
+            if what in self._told:
+                return False
+            self._told[what] = None
+            if len(self._told) > REMEMBERED:
+                self._told.pop(next(iter(self._told)))
+            return True
+
+
+_held = _Latest()
 
 
 def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
@@ -95,17 +122,50 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
 
 def report_purged(cleanup: Any, using: str) -> None:
     """Log and send the result of a cleanup. Never raises."""
-    counts = {"deleted": cleanup.deleted, "stuck": cleanup.stuck, "in_doubt": cleanup.in_doubt}
+    names = ("deleted", "given_up", "stuck", "in_doubt")
+    counts = {name: getattr(cleanup, name) for name in names}
     with harmless():
         logger.log(
             logging.INFO,
-            "Idempotency keys of %s: %d deleted, %d stuck, %d in doubt.",
+            "Idempotency keys of %s: %d deleted, %d given up, %d stuck, %d in doubt.",
             using,
             *counts.values(),
             extra={"event": "purged", "database": using, **counts},
         )
     with harmless():
         signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
+
+
+def report_given_up(row: IdempotencyKey, doubts: tuple[str, ...], using: str) -> None:
+    """Log that a key which needed attention was deleted, once that is committed. Never raises.
+
+    The row is gone then. So the record has all facts of the row but the texts of the client.
+
+    doubts: the names of calls that may have taken effect.
+    """
+    facts = {
+        "event": "given_up",
+        "operation": row.operation,
+        "key_reference": row.reference,
+        "database": using,
+        "status": row.status,
+        "attempt": row.attempt,
+        "created_at": row.created_at.isoformat(),
+        "in_doubt": list(doubts),
+    }
+
+    def log() -> None:
+        with harmless():
+            logger.error(
+                "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s.",
+                row.reference,
+                row.operation,
+                facts["created_at"],
+                ", ".join(doubts) or "none",
+                extra=facts,
+            )
+
+    transaction.on_commit(log, using=using, robust=True)
 
 
 @contextmanager

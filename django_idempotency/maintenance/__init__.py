@@ -1,6 +1,7 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.snapshots import Snapshot
+from .bulk import Resolved, resolve_all
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
 from .lookups import find_key, in_doubt, in_flight, stuck
@@ -9,6 +10,7 @@ from .resolution import close_with, record_outcome, release_for_retry
 __all__ = [
     "Cleanup",
     "Forgotten",
+    "Resolved",
     "Snapshot",
     "cleanup_idempotency_keys",
     "close_with",
@@ -19,6 +21,7 @@ __all__ = [
     "in_flight",
     "record_outcome",
     "release_for_retry",
+    "resolve_all",
     "scope_of_user",
     "stuck",
 ]

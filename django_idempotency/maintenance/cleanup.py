@@ -10,9 +10,11 @@ from threading import Event
 
 from django.db import DatabaseError, transaction
 
+from ..engine.conf import get_settings
 from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
 from .lookups import in_doubt, stuck
+from .unsettled import give_up, overdue
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -29,6 +31,7 @@ class Cleanup:
         stuck: keys in progress whose lease is over. They wait for a retry.
         in_doubt: failed or stuck keys with an external call that may have taken effect. Under `on_abandoned="hold"`
             they wait for a person. A key can be both stuck and in doubt.
+        given_up: how many stuck keys and keys in doubt were deleted after the project's `UNSETTLED_TTL`.
     """
 
     deleted: int
@@ -36,6 +39,7 @@ class Cleanup:
     complete: bool
     stuck: int
     in_doubt: int
+    given_up: int = 0
 
 
 def cleanup_idempotency_keys(
@@ -51,8 +55,8 @@ def cleanup_idempotency_keys(
     """Delete the expired keys of one database, batch by batch, each in a short transaction of its own.
 
     For cron, Celery beat or django.tasks. Several cleanups may run at once. Where the database can do that, a cleanup
-    passes over rows that another transaction holds. Keys in progress, and keys with a call in doubt, are counted and
-    never deleted.
+    passes over rows that another transaction holds. Keys in progress, and keys with a call in doubt, are counted. They
+    are never deleted, unless the project sets `UNSETTLED_TTL`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -74,31 +78,77 @@ def cleanup_idempotency_keys(
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
     store = store_for(alias_for(using))
-    deadline = None if max_seconds is None else time.monotonic() + max_seconds
-    deleted = batches = 0
+    limits = _Limits(max_batches, max_seconds, pause, stop or Event())
     not_before = None
-    stop = stop or Event()
-    while True:
-        with _explained(store), transaction.atomic(using=store.alias, durable=True):
-            count, not_before = store.purge(batch_size, not_before)
-        if count:
-            deleted, batches = deleted + count, batches + 1
-            progress(deleted)
-        complete = count < batch_size
-        at_limit = batches == max_batches or (deadline is not None and time.monotonic() >= deadline)
-        if complete or at_limit or stop.wait(pause):
-            break
+
+    def purge() -> int:
+        nonlocal not_before
+        count, not_before = store.purge(batch_size, not_before)
+        return count
+
+    deleted, complete = _in_batches(store, purge, batch_size, limits, progress)
+    given_up = 0
+    if complete and get_settings().unsettled_seconds is not None:
+        given_up, complete = _given_up(store, batch_size, limits, lambda count: progress(deleted + count))
     with _explained(store):
-        cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, **_attention(store))
+        found = _attention(store)
+    cleanup = Cleanup(deleted=deleted, batches=limits.batches, complete=complete, given_up=given_up, **found)
     report_purged(cleanup, store.alias)
     return cleanup
 
 
+def _given_up(store: Store, batch_size: int, limits: _Limits, progress: Callable[[int], None]) -> tuple[int, bool]:
+    """The second half of a run: how many keys were given up, and whether none is left."""
+    if limits.reached():
+        return 0, False
+    return _in_batches(store, lambda: give_up(store, batch_size), batch_size, limits, progress)
+
+
+class _Limits:
+    """When a run has to end, and how many batches it has deleted."""
+
+    def __init__(self, max_batches: int | None, max_seconds: float | None, pause: float, stop: Event) -> None:
+        self.batches = 0
+        self._max_batches = max_batches
+        self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._pause = pause
+        self._stop = stop
+
+    def reached(self) -> bool:
+        """Asked between two batches: rests for the pause, unless the run is over."""
+        at_most = self._max_batches
+        over = (at_most is not None and self.batches >= at_most) or (
+            self._deadline is not None and time.monotonic() >= self._deadline
+        )
+        return over or self._stop.wait(self._pause)
+
+
+def _in_batches(
+    store: Store, delete: Callable[[], int], batch_size: int, limits: _Limits, progress: Callable[[int], None]
+) -> tuple[int, bool]:
+    """Delete batch by batch: how many rows, and whether nothing is left."""
+    deleted = 0
+    while True:
+        with _explained(store), transaction.atomic(using=store.alias, durable=True):
+            count = delete()
+        if count:
+            deleted, limits.batches = deleted + count, limits.batches + 1
+            progress(deleted)
+        if count < batch_size:
+            return deleted, True
+        if limits.reached():
+            return deleted, False
+
+
 def preview(using: str | None = None) -> Cleanup:
-    """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing."""
+    """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing.
+
+    `given_up` also counts failed keys without a call in doubt, if they are as old. These are among the expired ones.
+    """
     store = store_for(alias_for(using))
     with _explained(store):
-        return Cleanup(deleted=store.count_expired(), batches=0, complete=False, **_attention(store))
+        given_up = overdue(store).count()
+        return Cleanup(deleted=store.count_expired(), batches=0, complete=False, given_up=given_up, **_attention(store))
 
 
 def _attention(store: Store) -> dict[str, int]:

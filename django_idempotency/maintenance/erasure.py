@@ -2,8 +2,10 @@
 
 # Note [What is never forgotten]
 A key in progress belongs to a worker. A failed key with a call in doubt keeps the next retry from making the call a
-second time. Both are counted as kept, and not deleted. A request in atomic mode that is still running has no visible
-row: it commits its key afterwards.
+second time. Both are counted as kept, and not deleted. With `include_unsettled` only a worker that holds a live lease
+keeps its key: a stuck key and a key in doubt are deleted, and with them the only trace of what was called.
+
+A request in atomic mode that is still running has no visible row: it commits its key afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ..engine.protocol.digests import kept_scope
 from ..engine.request.callers import account_scope
 from ..engine.stores import alias_for
 from ..models import IdempotencyKey, IdempotencyStep
-from .lookups import find_key
+from .lookups import find_key, in_flight
 
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
@@ -38,7 +40,14 @@ class Forgotten:
     kept: int
 
 
-def forget(scope: str, key: str, *, operation: str | None = None, using: str | None = None) -> Forgotten:
+def forget(
+    scope: str,
+    key: str,
+    *,
+    operation: str | None = None,
+    using: str | None = None,
+    include_unsettled: bool = False,
+) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs again.
 
     Works in a transaction of its own (inside an outer `atomic()`: a savepoint). Reads the unique index.
@@ -48,6 +57,8 @@ def forget(scope: str, key: str, *, operation: str | None = None, using: str | N
         key: the client's key, without quotes.
         operation: only this operation ("POST orders/"); default: all operations that the key was used for.
         using: database alias; default: the write alias of the key table.
+        include_unsettled: also delete a stuck key and a key with a call in doubt. The next request makes the call a
+            second time, so first make sure that none comes.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -56,17 +67,19 @@ def forget(scope: str, key: str, *, operation: str | None = None, using: str | N
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
     rows = find_key(key, using=using)
-    wanted = (kept_scope(scope), key)
+    scopes = _stored_forms(scope)
     # Compared here: MySQL takes "abc" and "ABC" for the same text.
     found = [
         pk
-        for pk, *names, row_operation in rows.values_list("pk", "scope", "key", "operation")
-        if tuple(names) == wanted and operation in (None, row_operation)
+        for pk, row_scope, row_key, row_operation in rows.values_list("pk", "scope", "key", "operation")
+        if row_scope in scopes and row_key == key and operation in (None, row_operation)
     ]
-    return _delete(rows.db, found)
+    return _delete(rows.db, found, include_unsettled=include_unsettled)
 
 
-def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATCH_SIZE) -> Forgotten:
+def forget_scope(
+    scope: str, *, using: str | None = None, batch_size: int = BATCH_SIZE, include_unsettled: bool = False
+) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
     **Reads the whole table**: scopes have no index, because every request would pay for it. The function walks the
@@ -78,6 +91,7 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
         batch_size: rows that one query looks at, at least 1.
+        include_unsettled: also delete stuck keys and keys with a call in doubt, as for `forget`.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -89,13 +103,14 @@ def forget_scope(scope: str, *, using: str | None = None, batch_size: int = BATC
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
     alias = alias_for(using)
-    scope = kept_scope(scope)
+    scopes = _stored_forms(scope)
     rows = IdempotencyKey.objects.using(alias).order_by("pk")
     newest = rows.values_list("pk", flat=True).last() or 0
     last: int = 0
     deleted = kept = 0
     while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", "scope")[:batch_size]):
-        forgotten = _delete(alias, [pk for pk, whose in batch if whose == scope])
+        mine = [pk for pk, whose in batch if whose in scopes]
+        forgotten = _delete(alias, mine, include_unsettled=include_unsettled)
         deleted, kept = deleted + forgotten.deleted, kept + forgotten.kept
         last = batch[-1][0]
     return Forgotten(deleted=deleted, kept=kept)
@@ -116,7 +131,12 @@ def scope_of_user(user: Any) -> str:
     return account_scope(user)
 
 
-def _delete(alias: str, found: Collection[int]) -> Forgotten:
+def _stored_forms(scope: str) -> set[str]:
+    """The scope as an endpoint returns it, and as the admin shows it."""
+    return {scope, kept_scope(scope)}
+
+
+def _delete(alias: str, found: Collection[int], *, include_unsettled: bool) -> Forgotten:
     if not found:
         return Forgotten(deleted=0, kept=0)
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
@@ -128,7 +148,12 @@ def _delete(alias: str, found: Collection[int]) -> Forgotten:
         # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
         doubts = IdempotencyStep.objects.using(alias).filter(key__in=failed, finished_at=None).select_for_update()
         in_doubt = set(doubts.values_list("key", flat=True))
-        idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in in_doubt]
+        if include_unsettled:
+            alive_rows = in_flight(using=alias).filter(pk__in=locked).select_for_update()  # as above: not the past
+            alive = set(alive_rows.values_list("pk", flat=True))
+            idle = [pk for pk in locked if pk not in alive]
+        else:
+            idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in in_doubt]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         _, by_model = keys.filter(pk__in=idle).only("pk").delete()
     deleted = by_model.get(IdempotencyKey._meta.label, 0)

@@ -55,8 +55,9 @@ class RestFrameworkViewCall(ViewCall):
                 for name in ("_data", "_files", "_full_data", "_stream"):
                     setattr(self.asked_with, name, Empty)
         # A permission or a throttle that read `request.data` has consumed the stream: compare the parsed data.
-        parsed = None if self.unparsed else lambda: self.asked_with.data
-        return fingerprint_of(self.request, self.options, self.asked_with, parsed)
+        if self.unparsed:
+            return fingerprint_of(self.request, self.options, self.asked_with, unparsed=True)
+        return fingerprint_of(self.request, self.options, self.asked_with, lambda: self.asked_with.data)
 
     def scope(self) -> str | None:
         """The caller that the view's own authentication found, unless `scope=` says who is calling."""

@@ -54,7 +54,7 @@ def create_key(
         status: "completed" is replayed; "in_progress" is a conflict for two minutes; "abandoned" is in progress with
             an expired lease; "failed" runs again at once.
         response: what is replayed. Default: 201 with an empty JSON object.
-        tombstone: whether to store the response without its body.
+        tombstone: whether to store the status of the response only, as `store_body=False` does.
         fingerprint: 32 bytes. Default: None, which matches any request.
         expired: whether the key is past its `ttl`. A completed or failed key then counts as never used.
         using: database alias. Default: the write alias of the key table.

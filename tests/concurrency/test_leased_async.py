@@ -138,29 +138,53 @@ def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
     assert send(key, "/reconciled").content == b"charged: ('charge',)"
 
 
-def test_a_cancelled_task_releases_the_key(key: str) -> None:
-    """In the middle of a call: failed at once, the call in doubt, the cancellation goes on."""
+def cancel_in_the_call(key: str, *, twice: bool) -> None:
+    """Cancel the request while its call is under way. Unless it is cancelled a second time, the call is answered."""
 
-    async def cancelled_in_a_call() -> None:
-        arrived = asyncio.Event()
+    async def run() -> None:
+        arrived, answer = asyncio.Event(), asyncio.Event()
 
-        async def hang(key: str) -> None:
+        async def hang(key: str) -> dict[str, Any]:
+            CALLS.append(key)
             arrived.set()
-            await asyncio.Event().wait()
+            await answer.wait()
+            return {"charge": key}
 
         HOOKS["charge"] = hang
         task = asyncio.create_task(AsyncClient().post("/pay", headers={"Idempotency-Key": key}))
         await arrived.wait()
         task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        if twice:
+            task.cancel()
+        else:
+            answer.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async_to_sync(cancelled_in_a_call)()
+    async_to_sync(run)()
     row = IdempotencyKey.objects.get()
     assert (row.status, row.locked_until, row.last_error) == ("failed", None, "asyncio.exceptions.CancelledError")
+
+
+def test_a_cancelled_request_finishes_its_call(key: str) -> None:
+    """A client that hangs up makes no doubt: the result is kept, the key is failed, and the retry goes on behind it."""
+    cancel_in_the_call(key, twice=False)
+    step = IdempotencyStep.objects.get()
+    assert (step.finished_at is None, step.error) == (False, None)
+    HOOKS.clear()
+    assert send(key).json()["attempt"] == 2
+    assert len(CALLS) == 1
+
+
+def test_a_request_that_is_cancelled_twice_releases_the_key(key: str) -> None:
+    """In the middle of a call: failed at once, the call in doubt."""
+    cancel_in_the_call(key, twice=True)
     assert IdempotencyStep.objects.get().finished_at is None
     HOOKS.clear()
     assert send(key).json()["attempt"] == 2
+    assert len(CALLS) == 2
 
 
 def test_the_plain_methods_are_refused_on_the_event_loop(key: str) -> None:

@@ -88,9 +88,7 @@ def test_an_answer_without_content_type_stays_without(post: Post) -> None:
     assert "Content-Type" not in second.headers
 
 
-@pytest.mark.parametrize(
-    ("path", "location"), [("/stream", True), ("/secret", True), ("/too_large", True), ("/download", False)]
-)
+@pytest.mark.parametrize(("path", "location"), [("/stream", True), ("/too_large", True), ("/download", False)])
 def test_what_is_not_stored_is_not_run_again(post: Post, path: str, location: bool) -> None:
     """A tombstone: 409, with the first Location."""
     first, second = post(path), post(path)
@@ -115,3 +113,13 @@ def test_only_a_reason_phrase_of_the_view_is_kept(status: int, reason: str | Non
     """Django's own phrase follows from the status, also for a status without a name."""
     names = [name for name, _ in capture(HttpResponse(status=status, reason=reason), resolve()).headers]
     assert (":reason" in names) is kept
+
+
+def test_nothing_of_a_secret_response_is_stored(post: Post) -> None:
+    """With `store_body=False` no header is kept, either: a Location may carry a code. The work is not run again."""
+    first, second = post("/secret"), post("/secret")
+    row = IdempotencyKey.objects.get()
+    assert (row.status_code, row.headers, row.body) == (201, "[]", None)
+    assert (second.status_code, replayed(second)) == (409, "true")
+    assert [answer.headers.get("Location") for answer in (first, second)] == [f"/orders/{Order.objects.get().pk}", None]
+    assert Order.objects.count() == 1

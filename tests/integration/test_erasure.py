@@ -69,6 +69,17 @@ def test_a_callers_keys_all_go() -> None:
     assert forget_scope(scope_of_user(user)) == NOTHING
 
 
+def test_a_hashed_scope_is_forgotten_in_either_form() -> None:
+    """As the endpoint returns it, and as the admin shows it."""
+    scope = "x" * 300
+    for key in ("k1", "k2", "k3"):
+        create_key(key, scope=scope)
+    shown = IdempotencyKey.objects.values_list("scope", flat=True)[0]
+    assert shown.startswith("scope:")
+    assert forget(shown, "k1") == forget(scope, "k2") == Forgotten(deleted=1, kept=0)
+    assert forget_scope(shown) == Forgotten(deleted=1, kept=0)
+
+
 def test_an_empty_table_is_nothing_to_do() -> None:
     """And no batch is too small but none."""
     assert forget_scope("a", batch_size=1) == NOTHING
@@ -88,6 +99,19 @@ def test_keys_in_use_are_kept() -> None:
     assert forget_scope("a") == Forgotten(deleted=3, kept=3)
     assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt"}
     assert IdempotencyStep.objects.count() == 1
+
+
+def test_unsettled_keys_go_if_they_are_asked_for() -> None:
+    """Stuck, or with a call in doubt, each with its steps. A worker with a live lease keeps its key."""
+    create_key("running", scope="a", status="in_progress")
+    for key, status in (("abandoned", "abandoned"), ("doubt", "failed"), ("another", "failed")):
+        add_step(create_key(key, scope="a", status=status), finished=False)
+    create_key("no lease", scope="a", status="in_progress")
+    IdempotencyKey.objects.filter(key="no lease").update(locked_until=None)
+    assert forget("a", "doubt", include_unsettled=True) == Forgotten(deleted=1, kept=0)
+    assert forget_scope("a", include_unsettled=True) == Forgotten(deleted=3, kept=1)
+    assert {key for _, _, key in keys()} == {"running"}
+    assert not IdempotencyStep.objects.exists()
 
 
 def test_expired_keys_go_too() -> None:

@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client, RequestFactory
 from django.test.client import encode_multipart
 
-from django_idempotency import IdempotencyConfigurationError
+from django_idempotency import Idempotency, IdempotencyConfigurationError
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import posting_to_a_view, replayed
@@ -127,9 +127,17 @@ def test_another_file_name_or_type_is_another_request(key: str, csrf_parsed: boo
 
 
 def test_a_callable_decides(post: Post) -> None:
-    """Only what it returns counts."""
+    """Of the body, only what the callable returns counts. The address counts too, as with a tuple of fields."""
     answers = [post("/by_header", {"n": n}, headers={"X-Print": p}) for n, p in ((1, "a"), (2, "a"), (1, "b"))]
     assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true"), (422, "false")]
+    assert post("/by_header?to=b", {"n": 1}, headers={"X-Print": "a"}).status_code == 422
+
+
+def test_a_callable_does_not_mix_up_methods(rf: RequestFactory) -> None:
+    """The same bytes under another method are another request."""
+    options = resolve(Idempotency(fingerprint=lambda request: b"same"))
+    seen = [fingerprint_of(r := rf.generic(method, "/"), options, r) for method in ("POST", "PATCH", "POST")]
+    assert seen[0] == seen[2] != seen[1]
 
 
 def test_a_callable_must_return_bytes(post: Post) -> None:
@@ -193,16 +201,17 @@ def test_json_is_compared_by_value(post: Post, one: bytes, two: bytes, equal: bo
 def test_more_than_can_be_parsed_again_is_compared_by_bytes(
     post: Post, monkeypatch: pytest.MonkeyPatch, content_type: str
 ) -> None:
-    """The memory stays bounded; white space then is a difference."""
+    """The memory stays bounded. White space then is a difference."""
     monkeypatch.setattr("django_idempotency.engine.request.fingerprints.MAX_PARSED_BYTES", 8)
     answers = [post("/raw", body, content_type=content_type) for body in (b'{"a": 11}', b'{"a": 11}', b'{"a":  11}')]
     assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true"), (422, "false")]
 
 
 def test_the_query_and_the_type_are_part_of_the_request(post: Post) -> None:
-    """Parameters of the type are not."""
+    """The parameters of the type, too; no charset means UTF-8."""
     assert post("/raw?a=1", b"{}").status_code == 200
     assert post("/raw?a=1", b"{}", content_type="Application/JSON; charset=utf-8").status_code == 200
+    assert post("/raw?a=1", b"{}", content_type="application/json; profile=x").status_code == 422
     assert post("/raw?a=2", b"{}").status_code == 422
     assert post("/raw?a=1", b"{}", content_type="text/plain").status_code == 422
 
@@ -216,18 +225,24 @@ def test_bytes_that_are_no_text_are_told_apart(rf: RequestFactory) -> None:
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_json_that_django_would_not_read_is_not_parsed(rf: RequestFactory, settings: Any) -> None:
-    """Above DATA_UPLOAD_MAX_MEMORY_SIZE it is compared by its bytes: a stranger cannot make us spend memory on it."""
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 20
+def fingerprint(rf: RequestFactory, body: bytes, content_type: str = "application/json", **options: Any) -> Any:
+    request = rf.generic("POST", "/", body, content_type=content_type)
+    return fingerprint_of(request, resolve(Idempotency(**options)), request)
 
-    def seen(body: bytes) -> bytes | None:
-        request = rf.generic("POST", "/", body, content_type="application/json")
-        return fingerprint_of(request, resolve(), request)
 
-    assert seen(b'{"a": 1}') == seen(b'{"a":1}')
-    assert seen(b'{"a": "0123456789"}   ') != seen(b'{"a": "0123456789"}    ')
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
-    assert seen(b'{"a": "0123456789"}   ') == seen(b'{"a": "0123456789"}    ')
+@pytest.mark.parametrize("limit", [None, 20, 2_621_440])
+@pytest.mark.parametrize("content_type", ["application/json", FORM])
+def test_a_large_body_is_compared_by_its_bytes(
+    rf: RequestFactory, settings: Any, content_type: str, limit: int | None
+) -> None:
+    """From 128 KiB on, under any setting: a retry after a change of the settings is the same request."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
+    one, other = (b"a=1&b=", b"b=%s&a=1") if content_type == FORM else (b'{"a":1,"b":"', b'{"b":"%s","a":1}')
+    for length, equal in ((10, True), (131_072 - 20, True), (131_072, False)):
+        text = b"x" * length
+        first = one + text + (b"" if content_type == FORM else b'"}')
+        assert (fingerprint(rf, first, content_type) == fingerprint(rf, other % text, content_type)) is equal
+        assert fingerprint(rf, first, content_type) == fingerprint(rf, first, content_type)
 
 
 @pytest.mark.urls("tests.integration.view_urls")
@@ -354,3 +369,11 @@ def test_a_body_that_somebody_has_consumed_is_an_error() -> None:
     with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
         posting_to_a_view()(consumed=True)
     assert posting_to_a_view(fingerprint=None)(consumed=True).status_code == 200
+
+
+def test_a_consumed_body_that_no_parser_takes_is_an_error(rf: RequestFactory) -> None:
+    """There are no bytes left to compare."""
+    request = rf.post("/", b"x", content_type="text/x")
+    request.read()
+    with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
+        fingerprint_of(request, resolve(), request, unparsed=True)

@@ -79,6 +79,21 @@ class TestSteps:
             self.run(post, lambda operation: operation.write("order", write))
         assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
 
+    def test_a_result_that_is_too_long_leaves_the_call_done(self, post: Post) -> None:
+        """A megabyte is kept. One byte more is not, and the call is not made again."""
+        longest = 1024 * 1024 - len('{"value": ""}')
+        with pytest.raises(ResultNotStorable, match="takes 1048577 bytes as JSON, and 1048576 are kept at most"):
+            self.run(post, lambda operation: operation.call("charge", lambda: "x" * (longest + 1)))
+        step = IdempotencyStep.objects.get()
+        assert (step.result, step.finished_at is None) == (None, False)
+        assert self.run(post, lambda operation: len(operation.call("receipt", lambda: "x" * longest))) == longest
+
+    def test_a_write_whose_result_is_too_long_is_rolled_back(self, post: Post) -> None:
+        """As with every result that cannot be kept."""
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", lambda: Order.objects.create() and "x" * 2**21))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
+
     def test_an_instance_that_is_gone_is_an_error(self, post: Post) -> None:
         """It cannot be fetched again."""
 

@@ -12,6 +12,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpResponse
 from django.urls import path
 from rest_framework.authentication import BaseAuthentication
+from rest_framework.parsers import JSONParser
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -52,6 +53,10 @@ class Leased(Raw):
     idempotency = Idempotency(lease=60)
 
 
+class JsonOnly(Raw):
+    parser_classes = [JSONParser]
+
+
 class Observed(Raw):
     idempotency = Idempotency(lease=60, observe=True)
 
@@ -60,6 +65,7 @@ urlpatterns = [
     path("partners", Partners.as_view()),
     path("raw", Raw.as_view()),
     path("leased", Leased.as_view()),
+    path("json-only", JsonOnly.as_view()),
     path("observed", Observed.as_view()),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_callers_and_bodies")]
@@ -114,3 +120,10 @@ def test_observed_in_leased_mode_it_is_left_to_the_handler(post: Any, client: An
     assert (raw.status_code, raw.content, Order.objects.count()) == (200, body[:10].encode(), 1)
     client.raise_request_exception = False
     assert post("/observed?parse", body, key="other").status_code == (400 if body == "{" else 500)
+
+
+@pytest.mark.parametrize(("path", "second"), [("/raw", 200), ("/json-only", 422)])
+def test_what_the_view_does_not_parse_is_compared_by_its_bytes(post: Any, path: str, second: int) -> None:
+    """A form costs a view without a parser for forms no more than its bytes."""
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    assert [post(path, body, **form).status_code for body in ("a=1&b=2", "b=2&a=1")] == [200, second]

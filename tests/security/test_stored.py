@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ class TestStatusPage:
 
     @pytest.fixture
     def token(self, row: IdempotencyKey) -> str:
-        return status_url("default", row.key_hash, row.scope_hash).removeprefix("/status/status/")
+        return status_url("default", row.key_hash, row.scope_hash, row.created_at).removeprefix("/status/status/")
 
     def test_it_tells_the_state_and_nothing_of_the_caller(self, client: Client, token: str) -> None:
         """No key, scope, operation, response."""
@@ -191,12 +192,13 @@ class TestStatusPage:
 
     def test_only_our_own_signature_counts(self, client: Client, row: IdempotencyKey, settings: Any) -> None:
         """Not one of the project's other salts, keys or signers, nor no signature at all."""
-        content = ["default", row.key_hash, row.scope_hash]
+        content = ["default", row.key_hash, row.scope_hash, row.created_at.isoformat()]
         forged = [
             Signer(salt="elsewhere").sign_object(content),
             Signer(salt=SALT, key="another secret").sign_object(content),
             TimestampSigner(salt=SALT).sign_object(content),
             Signer(salt=SALT).sign_object(content).partition(":")[0],
+            Signer(salt=SALT).sign_object(content[:3]),
             ":",
             "%00",
             "\u2028",
@@ -209,7 +211,27 @@ class TestStatusPage:
     def test_a_token_is_for_one_alias_and_one_key(self, client: Client, row: IdempotencyKey) -> None:
         """The same hashes on another database, or swapped, are another request."""
         for content in (("other", row.key_hash, row.scope_hash), ("default", row.scope_hash, row.key_hash)):
-            assert client.get(status_url(*content)).status_code == 404
-        create_key(row.key, scope=row.scope, using="other", status="completed")
-        for alias, state in (("default", "in_progress"), ("other", "completed")):
-            assert client.get(status_url(alias, row.key_hash, row.scope_hash)).json()["status"] == state
+            assert client.get(status_url(*content, row.created_at)).status_code == 404
+        other = create_key(row.key, scope=row.scope, using="other", status="completed")
+        for alias, row_, state in (("default", row, "in_progress"), ("other", other, "completed")):
+            page = client.get(status_url(alias, row.key_hash, row.scope_hash, row_.created_at))
+            assert page.json()["status"] == state
+
+    @pytest.mark.parametrize("gone", ["deleted", "expired", "never there"])
+    def test_it_dies_with_its_row(self, client: Client, row: IdempotencyKey, token: str, gone: str) -> None:
+        """The same key, claimed anew, is another request: the old address shows nothing of it."""
+        names = {"key": row.key, "scope": row.scope, "operation": row.operation}
+        if gone == "expired":
+            past = row.created_at - timedelta(days=3)
+            IdempotencyKey.objects.update(status="completed", created_at=past, expires_at=past)
+            token = status_url("default", row.key_hash, row.scope_hash, past).removeprefix("/status/status/")
+        else:
+            IdempotencyKey.objects.all().delete()
+        if gone == "never there":
+            token = status_url("default", row.key_hash, row.scope_hash, None).removeprefix("/status/status/")
+        assert client.get(f"/status/status/{token}").status_code == 404
+        again = create_key(**names, status="completed")
+        assert (again.key_hash, again.scope_hash) == (row.key_hash, row.scope_hash)
+        assert client.get(f"/status/status/{token}").status_code == 404
+        anew = status_url("default", row.key_hash, row.scope_hash, again.created_at)
+        assert client.get(anew).json()["status"] == "completed"

@@ -20,6 +20,7 @@ from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
 from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
+from tests.servers import ANSWER
 from tests.shopapp.models import Ledger, Line, Order
 
 
@@ -99,10 +100,14 @@ def three_steps(request: HttpRequest) -> HttpResponse:
 
 
 async def hang(request: HttpRequest, place: str) -> None:
-    """For ever, at the place that the request names; every request that gets here leaves a trace."""
+    """At the place that the request names, for ever, or a call until the ledger says that the other side answers.
+
+    Every request that gets here leaves a trace.
+    """
     if request.headers.get("X-Hang") == place:
         await Ledger.objects.acreate(entry=f"{place} {os.getpid()} {id(request)}")
-        await asyncio.Event().wait()
+        while place != "call" or not await Ledger.objects.filter(entry=ANSWER).aexists():
+            await asyncio.sleep(0.05)
 
 
 @csrf_exempt

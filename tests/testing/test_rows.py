@@ -71,10 +71,10 @@ def test_an_expired_row_is_as_if_never_seen(post: Post, status: Any) -> None:
 
 
 def test_a_tombstone_is_not_run_again(post: Post) -> None:
-    """There is nothing to replay but where it is."""
+    """There is nothing to replay, as with `store_body=False`."""
     create_key("k1", path="/good", tombstone=True, response=HttpResponse("secret", headers={"Location": "/1"}))
     answer = post("/good", key="k1")
-    assert (answer.status_code, answer.headers["Location"]) == (409, "/1")
+    assert (answer.status_code, "Location" in answer.headers) == (409, False)
     assert answer.json()["title"] == "Idempotency-Key is completed, response not stored"
     assert b"secret" not in answer.content
 

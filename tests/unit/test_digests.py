@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from uuid import UUID
 
 import pytest
 
-from django_idempotency.engine.protocol.digests import derived_key, digest, hash_of, identify, key_hash, scope_hash
+from django_idempotency.engine.protocol.digests import (
+    derived_key,
+    digest,
+    hash_of,
+    identify,
+    kept_scope,
+    key_hash,
+    scope_hash,
+)
 
 
 def test_the_hashes_never_change() -> None:
@@ -34,6 +43,16 @@ def test_an_identity_has_both() -> None:
     """One row of the table."""
     identity = identify(scope="s", operation="o", key="k")
     assert (identity.key_hash, identity.scope_hash) == (key_hash("k"), scope_hash("s", "o", "k"))
+
+
+def test_a_hash_is_no_scope() -> None:
+    """Whoever reads a hashed scope in the table and sends it as a scope is another caller."""
+    stored = identify(scope="x" * 256, operation="o", key="k")
+    assert stored.scope == f"scope:{sha256(b'x' * 256).hexdigest()}"
+    sent = identify(scope=stored.scope, operation="o", key="k")
+    assert sent.scope == f"scope:{sha256(stored.scope.encode()).hexdigest()}"
+    assert sent.scope_hash != stored.scope_hash
+    assert kept_scope("scope") == "scope"
 
 
 def test_derived_keys_never_change() -> None:

@@ -38,6 +38,8 @@ from tests.at_rest import OLD
         ),
         ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
+        ({"UNSETTLED_TTL": -1}, "IDEMPOTENCY['UNSETTLED_TTL']=-1: give 0 or more seconds, at most 100 years, or None."),
+        ({"UNSETTLED_TTL": "1d"}, "IDEMPOTENCY['UNSETTLED_TTL']='1d': give a timedelta or a number of seconds."),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:

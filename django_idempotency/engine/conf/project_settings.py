@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,18 @@ from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
-from .fields import declared, described, fernet_keys, is_callable, of_type, or_none, setting, unknown_name
+from .fields import (
+    declared,
+    described,
+    duration,
+    fernet_keys,
+    is_callable,
+    of_type,
+    or_none,
+    seconds_of,
+    setting,
+    unknown_name,
+)
 from .options import DEFAULTS, OPTION_NAMES, Idempotency
 
 _CALLABLE = or_none(is_callable("give a callable or its dotted path."))
@@ -63,10 +75,20 @@ class Settings:
         read=lambda value: tuple(value) if isinstance(value, list) else value,
         secret=True,
     )
+    unsettled_ttl: timedelta | float | None = setting(
+        None,
+        or_none(duration(0, "give 0 or more seconds, at most 100 years, or None.")),
+        "how long a key that needs attention (stuck, or with a call in doubt) is kept beyond its `ttl`.\n"
+        "Then `cleanup_idempotency_keys` deletes it, and logs an error for each. None: until a person decides.",
+    )
     enabled: bool = setting(
         True, of_type(bool), "False lets every request pass through. For a test, never in production."
     )
     options: Idempotency = DEFAULTS
+
+    @property
+    def unsettled_seconds(self) -> float | None:
+        return None if self.unsettled_ttl is None else seconds_of(self.unsettled_ttl)
 
     @property
     def header_meta(self) -> str:

@@ -16,7 +16,8 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
 from .durable import durable_transaction, reconnecting_once
-from .values import as_kept, decode, encode
+from .unhurried import finished
+from .values import as_kept, decode, encode_step
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +71,8 @@ class Operation:
 
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
-            ResultNotStorable: after the call. The step is marked as done, without a value.
+            ResultNotStorable: after the call, for a result that is not JSON, or longer than 1 MiB of JSON. The step is
+                marked as done, without a value.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "acall")
@@ -99,7 +101,8 @@ class Operation:
 
         Raises:
             LeaseLost: another worker has taken the key over. Everything is rolled back.
-            ResultNotStorable: the result is neither JSON nor a saved model instance. Everything is rolled back.
+            ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
+                Everything is rolled back.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
@@ -114,7 +117,7 @@ class Operation:
             self._store.fence(self._claim)
             with self._writing():
                 value = function(*args, **kwargs)
-            kept = encode(value)
+            kept = encode_step(value)
             self._store.record_write(self._claim, name, kept)
         return cast(T, as_kept(value, kept))
 
@@ -135,7 +138,15 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
+        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`.
+
+        A request that is cancelled, because its client has hung up, first waits for the call and keeps its result, for
+        the length of the lease at most. So a limit of time belongs into `function`, where its end is an answer.
+        """
+        call = self._acall(name, function, *args, **kwargs)
+        return await finished(call, at_most=self._wanted.lease or 0)
+
+    async def _acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         known, value = await sync_to_async(self._start)(name)
         if known:
             return value
@@ -180,7 +191,7 @@ class Operation:
     def _finish(self, name: str, value: Any) -> Any:
         error = kept = None
         try:
-            kept = encode(value)
+            kept = encode_step(value)
         except ResultNotStorable as not_storable:
             error = not_storable  # the money has moved: keep that fact first
 
@@ -207,8 +218,8 @@ class Operation:
     def _look_up(self, name: str) -> tuple[bool, Any]:
         """The result of an earlier attempt, if there is one."""
         self._use(name)
-        finished, text = self._earlier.get(name, (False, None))
-        return (True, decode(text)) if finished else (False, None)
+        done, text = self._earlier.get(name, (False, None))
+        return (True, decode(text)) if done else (False, None)
 
     def _use(self, name: str) -> None:
         if checked_name(name) in self._used:

@@ -11,6 +11,20 @@ from django.db import models
 
 from ...exceptions import ResultNotStorable
 
+MAX_STEP_BYTES = 1024 * 1024
+"""The result of a step is kept for each attempt to come, and read with all others. A megabyte is no receipt."""
+
+
+def encode_step(value: Any) -> str:
+    """The text to keep of a step's result. Raises `ResultNotStorable` as `encode` does, and for too long a text."""
+    kept = encode(value)  # ASCII: a character is a byte
+    if len(kept) > MAX_STEP_BYTES:
+        raise ResultNotStorable(
+            f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
+            "the next steps need, such as the id of the charge."
+        )
+    return kept
+
 
 def encode(value: Any) -> str:
     """The text to keep. Raises `ResultNotStorable` for what is neither JSON nor a saved model instance."""

@@ -108,7 +108,7 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) ->
     """What resuming a locked row comes to. `doubts` are the names of its calls in doubt."""
     if doubts and not wanted.repeats_calls:
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
-        return InDoubt()
+        return InDoubt(attempt=stored.attempt)
     abandoned = stored.status is Status.IN_PROGRESS
     return Claimed(
         id=stored.id,

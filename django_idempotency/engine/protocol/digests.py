@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID, uuid5
@@ -12,6 +13,8 @@ DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 
 MAX_READABLE_SCOPE = 255
 """Characters, as many as a key may have. Longer scopes are stored as their hash."""
+HASHED_SCOPE = "scope:"
+"""Begins the scopes that are hashes, and no other scope."""
 # A fixed list: `str.isprintable` changes with Python's Unicode, and a retry after an upgrade must find its row.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
@@ -24,6 +27,14 @@ def digest(*parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "big"))
         hasher.update(part)
     return hasher.digest()
+
+
+def digest_of_chunks(chunks: Iterable[bytes]) -> str:
+    """SHA-256 of one content that comes in pieces, as hexadecimal digits."""
+    hasher = sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def key_hash(key: str) -> int:
@@ -69,16 +80,21 @@ class Identity:
 def kept_scope(scope: str) -> str:
     """The scope as the table stores it: a short text without control characters, or the hash of any other text.
 
-    A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte.
+    A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte. Or a
+    text that begins as such a hash does: whoever reads a hash in the table must not be able to send it as a scope.
     """
-    if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope):
+    if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope) and not scope.startswith(HASHED_SCOPE):
         return scope
-    return f"scope:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
+    return f"{HASHED_SCOPE}{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def identify(*, scope: str, operation: str, key: str) -> Identity:
-    """Make an identity. A long scope, or a scope with control characters, is replaced by its hash: see `kept_scope`."""
-    scope = kept_scope(scope)
+    """Make the identity of a request. Its scope may be replaced by a hash: see `kept_scope`."""
+    return stored_identity(scope=kept_scope(scope), operation=operation, key=key)
+
+
+def stored_identity(*, scope: str, operation: str, key: str) -> Identity:
+    """The identity of a row, whose scope is taken as the table holds it."""
     return Identity(
         scope=scope,
         operation=operation,

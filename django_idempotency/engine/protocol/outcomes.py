@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -57,7 +57,12 @@ class Conflicted:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An external call of an earlier attempt may have taken effect, and must not be made twice."""
+    """An external call of an earlier attempt may have taken effect, and must not be made twice.
+
+    attempt: of the key. It tells one doubt from the next.
+    """
+
+    attempt: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

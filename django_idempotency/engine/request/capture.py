@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, get_settings
-from ..protocol.snapshots import Snapshot
+from ..protocol.snapshots import Headers, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,14 +34,19 @@ REASON = ":reason"
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """The stored form of a final response, rendered or streaming."""
+    """The stored form of a final response, rendered or streaming.
+
+    A response that is too large, or that streams, leaves its `Location`. With `store_body=False` nothing but the status
+    is kept: an address may carry a secret as well, such as an OAuth code or a link to reset a password.
+    """
     body = _body(response, options)
-    location = [("Location", response.headers["Location"])] if "Location" in response.headers else []
-    return Snapshot(
-        status_code=response.status_code,
-        headers=tuple(location if body is None else _headers(response)),
-        body=body,
-    )
+    if not options.store_body:
+        headers: Headers = ()
+    elif body is None:
+        headers = tuple((name, value) for name, value in response.headers.items() if name.lower() == "location")
+    else:
+        headers = tuple(_headers(response))
+    return Snapshot(status_code=response.status_code, headers=headers, body=body)
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterable
 from hashlib import sha256
@@ -10,22 +11,23 @@ from urllib.parse import parse_qsl
 
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
-from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
-from django.core.serializers.json import DjangoJSONEncoder
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
-from ..protocol.digests import digest
+from ..protocol.digests import digest, digest_of_chunks
 from .bodies import CHUNK, open_body
+from .canonical import Digest, Number, canonical, described_file, escaped, uploaded
 
 if TYPE_CHECKING:
     from ..conf import Idempotency
 
-MAX_PARSED_BYTES = 16 * 1024 * 1024
-"""Where DATA_UPLOAD_MAX_MEMORY_SIZE is None. Parsed, JSON can take 25 times its size: see `_small`."""
+MAX_PARSED_BYTES = 128 * 1024
+"""A larger JSON or form body is compared by its bytes. Parsed, a form of `%41%41…` takes 85 times its size, and JSON up
+to 40 times. So a body of this size costs at most 11 MiB and 20 ms; the 2.5 MiB that Django accepts would cost 200 MiB.
+A constant: a setting that changes would give a retry another fingerprint."""
 MAX_EMPTY_FORM = 128
 """A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
@@ -37,15 +39,23 @@ class Unparsable(Exception):
 
 
 def fingerprint_of(
-    request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
+    request: HttpRequest,
+    options: Idempotency,
+    asked_with: Any,
+    parsed: Callable[[], Any] | None = None,
+    *,
+    unparsed: bool = False,
 ) -> bytes | None:
     """The fingerprint under `options.fingerprint`; None: requests are not compared.
+
+    The first part of each digest is the version of what is compared. Another version never equals a stored one.
 
     Args:
         request: Django's request.
         options: resolved.
         asked_with: the request that option callables get.
         parsed: returns the framework's parsed data of a body that the framework has consumed already.
+        unparsed: the framework does not parse this body, so its bytes are compared.
 
     Raises:
         IdempotencyConfigurationError: the body is gone, or the project's callable did not return bytes.
@@ -53,59 +63,57 @@ def fingerprint_of(
     chosen = options.fingerprint
     if chosen is None:
         return None
+    method, path = (request.method or "").encode(), request.get_full_path().encode()
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest(b"custom", value)
-    method, path = (request.method or "").encode(), request.get_full_path().encode()
+        return digest(b"custom 2", method, path, value)
     with open_body(request) as body:
+        payload = _payload(request, body, parsed, unparsed=unparsed)
         if isinstance(chosen, tuple):
-            return digest(b"fields", method, path, _chosen_fields(request, body, chosen, parsed))
+            if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
+                payload = {name: payload[name] for name in chosen if name in payload}
+            return digest(b"fields 2", method, path, _parameters(request), canonical(payload))
         content_type = (request.content_type or "").lower().encode()
-        return digest(b"request", method, path, content_type, _payload(request, body, parsed))
+        return digest(b"request 2", method, path, content_type, _parameters(request), canonical(payload))
 
 
-def _payload(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> bytes:
+def _payload(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None, *, unparsed: bool) -> Any:
+    """The body's value, or the digest of its bytes."""
     try:
-        return _canonical(_parsed(request, body, parsed))
+        if unparsed:
+            raise Unparsable
+        return _parsed(request, body, parsed)
     except Unparsable:
-        return _bytes_digest(body)
+        return Digest(_bytes_digest(body))
 
 
-def _chosen_fields(
-    request: HttpRequest, body: IO[bytes] | None, names: tuple[str, ...], parsed: Callable[[], Any] | None
-) -> bytes:
+def _parameters(request: HttpRequest) -> bytes:
+    """The parameters of the content type, and the charset by which Django decodes the body.
+
+    The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
+    and "UTF8" are the same.
+    """
+    given = dict(request.content_params or {})
+    given.pop("boundary", None)
+    given["charset"] = _codec(given.get("charset") or settings.DEFAULT_CHARSET)
+    return canonical([given, _codec(request.encoding or settings.DEFAULT_CHARSET)])
+
+
+def _codec(charset: str) -> str:
     try:
-        fields = _parsed(request, body, parsed)
-    except Unparsable:
-        fields = None
-    if not isinstance(fields, dict):
-        return _payload(request, body, parsed)  # no fields to choose from: the whole body
-    return _canonical({name: fields[name] for name in names if name in fields})
+        return codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        return charset.lower()
 
 
-def _canonical(value: Any) -> bytes:
-    """The value in one form: the order of keys and white space make no difference."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_by_content).encode()
-
-
-def _by_content(value: Any) -> Any:
-    """Values beside JSON that a framework's parser may produce. TypeError for any other object."""
-    if isinstance(value, UploadedFile):
-        return _uploaded(value)
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
-    return DjangoJSONEncoder().default(value)
-
-
-def _bytes_digest(body: Any) -> bytes:
-    """The digest of a body that cannot be parsed. There always is one: a consumed body never raises `Unparsable`."""
-    hasher = sha256()
+def _bytes_digest(body: Any) -> str:
+    """The digest of a body that is not parsed."""
+    if body is None:
+        raise _consumed()
     body.seek(0)
-    for chunk in iter(lambda: body.read(CHUNK), b""):
-        hasher.update(chunk)
-    return hasher.digest()
+    return digest_of_chunks(iter(lambda: body.read(CHUNK), b""))
 
 
 def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> Any:
@@ -135,46 +143,34 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _small(body: IO[bytes]) -> bytes:
-    """A body that is small enough to be parsed. A larger one is compared by its bytes.
+    """A body that is small enough to be parsed. A larger one is compared by its bytes: see `MAX_PARSED_BYTES`.
 
-    `request.body` would refuse a larger one as well. Without the limit any client could make a view that never parses
-    spend seconds and hundreds of megabytes.
+    Without the limit any client could make a view that never parses spend seconds and hundreds of megabytes.
     """
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    limit = MAX_PARSED_BYTES if limit is None else min(limit, MAX_PARSED_BYTES)
     body.seek(0)
-    raw = body.read(limit + 1)
-    if len(raw) > limit:
+    raw = body.read(MAX_PARSED_BYTES + 1)
+    if len(raw) > MAX_PARSED_BYTES:
         raise Unparsable
     return raw
 
 
 def _json(raw: bytes) -> Any:
     try:
-        # Numbers with a fraction stay as they were written. As floats, two different amounts could become equal.
-        return json.loads(raw, parse_float=lambda text: f"\0{text}", object_pairs_hook=_unique)
+        return json.loads(raw, parse_float=Number, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(value := dict(pairs)) != len(pairs):
+    value = {escaped(name): item for name, item in pairs}
+    if len(value) != len(pairs):
         raise Unparsable  # parsers disagree which of two equal names counts
     return value
 
 
 def _urlencoded(raw: bytes) -> dict[str, list[str]]:
-    try:
-        # latin-1 gives each byte its own character, for any charset.
-        pairs = parse_qsl(
-            raw.decode("latin-1"),
-            keep_blank_values=True,
-            encoding="latin-1",
-            max_num_fields=settings.DATA_UPLOAD_MAX_NUMBER_FIELDS,
-        )
-    except ValueError as error:
-        raise Unparsable from error
-    return _grouped(pairs)
+    # latin-1 gives each byte its own character, for any charset.
+    return _grouped(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
 
 
 def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
@@ -183,7 +179,7 @@ def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
     if body is None:
         # The view's own parser, or the CSRF middleware, has read request.POST already.
         fields, files = request.POST, request.FILES
-        hashed = [(name, _uploaded(file)) for name, values in files.lists() for file in values]
+        hashed = [(name, uploaded(file)) for name, values in files.lists() for file in values]
     else:
         body.seek(0)
         try:
@@ -218,17 +214,8 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     return fields
 
 
-def _uploaded(file: Any) -> list[Any]:
-    hasher = sha256()
-    file.seek(0)
-    for chunk in file.chunks():
-        hasher.update(chunk)
-    file.seek(0)
-    return [file.name, file.content_type, hasher.hexdigest()]
-
-
 class _HashedFile:
-    def __init__(self, value: list[Any]) -> None:
+    def __init__(self, value: dict[str, Any]) -> None:
         self.value = value
 
     def close(self) -> None:
@@ -246,4 +233,5 @@ class _HashingHandler(FileUploadHandler):
         self._hasher.update(raw_data)
 
     def file_complete(self, file_size: int) -> Any:
-        return _HashedFile([self.file_name, self.content_type, self._hasher.hexdigest()])
+        hexdigest = self._hasher.hexdigest()
+        return _HashedFile(described_file(self.file_name, self.content_type, self.content_type_extra, hexdigest))

@@ -1,10 +1,12 @@
 """The status page of a leased request: the `Location` of a 202 answer.
 
-The URL is signed. So every client that got the URL may read the page, and no client can guess one.
+The URL is signed. So every client that got the URL may read the page, and no client can guess one. The URL carries the
+time at which the key was claimed, so it dies with its row: when the key expires, is erased, or is claimed anew.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
@@ -26,22 +28,28 @@ ABANDONED = "abandoned"
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """The answer to a duplicate of a running request: 202, its state, and where to ask again."""
+    """The answer to a duplicate of a running request: 202, its state, and where to ask again.
+
+    The row may be gone already. Then the page answers 404 from the start, and the client sends its request again.
+    """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
     response = JsonResponse(state, status=202)
-    response.headers["Location"] = status_url(alias, *hashes)
+    response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
     return response
 
 
-def status_url(alias: str, key_hash: int, scope_hash: int) -> str:
+def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
     """The path of a key's status page.
+
+    Args:
+        created_at: of the row. None: there is no row, and there will be no page.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
     """
-    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash])
+    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, _stamp(created_at)])
     try:
         return reverse("django_idempotency:status", args=[token])
     except NoReverseMatch as error:
@@ -51,15 +59,19 @@ def status_url(alias: str, key_hash: int, scope_hash: int) -> str:
         ) from error
 
 
+def _stamp(created_at: datetime | None) -> str | None:
+    return None if created_at is None else created_at.isoformat()
+
+
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
     """The state of one request as JSON, without its response and without data of other callers."""
     try:
-        alias, key_hash, scope_hash = Signer(salt=SALT).unsign_object(token)
+        alias, key_hash, scope_hash, stamp = Signer(salt=SALT).unsign_object(token)
     except (BadSignature, ValueError) as error:
         raise Http404(_("There is no such request.")) from error
     state = _state(alias, key_hash, scope_hash)
-    if state is None:
+    if state is None or _stamp(state["created_at"]) != stamp:
         raise Http404(_("There is no such request."))
     response = JsonResponse(state)
     add_never_cache_headers(response)

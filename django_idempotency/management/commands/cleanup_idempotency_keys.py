@@ -130,8 +130,12 @@ def _described(result: Cleanup, *, dry_run: bool) -> str:
     """One line for cron's mail."""
     if dry_run:
         sentences = [f"{result.deleted} expired idempotency keys."]
+        if result.given_up:
+            sentences.append(f"To be given up, because UNSETTLED_TTL is over: {result.given_up}.")
     else:
         sentences = [f"Deleted {result.deleted} expired idempotency key{'' if result.deleted == 1 else 's'}."]
+        if result.given_up:
+            sentences.append(f"Given up, because UNSETTLED_TTL is over: {result.given_up}.")
         if not result.complete:
             sentences.append("Stopped early: more are left.")
     if result.stuck:

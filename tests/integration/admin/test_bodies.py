@@ -70,6 +70,13 @@ def test_half_a_surrogate_pair_is_no_error(admin_client: Client, content_type: s
     assert "\\ud83d" in page.content.decode()
 
 
+def test_half_a_surrogate_pair_in_a_header_is_no_error(admin_client: Client) -> None:
+    """A view may set any reason phrase, which is kept among the headers."""
+    page = admin_client.get(detail(make_key(headers='[[":reason","\\ud83d"]]')))
+    assert page.status_code == 200
+    assert "\\ud83d" in page.content.decode()
+
+
 def test_a_tombstone_says_that_nothing_was_stored(admin_client: Client) -> None:
     """Not an empty body."""
     assert b"Not stored." in admin_client.get(detail(make_key(body=None))).content

@@ -51,7 +51,7 @@ def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> s
     given = {
         "release": {},
         "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
-        "close": {"status": 200, "content_type": "text/plain", "body": "refunded by hand"},
+        "close": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},
     }[decision]
     answer = client.post(address(key, decision), {"attempt": key.attempt, **given, **data}, follow=True)
     return answer.content.decode()
@@ -114,7 +114,26 @@ class TestDecisions:
         assert "Closed with status 200." in decide(operator, in_doubt, "close")
         answer = post("/pay/hold")
         assert (answer.status_code, answer.content) == (200, b"refunded by hand")
-        assert (answer.headers["Content-Type"], answer.headers["Idempotency-Replayed"]) == ("text/plain", "true")
+        assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Idempotency-Replayed"] == "true"
+
+    @pytest.mark.parametrize(
+        ("status", "content_type", "body"),
+        [
+            (200, "application/json", '{"total": 1.50}'),
+            (409, "application/problem+json", '{"title": "refunded"}'),
+            (204, "application/json", ""),
+        ],
+    )
+    def test_close_with_json(
+        self, operator: Client, post: Post, in_doubt: IdempotencyKey, status: int, content_type: str, body: str
+    ) -> None:
+        """As it was entered; an answer without a body needs none."""
+        decide(operator, in_doubt, "close", status=status, content_type=content_type, body=body)
+        answer = post("/pay/hold")
+        assert (answer.status_code, answer.content.decode()) == (status, body)
+        assert answer.headers["Content-Type"] == content_type
 
     @pytest.mark.parametrize("decision", DECISIONS)
     def test_each_is_written_to_the_admins_log(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
@@ -135,7 +154,11 @@ class TestDecisions:
             ("record", {"step": "mail"}, "Select a valid choice"),
             ("close", {"status": 500}, "less than or equal to 499"),
             ("close", {"status": 199}, "greater than or equal to 200"),
-            ("close", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "printable ASCII characters only"),
+            ("close", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "Select a valid choice"),
+            ("close", {"content_type": "text/html", "body": "<script>"}, "Select a valid choice"),
+            ("close", {"content_type": "image/svg+xml", "body": "<svg>"}, "Select a valid choice"),
+            ("close", {"content_type": "application/json"}, "This is not JSON"),
+            ("close", {"content_type": "application/problem+json", "body": "[NaN]"}, "NaN is not a JSON value"),
             ("release", {"attempt": ""}, "Please correct"),
         ],
     )

@@ -1,0 +1,69 @@
+"""One form for equal values, and different forms for different values, whatever a client puts into its JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ..protocol.digests import digest_of_chunks
+
+TAG = "\0"
+"""Begins the only name of an object that stands for a value which is not JSON. Names of clients are escaped with it."""
+
+
+class _Text:
+    """A text that must not equal the same text in a client's JSON."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Number(_Text):
+    """A number with a fraction, as it was written. As floats, two different amounts could become equal."""
+
+
+class Digest(_Text):
+    """The digest of a body that is not parsed."""
+
+
+def canonical(value: Any) -> bytes:
+    """The value in one form: the order of keys and white space make no difference.
+
+    Raises:
+        TypeError: for an object that neither JSON nor Django can write.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_tagged).encode()
+
+
+def escaped(name: str) -> str:
+    """The name of a field in a client's JSON: never a name that `canonical` gives to what is not JSON."""
+    return TAG + name if name.startswith(TAG) else name
+
+
+def described_file(name: str | None, content_type: str | None, parameters: Any, digest: str) -> dict[str, Any]:
+    """An uploaded file. `parameters` are those of its content type: its charset, for example."""
+    return {f"{TAG}file": [name, content_type, parameters or {}, digest]}
+
+
+def uploaded(file: Any) -> dict[str, Any]:
+    """A file that a parser has read already. The file is rewound."""
+    file.seek(0)
+    hexdigest = digest_of_chunks(file.chunks())
+    file.seek(0)
+    return described_file(file.name, file.content_type, getattr(file, "content_type_extra", None), hexdigest)
+
+
+def _tagged(value: Any) -> dict[str, Any]:
+    """Values beside JSON: ours, and those that a framework's parser may produce."""
+    if isinstance(value, _Text):
+        return {f"{TAG}{type(value).__name__}": value.text}
+    if isinstance(value, UploadedFile):
+        return uploaded(value)
+    if isinstance(value, bytes):
+        return {f"{TAG}bytes": value.hex()}
+    return {f"{TAG}{type(value).__name__}": DjangoJSONEncoder().default(value)}

@@ -1,0 +1,55 @@
+"""One decision about many keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..exceptions import NotResolvable
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from ..models import IdempotencyKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What came of a decision about many keys.
+
+    Attributes:
+        resolved: how many keys the decision was carried out for.
+        refused: keys that had changed since they were listed, or whose worker holds a live lease.
+    """
+
+    resolved: int
+    refused: int
+
+
+def resolve_all(keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *args: Any) -> Resolved:
+    """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+
+    Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). So an error leaves the
+    keys before it resolved.
+
+    Args:
+        keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`.
+        decision: `release_for_retry`, `record_outcome` or `close_with`.
+        args: what the decision needs beside the key: a step and its result, or a response.
+
+    Returns:
+        How many keys were resolved, and how many the decision was refused for.
+
+    Raises:
+        ValueError, TypeError: as the decision does.
+    """
+    resolved = refused = 0
+    for row_id, attempt in list(keys.values_list("pk", "attempt")):
+        try:
+            decision(row_id, *args, attempt=attempt, using=keys.db)
+        except NotResolvable:
+            refused += 1
+        else:
+            resolved += 1
+    return Resolved(resolved=resolved, refused=refused)

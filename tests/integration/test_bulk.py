@@ -1,0 +1,63 @@
+"""One decision about many keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.maintenance import (
+    Resolved,
+    close_with,
+    in_doubt,
+    record_outcome,
+    release_for_retry,
+    resolve_all,
+    stuck,
+)
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.expired import make_leased
+
+pytestmark = pytest.mark.django_db
+CLOSED = Snapshot(status_code=410, headers=(), body=b"")
+
+
+@pytest.fixture(autouse=True)
+def _keys() -> None:
+    make_leased("doubt 1", "failed", doubt=True)
+    make_leased("doubt 2", "failed", doubt=True)
+    make_leased("stuck", "in_progress", lapsed=True)
+    make_leased("running", "in_progress", lapsed=False, doubt=True)
+
+
+def statuses() -> dict[str, str]:
+    return dict(IdempotencyKey.objects.order_by("pk").values_list("key", "status"))
+
+
+def test_each_listed_key_is_resolved() -> None:
+    """And no other one."""
+    assert resolve_all(in_doubt(), close_with, CLOSED) == Resolved(resolved=2, refused=0)
+    assert resolve_all(stuck(), release_for_retry) == Resolved(resolved=1, refused=0)
+    assert statuses() == {"doubt 1": "completed", "doubt 2": "completed", "stuck": "failed", "running": "in_progress"}
+
+
+def test_arguments_are_those_of_the_decision() -> None:
+    """Beside the key, its attempt and its database."""
+    assert resolve_all(in_doubt(), record_outcome, "call", {"id": 1}) == Resolved(resolved=2, refused=0)
+    assert set(IdempotencyStep.objects.filter(name="call").values_list("result", flat=True)) == {
+        None,  # of "running"
+        '{"value": {"id": 1}}',
+    }
+
+
+def test_a_key_that_cannot_be_resolved_now_is_counted() -> None:
+    """The others are resolved all the same."""
+    assert resolve_all(IdempotencyKey.objects.all(), release_for_retry) == Resolved(resolved=3, refused=1)
+    assert statuses()["running"] == "in_progress"
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_it_works_on_the_database_of_the_keys() -> None:
+    """The one that the query names."""
+    assert resolve_all(in_doubt(using="other"), release_for_retry) == Resolved(resolved=0, refused=0)
+    IdempotencyKey.objects.filter(key="doubt 1").update(attempt=7)
+    assert resolve_all(in_doubt(using="default"), release_for_retry) == Resolved(resolved=2, refused=0)

@@ -1,0 +1,53 @@
+"""What a client can make the log say, and how loudly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_idempotency.maintenance.resolution import release_for_retry
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, row
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+def held(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if vars(record).get("event") == "held"]
+
+
+def test_a_doubt_is_one_error_however_often_the_client_retries(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    """The next attempt that ends in doubt is the next error."""
+    caplog.set_level(logging.INFO, "django_idempotency")
+    for attempt in (1, 2):
+        GATEWAY.after = breaks
+        with pytest.raises(Broken):
+            post("/pay/hold")
+        assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
+        assert held(caplog) == ["ERROR", "INFO", "INFO"] * attempt
+        release_for_retry(row().pk, attempt=attempt)
+
+
+def test_what_is_remembered_is_bounded(
+    post: Post, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with many held keys does not fill the memory: the oldest is told again."""
+    monkeypatch.setattr("django_idempotency.engine.events.REMEMBERED", 1)
+    caplog.set_level(logging.INFO, "django_idempotency")
+    GATEWAY.after = breaks
+    for key in ("bounded-a", "bounded-b"):
+        with pytest.raises(Broken):
+            post("/pay/hold", key=key)
+    for key in ("bounded-a", "bounded-b", "bounded-a"):
+        assert post("/pay/hold", key=key).status_code == 409
+    assert held(caplog) == ["ERROR"] * 3
