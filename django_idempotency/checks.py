@@ -3,10 +3,10 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E012 options under a name that nothing reads, W001 SQLite without IMMEDIATE
-transactions, W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from
-other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the key out of
-OpenAPI.
+E008 202 without the status page, E012 options under a name that nothing reads, E013 a schema for each tenant and no
+SCOPE, W001 SQLite without IMMEDIATE transactions, W002 PostgreSQL with another isolation level than READ COMMITTED,
+W003 headers that browsers keep from other origins, W004 a database whose times Django does not take for UTC, W005 a
+schema class that leaves the key out of OpenAPI.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from .engine.stores import store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
 
+TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
+"""Packages that give each tenant a schema of PostgreSQL."""
+
 
 def register() -> None:
     register_check(check_settings, "django_idempotency")
@@ -47,7 +50,20 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [message for alias in sorted(_aliases()) for message in _check_alias(alias)]
+    return [*_check_tenants(), *(message for alias in sorted(_aliases()) for message in _check_alias(alias))]
+
+
+def _check_tenants() -> Iterator[CheckMessage]:
+    """Two tenants may have users with one primary key, and the key table and its locks may be shared."""
+    paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
+    packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
+    if packages and resolve().scope is None:
+        yield Error(
+            f"{' and '.join(sorted(packages))} keeps the users of each tenant in a schema of their own, where users of "
+            "two tenants have one primary key. One could get the stored response of the other.",
+            hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) that names the tenant's id and the user.",
+            id="django_idempotency.E013",
+        )
 
 
 def check_databases(
