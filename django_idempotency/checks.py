@@ -22,10 +22,11 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
+from .endpoints.misplaced import misplaced
 from .endpoints.routes import routes
 from .engine.conf import get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
-from .engine.declare.placement import is_drf_view, misplaced_dispatch
+from .engine.declare.placement import is_drf_view
 from .engine.request.atomic_requests import TakenOver, alias_of
 from .engine.request.status_page import status_url
 from .engine.stores import store_for
@@ -127,16 +128,12 @@ def _not_listed(setting: str, names: list[str]) -> str:
 
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
+    """No protection stands above a check of who is calling, and each route's options fit together."""
     try:
         get_settings()
     except IdempotencyConfigurationError:
         return []  # E001 reports it, once and not for each route
-    problems = {
-        problem
-        for callback in _callbacks()
-        if (view_class := _view_class(callback)) is not None and (problem := misplaced_dispatch(view_class)) is not None
-    }
+    problems = {problem for callback in _callbacks() for problem in misplaced(callback)}
     messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
     contradictions: set[str] = set()
     for callback, mark in _marks():
