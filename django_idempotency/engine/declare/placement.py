@@ -16,7 +16,7 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
 from .access_checks import access_check
-from .callables import unwrapped
+from .callables import dotted_name, innermost
 
 MARK = "_idempotency_layers"
 """On a protected callable: its option layers, nearest first."""
@@ -148,19 +148,14 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         return "its access mixin"
     verbs = [verb for verb in view_class.http_method_names if verb.upper() not in SAFE_METHODS]
     handlers = [handler for verb in verbs if (handler := getattr(view_class, verb, None)) is not None]
-    dispatches = {cls: vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)}
-    for function in (*handlers, *dispatches.values()):
+    dispatches = [vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)]
+    for function in (*handlers, *dispatches):
         if (check := access_check(function, below=MARK)) is not None:
             return f"{check}, which checks who is calling"
     # A dispatch stands before the handlers, perhaps to check who is calling. Without handlers one dispatch answers.
-    before = [cls for cls, dispatch in dispatches.items() if not _is_djangos(dispatch)][: None if handlers else -1]
-    return f"the dispatch of {before[0].__name__}, which may check who is calling" if before else None
-
-
-def _is_djangos(dispatch: Any) -> bool:
-    """Does this `dispatch` only call the handler? Decorators around it do not matter here."""
-    *_, innermost = unwrapped(dispatch)
-    return innermost is View.dispatch
+    own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
+    before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
+    return f"{dotted_name(before[0])}, which may check who is calling" if before else None
 
 
 def misplaced_decorator(handler: Any) -> str | None:
