@@ -113,6 +113,7 @@ ON_DISPATCH = method_decorator(idempotent(required=False), name="dispatch")
         (lambda: ON_DISPATCH(handlers(dispatch=Own.dispatch)), f"{__name__}.Own.dispatch"),
         (lambda: ON_DISPATCH(type("Orders", (Own, Answering), {})), f"{__name__}.Own.dispatch"),
         (lambda: ON_DISPATCH(handlers(patch=method_decorator(CHECK)(view))), "permission_required"),
+        (lambda: ON_DISPATCH(handlers(patch=method_decorator(partial(CHECK))(view))), "permission_required"),
     ],
 )
 def test_a_dispatch_that_may_check_is_refused_below_the_decorator(rf: Any, make: Any, below: str) -> None:
