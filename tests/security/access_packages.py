@@ -198,6 +198,38 @@ def outcome(make: Callable[[], Any]) -> Any:
         IdempotencyKey.objects.all().delete()
 
 
+def clients() -> list[str]:
+    """The header that says "replayed", for two tokens of one application, then for a token of another application."""
+    from datetime import timedelta
+
+    from django.test import RequestFactory
+    from django.utils import timezone
+    from oauth2_provider.contrib.rest_framework import OAuth2Authentication
+    from oauth2_provider.models import AccessToken, Application
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    class Order(IdempotencyMixin, APIView):
+        authentication_classes = [OAuth2Authentication]
+
+        def post(self, request: Any) -> Any:
+            return Response(201)
+
+    later = timezone.now() + timedelta(hours=1)
+    one, other = (Application.objects.create(authorization_grant_type="client-credentials") for _ in range(2))
+    replayed = []
+    for token, client in (("first", one), ("renewed", one), ("foreign", other)):
+        AccessToken.objects.create(token=token, application=client, expires=later)
+        headers = {"Idempotency-Key": "k", "Authorization": f"Bearer {token}"}
+        replayed.append(Order.as_view()(RequestFactory().post("/", headers=headers))["Idempotency-Replayed"])
+    return replayed
+
+
 if __name__ == "__main__":
     configure()
-    print(json.dumps({name: {order: outcome(make) for order, make in orders(check)} for name, check in checks()}))
+    found: dict[str, Any] = {name: {order: outcome(make) for order, make in orders(check)} for name, check in checks()}
+    if "oauth2_provider" in FOUND and find_spec("rest_framework") is not None:
+        found["clients"] = clients()
+    print(json.dumps(found))

@@ -67,3 +67,10 @@ def test_no_replay_skips_a_check_that_has_changed_its_mind(name: str, orders: se
             assert outcome == [201, 201, 403], order
         else:
             assert " above " in outcome, order
+
+
+def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any) -> None:
+    """Of django-oauth-toolkit, without a user. A token of another application is another caller."""
+    if "clients" not in outcomes:
+        pytest.skip("oauth2_provider or rest_framework is not installed")
+    assert outcomes["clients"] == ["false", "true", "false"]
