@@ -3,10 +3,10 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E012 options under a name that nothing reads, W001 SQLite without IMMEDIATE
-transactions, W002 PostgreSQL with another isolation level than READ COMMITTED, W003 headers that browsers keep from
-other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the key out of
-OpenAPI.
+E008 202 without the status page, E012 options under a name that nothing reads, E013 a schema for each tenant and no
+SCOPE, W001 SQLite without IMMEDIATE transactions, W002 PostgreSQL with another isolation level than READ COMMITTED,
+W003 headers that browsers keep from other origins, W004 a database whose times Django does not take for UTC, W005 a
+schema class that leaves the key out of OpenAPI.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
+from .endpoints.misplaced import misplaced
 from .endpoints.routes import routes
 from .engine.conf import get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
-from .engine.declare.placement import is_drf_view, misplaced_dispatch
+from .engine.declare.placement import is_drf_view
 from .engine.request.atomic_requests import TakenOver, alias_of
 from .engine.request.status_page import status_url
 from .engine.stores import store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
+
+TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
+"""Packages that give each tenant a schema of PostgreSQL."""
 
 
 def register() -> None:
@@ -47,7 +51,20 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [message for alias in sorted(_aliases()) for message in _check_alias(alias)]
+    return [*_check_tenants(), *(message for alias in sorted(_aliases()) for message in _check_alias(alias))]
+
+
+def _check_tenants() -> Iterator[CheckMessage]:
+    """Two tenants may have users with one primary key, and the key table and its locks may be shared."""
+    paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
+    packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
+    if packages and resolve().scope is None:
+        yield Error(
+            f"{' and '.join(sorted(packages))} keeps the users of each tenant in a schema of their own, where users of "
+            "two tenants have one primary key. One could get the stored response of the other.",
+            hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) that names the tenant's id and the user.",
+            id="django_idempotency.E013",
+        )
 
 
 def check_databases(
@@ -111,16 +128,12 @@ def _not_listed(setting: str, names: list[str]) -> str:
 
 
 def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """No protected `dispatch` stands above the authentication of its class, and each route's options fit together."""
+    """No protection stands above a check of who is calling, and each route's options fit together."""
     try:
         get_settings()
     except IdempotencyConfigurationError:
         return []  # E001 reports it, once and not for each route
-    problems = {
-        problem
-        for callback in _callbacks()
-        if (view_class := _view_class(callback)) is not None and (problem := misplaced_dispatch(view_class)) is not None
-    }
+    problems = {problem for callback in _callbacks() for problem in misplaced(callback)}
     messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
     contradictions: set[str] = set()
     for callback, mark in _marks():

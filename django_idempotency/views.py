@@ -11,7 +11,7 @@ from django.views import View
 
 from .engine.conf import SAFE_METHODS, Idempotency, resolve
 from .engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
-from .engine.declare.placement import is_drf_view
+from .engine.declare.placement import is_drf_view, refuse_handler
 from .engine.declare.wrapping import protected_form
 from .engine.request.atomic_requests import as_django_would
 from .engine.request.view_call import ViewCall
@@ -79,6 +79,8 @@ class IdempotencyMixin:
             with self._as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
+        if request.method in options.methods:
+            refuse_handler(getattr(self, verb))
         # Set on the instance, which lives for one request. View.dispatch() calls it last.
         setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
         return parent.dispatch(request, *args, **kwargs)

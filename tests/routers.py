@@ -17,3 +17,10 @@ class KeysOnOther:
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return db == "other" if app_label == "django_idempotency" else None
+
+
+class OtherIsAReplica:
+    """As Django's documentation has it: users are read from either alias, and written to the default one."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"

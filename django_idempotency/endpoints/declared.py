@@ -11,8 +11,8 @@ from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, get_settings, resolve
 from ..engine.declare.callables import unwrapped
-from ..engine.declare.decorators import MARK, VERBS
-from ..engine.declare.placement import method_name
+from ..engine.declare.decorators import VERBS
+from ..engine.declare.placement import MARK, method_name
 
 Layers = tuple[Idempotency, ...]
 

@@ -12,6 +12,7 @@ from rest_framework.views import APIView
 
 from ..engine.conf import SAFE_METHODS, resolve
 from ..engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
+from ..engine.declare.placement import refuse_handler
 from ..engine.request.atomic_requests import as_django_would
 from ..engine.request.pipeline import handle
 from ..exceptions import IdempotencyConfigurationError
@@ -90,8 +91,11 @@ class IdempotencyMixin:
             if options is None:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
+            resolved = resolve(options)
+            if request.method in resolved.methods:
+                refuse_handler(handler)
             call = RestFrameworkViewCall(
-                request._request, handler, (request, *args), kwargs, resolve(options), asked_with=request
+                request._request, handler, (request, *args), kwargs, resolved, asked_with=request
             )
             return handle(call)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 from django.db import transaction
 from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.exceptions import ParseError, UnsupportedMediaType
+from rest_framework.parsers import JSONParser
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
@@ -29,6 +31,8 @@ class RestFrameworkViewCall(ViewCall):
     asked_with: Request
     unparsed: Exception | None = None
     """Why the body could not be parsed, if it could not."""
+    first_hand: HttpResponseBase | None = None
+    """The view's own response, once there is one."""
 
     @property
     def drf_view(self) -> APIView:
@@ -95,11 +99,26 @@ class RestFrameworkViewCall(ViewCall):
         if isinstance(response, Response) and not response.is_rendered:
             response = self.ready(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = _as_it_is
+        if response is not self.first_hand and not hasattr(response, "data"):
+            response.data = self._data_of(response)  # tests and middleware read the data of the framework's responses
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
         view: Any = self.drf_view
-        return self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
+        self.first_hand = self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
+        return self.first_hand
+
+    def _data_of(self, response: Any) -> Any:
+        """The data of a stored response or a problem, as the view's own JSON parser reads it. None: it is not JSON."""
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        readable = not response.streaming and getattr(response, "is_rendered", True)
+        if not readable or not (media_type == "application/json" or media_type.endswith("+json")):
+            return None
+        parsers = [parser for parser in self.asked_with.parsers or () if parser.media_type == "application/json"]
+        try:
+            return (parsers or [JSONParser()])[0].parse(BytesIO(response.content), media_type, {"encoding": "utf-8"})
+        except (ParseError, RecursionError):
+            return None
 
 
 def _raise(error: Exception) -> Any:

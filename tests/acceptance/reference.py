@@ -166,6 +166,7 @@ def answers() -> str:
         problems.missing_key(options),
         problems.invalid_key(options, "…"),
         problems.anonymous_refused(),
+        problems.credential_refused(),
         problems.replay_refused(),
         problems.outstanding(options),
         problems.outcome_unknown(),

@@ -18,6 +18,7 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.bodies import open_body
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import replayed
+from tests.integration import view_urls
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(0, False), (5, False), (6, True)])
@@ -180,3 +181,21 @@ def test_a_large_raw_body_is_no_problem(post: Post) -> None:
     body = b'{"a": "' + b"x" * 3_000_000 + b'"}'
     assert [post("/read_raw", body).content for _ in range(2)] == [b"3000009"] * 2
     assert post("/read_body", body).status_code == 400  # RequestDataTooBig, as without us
+
+
+@pytest.mark.django_db
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize("content_type", ["application/octet-stream", "application/json"])
+def test_one_request_may_be_handed_to_a_view_twice(rf: Any, content_type: str) -> None:
+    """As tests do. The second call replays, although the first has read the stream to its end."""
+    request = rf.post("/", b'"abc"', content_type=content_type, headers={"Idempotency-Key": "k"})
+    answers = [view_urls.read_raw(request) for _ in range(2)]
+    assert [(answer.content, replayed(answer)) for answer in answers] == [(b"5", "false"), (b"5", "true")]
+
+
+@pytest.mark.django_db
+def test_a_view_that_runs_twice_finds_the_body_twice(rf: Any) -> None:
+    """Its first answer was not final, so nothing is replayed."""
+    view = idempotent(record=lambda response: False)(lambda request: HttpResponse(request.read()))
+    request = rf.post("/", b"abc", content_type="text/plain", headers={"Idempotency-Key": "k"})
+    assert [view(request).content for _ in range(2)] == [b"abc", b"abc"]

@@ -147,6 +147,27 @@ class TestChecks:
         if ids == ["E007"]:
             assert messages[0].msg.startswith(f"{__name__}.TestChecks.test_e007_and_e008")
 
+    @pytest.mark.parametrize("engine", ["django_tenants.postgresql_backend", "tenant_schemas.postgresql_backend"])
+    def test_e013_a_schema_for_each_tenant_needs_a_scope(
+        self, monkeypatch: pytest.MonkeyPatch, settings: Any, engine: str
+    ) -> None:
+        """Users of two tenants have one primary key. A callable that names the tenant is enough."""
+        from django.db import connections
+
+        monkeypatch.setitem(connections.settings["default"], "ENGINE", engine)
+        (message,) = check_settings(None)
+        assert message.id == "django_idempotency.E013"
+        assert message.msg.startswith(f"{engine.partition('.')[0]} keeps the users of each tenant in a schema")
+        settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.tenant.pk}:{request.user.pk}"}
+        assert check_settings(None) == []
+
+    def test_e013_by_the_installed_app(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A project may have a database engine of its own."""
+        from django.conf import settings
+
+        monkeypatch.setattr(settings, "INSTALLED_APPS", [*settings.INSTALLED_APPS, "django_pgschemas.apps.Config"])
+        assert self.ids(check_settings(None)) == ["django_idempotency.E013"]
+
     def test_without_urls_there_is_nothing_to_check(self, settings: Any) -> None:
         """A project without ROOT_URLCONF, such as a worker's."""
         settings.ROOT_URLCONF = None

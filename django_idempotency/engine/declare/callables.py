@@ -16,8 +16,14 @@ def unwrapped(function: Any) -> Iterator[Any]:
         function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
 
 
+def innermost(function: Any) -> Any:
+    """The function below all its decorators, see `unwrapped`."""
+    *_, found = unwrapped(function)
+    return found
+
+
 def dotted_name(function: Any) -> str:
     """The dotted name of the innermost function. An object that is not a function is named by its class."""
-    *_, innermost = unwrapped(function)
-    named = innermost if hasattr(innermost, "__qualname__") else type(innermost)
+    found = innermost(function)
+    named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"

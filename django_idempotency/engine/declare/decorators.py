@@ -13,13 +13,11 @@ from ..conf import Idempotency, Keywords, as_options, for_methods, resolve
 from ..request.atomic_requests import TakenOver
 from ..request.view_call import ViewCall
 from . import frameworks
-from .placement import method_name, refuse_class, refuse_routing, refuse_view
+from .placement import MARK, method_name, refuse_class, refuse_routing, refuse_view
 from .wrapping import protected_form
 
 F = TypeVar("F", bound=Callable[..., Any])
 VERBS = frozenset({"post", "put", "patch", "delete"})
-MARK = "_idempotency_layers"
-"""On a protected callable: its option layers, nearest first."""
 
 
 @overload

@@ -6,13 +6,20 @@ Above that code a response would be replayed to another caller, or to a token th
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from django.http import HttpRequest
+from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
+from .access_checks import access_check
+from .callables import dotted_name, innermost
+
+MARK = "_idempotency_layers"
+"""On a protected callable: its option layers, nearest first."""
 
 DRF_ORDER = """
     @api_view(["POST"])
@@ -30,7 +37,19 @@ MIXIN_ORDER = """
     class OrderView(LoginRequiredMixin, View):
         @method_decorator(idempotent)
         def post(self, request): ..."""
+CHECKED_HANDLER = """
+    class OrderView(View):
+        @method_decorator(permission_required("shop.add_order"))
+        @method_decorator(idempotent)
+        def post(self, request): ..."""
+CHECKED_CLASS = """
+    class OrderView(IdempotencyMixin, PermissionRequiredMixin, View): ...
 
+    @method_decorator(permission_required("shop.add_order"), name="dispatch")
+    class OrderView(IdempotencyMixin, View): ...
+
+    class OrderView(IdempotencyMixin, APIView):
+        permission_classes = [MayOrder]"""
 NINJA_ORDER = """
     from django_idempotency.ninja import idempotent_operation
 
@@ -59,9 +78,11 @@ def refuse_view(view: Any) -> None:
     if "redirect_field_name" in getattr(view, "__dict__", {}):
         # Set by user_passes_test on what login_required, permission_required and the like return.
         _refuse(f"idempotent stands above the login check of {_name(view)}. Put it below:\n{LOGIN_ORDER}")
+    if (check := access_check(view)) is not None:
+        _refuse(f"idempotent stands above {check}, which checks who calls {_name(view)}. Put it below:\n{LOGIN_ORDER}")
     view_class = getattr(view, "view_class", None)
-    if view_class is not None and _access_mixins(view_class.__mro__):
-        _refuse(f"idempotent stands above the access mixin of {view_class.__name__}. Put it below:\n{MIXIN_ORDER}")
+    if view_class is not None and (problem := _checked_below(view_class, view_class.__mro__)) is not None:
+        _refuse(f"idempotent stands above {problem}. Put it below:\n{MIXIN_ORDER}")
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         _refuse(
             'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
@@ -101,9 +122,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 def misplaced_dispatch(view_class: type) -> str | None:
     """Why the protected `dispatch` of this class stands too high, or None. Also asked by the system check."""
     mro = view_class.__mro__
-    decorated = next(
-        (i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), "_idempotency_layers")), None
-    )
+    decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
         return None
     if is_drf_view(view_class):
@@ -111,12 +130,55 @@ def misplaced_dispatch(view_class: type) -> str | None:
             f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where no user is "
             f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
         )
-    if _access_mixins(mro[decorated:]):
+    if (problem := _checked_below(view_class, mro[decorated:])) is not None:
         return (
-            f"idempotent decorates the dispatch of {view_class.__name__} above its access mixin. "
+            f"idempotent decorates the dispatch of {view_class.__name__} above {problem}. "
             f"Put it on the handler:\n{MIXIN_ORDER}"
         )
     return None
+
+
+def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
+    """What stands below a protected `dispatch` and may decide who the caller is, or None.
+
+    Args:
+        classes: those of the view's MRO that stand below the protection.
+    """
+    if any(_is_access_mixin(cls) for cls in classes):
+        return "its access mixin"
+    verbs = [verb for verb in view_class.http_method_names if verb.upper() not in SAFE_METHODS]
+    handlers = [handler for verb in verbs if (handler := getattr(view_class, verb, None)) is not None]
+    dispatches = [vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)]
+    for function in (*handlers, *dispatches):
+        if (check := access_check(function, below=MARK)) is not None:
+            return f"{check}, which checks who is calling"
+    # A dispatch stands before the handlers, perhaps to check who is calling. Without handlers one dispatch answers.
+    own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
+    before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
+    return f"{dotted_name(before[0])}, which may check who is calling" if before else None
+
+
+def misplaced_decorator(handler: Any) -> str | None:
+    """Why the decorator of this handler stands too high, or None. Also known on the first request."""
+    if (check := access_check(handler, below=MARK)) is None:
+        return None
+    return f"idempotent stands above {check}, which checks who calls {_name(handler)}. Put it below:\n{CHECKED_HANDLER}"
+
+
+def refuse_handler(handler: Any) -> None:
+    """Refuse a handler that a mixin protects, if the handler's own decorators check who is calling."""
+    if (problem := misplaced_mixin(handler)) is not None:
+        _refuse(problem)
+
+
+def misplaced_mixin(handler: Any) -> str | None:
+    """Why a mixin cannot protect this handler, or None. The mixin's protection stands above all its decorators."""
+    if (check := access_check(handler)) is None:
+        return None
+    return (
+        f"IdempotencyMixin stands above {check}, which checks who calls {_name(handler)}: a replay would skip the "
+        f"check. Let the check come before the handler:\n{CHECKED_CLASS}"
+    )
 
 
 def method_name(view: Any) -> str:
@@ -132,10 +194,10 @@ def is_drf_view(cls: Any) -> bool:
     )
 
 
-def _access_mixins(classes: tuple[type, ...]) -> bool:
+def _is_access_mixin(cls: type) -> bool:
     # If the project has not imported the module, no class comes from it.
     module = sys.modules.get("django.contrib.auth.mixins")
-    return module is not None and any(issubclass(cls, module.AccessMixin) for cls in classes)
+    return module is not None and issubclass(cls, module.AccessMixin)
 
 
 def _refuse_ninja(name: str) -> NoReturn:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from hashlib import sha256
+from importlib import import_module
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.contrib.sessions.backends import signed_cookies
+from django.db import DEFAULT_DB_ALIAS, router
+from django.db.models import Model
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings
 
-STABLE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
-"""Authorization schemes whose credential is the same in a retry. Digest, AWS4 and Signature are new each time."""
-SIGNED_COOKIES = "django.contrib.sessions.backends.signed_cookies"
-"""The session engine whose cookie holds the session's data, and so changes with the data."""
+BARE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
+"""Names of Authorization schemes. Such a name alone, without a credential, identifies no caller."""
+CHANGING_SCHEMES = re.compile(
+    r"aws|aws4.*|.*hmac.*|scram-.*"
+    r"|concealed|digest|dpop|hawk|hoba|mac|mutual|negotiate|ntlm|oauth|privatetoken|sharedkey|signature|vapid"
+)
+"""Authorization schemes whose value is new in each request, in lower case. A retry would have another scope."""
 ANONYMOUS = "anonymous"
+
+
+class ChangingCredential(Exception):
+    """The client sent a credential that is new in each request, so the credential does not identify a retry.
+
+    Attributes:
+        scheme: the Authorization scheme, as the client spelled it.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__(scheme)
+        self.scheme = scheme
 
 
 def scope_of(request: Any, options: Idempotency) -> str | None:
@@ -25,6 +45,7 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
+        ChangingCredential: the client's credential does not identify the caller, and nothing else does.
     """
     if options.scope is not None:
         scope = options.scope(request)
@@ -68,7 +89,39 @@ def auth_scope(auth: Any) -> str:
             f"request.auth is of type {type(auth).__qualname__!r}, which does not tell who is calling. Return a "
             "user, a model instance or the token from the authenticator, or pass scope=callable(request)."
         )
-    return account_scope(auth)
+    return _client_scope(auth) if _is_access_token(auth) else account_scope(auth)
+
+
+def _client_scope(token: Model) -> str:
+    """The scope of an OAuth 2 access token: its client, and its user if there is one. No query.
+
+    The row itself does not last: a client may get a new token before it retries.
+
+    Raises:
+        IdempotencyConfigurationError: the token belongs to no client and no user.
+    """
+    owners = [owner for name in ("application", "user") if (owner := _owner(token, name)) is not None]
+    if not owners:
+        raise IdempotencyConfigurationError(
+            f"request.auth is a {token._meta.label} of no application and no user, and a new token would be another "
+            "caller. Pass scope=callable(request)."
+        )
+    return "+".join(owners)
+
+
+def _owner(row: Model, name: str) -> str | None:
+    """Name, model and primary key of what a foreign key points at, or None."""
+    field: Any = row._meta.get_field(name)
+    value = getattr(row, field.attname)
+    return None if value is None else f"{name}:{_place(field.related_model, row)}:{value}"
+
+
+def _is_access_token(auth: Any) -> bool:
+    """By name, so that nothing is imported: is it a token of django-oauth-toolkit, or of the project's own model?"""
+    return any(
+        base.__module__ == "oauth2_provider.models" and base.__name__ == "AbstractAccessToken"
+        for base in auth.__class__.__mro__
+    )
 
 
 def account_scope(user: Any) -> str:
@@ -82,10 +135,22 @@ def account_scope(user: Any) -> str:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    meta = getattr(user, "_meta", None)
+    # Of a lazily wrapped user, such as Django's own, type() is the wrapper. __class__ is the user's class.
+    kind = user.__class__
+    place = _place(kind, user) if isinstance(user, Model) else f"{kind.__module__}.{kind.__qualname__}"
+    return f"user:{place}:{primary_key}"
+
+
+def _place(model: Any, row: Model) -> str:
+    """The model of a row and, where it is not the default, the database that the row belongs to.
+
+    Two databases may hold two people with one primary key.
+    """
     # A proxy model is another view of the same account.
-    label = meta.concrete_model._meta.label if meta else f"{type(user).__module__}.{type(user).__qualname__}"
-    return f"user:{label}:{primary_key}"
+    label: str = model._meta.concrete_model._meta.label
+    # Where the row is written, not where it was read: a retry may read another replica.
+    alias = router.db_for_write(model, instance=row)
+    return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any) -> str | None:
@@ -93,25 +158,59 @@ def _credential(request: Any) -> str | None:
     # All of them: tenants behind one gateway may send the same Authorization and different API keys.
     if sent := dict(_credentials(request)):
         return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
+    if (secret := _form_secret(request)) is not None:
+        return credential_scope("csrf", secret)
     # The cookie as it was sent, not request.session's key. A retry sends the old cookie, even if the lost response
     # had set a new one.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
-    if session and django_settings.SESSION_ENGINE != SIGNED_COOKIES:
+    if session and not _session_is_in_the_cookie():
         return credential_scope("session", session)
     return None
 
 
 def _credentials(request: Any) -> Iterator[tuple[str, str]]:
-    """Name and value of each credential header that stays the same in a retry."""
+    """Name and value of each credential header.
+
+    Raises:
+        ChangingCredential: for an Authorization scheme whose value is new in each request.
+    """
     for header in get_settings().credential_headers:
         value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
-        if value and header.lower() == "authorization":
-            scheme, _, rest = value.partition(" ")
-            if scheme.lower() not in STABLE_SCHEMES or not rest.strip():
-                continue
-            value = f"{scheme.lower()} {rest.strip()}"
+        if header.lower() == "authorization":
+            value = _authorization(value)
         if value:
             yield header.lower(), value
+
+
+def _authorization(value: str) -> str:
+    """The value of `Authorization` with its scheme in lower case. Empty if it holds no credential."""
+    scheme, *rest = value.split(maxsplit=1)[:2] or [""]
+    if CHANGING_SCHEMES.fullmatch(scheme.lower()):
+        raise ChangingCredential(scheme)
+    if rest:
+        return f"{scheme.lower()} {rest[0]}"
+    return "" if scheme.lower() in BARE_SCHEMES else scheme  # a token without a scheme
+
+
+def _form_secret(request: Any) -> str | None:
+    """The CSRF secret of a browser, if Django has checked the secret of this request.
+
+    A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
+    answer, so that the second click would be another caller.
+    """
+    checked = getattr(request, "csrf_processing_done", False)
+    if not checked or getattr(request, "_dont_enforce_csrf_checks", False):
+        return None
+    if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
+        return None  # with CSRF_USE_SESSIONS the session begins with the form
+    secret: str | None = request.META.get("CSRF_COOKIE")
+    return secret
+
+
+def _session_is_in_the_cookie() -> bool:
+    """Does the session cookie hold the session's data, and so change with the data?"""
+    engine = import_module(django_settings.SESSION_ENGINE)
+    return issubclass(engine.SessionStore, signed_cookies.SessionStore)
 
 
 def credential_scope(kind: str, value: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, assert_never
 
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
-from ..events import REPLAYED, report
+from ..events import REPLAYED, harmless, report
 from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
@@ -20,12 +22,15 @@ from ..protocol.snapshots import Snapshot
 from ..stores import store_for
 from . import problems
 from .atomic_requests import NO_TRANSACTION, alias_of, as_django_would
+from .callers import ChangingCredential
 from .capture import restore
 from .key import read_key
 from .observing import observed
 from .problems import Problem
 from .status_page import accepted
 from .view_call import RUNNING, ViewCall
+
+logger = logging.getLogger("django_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,11 @@ def _wish(call: ViewCall) -> Wish:
         return problems.invalid_key(options, str(error))
     if key is None:
         return problems.missing_key(options, call.request) if options.required else Unprotected()
-    scope = call.scope()
+    try:
+        scope = call.scope()
+    except ChangingCredential as credential:
+        _tell_developer(call.operation_name(), credential.scheme)
+        return problems.credential_refused()
     if scope is None:
         return problems.anonymous_refused()
     return ClaimRequest(
@@ -80,6 +89,17 @@ def _wish(call: ViewCall) -> Wish:
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
     )
+
+
+@lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
+def _tell_developer(operation: str, scheme: str) -> None:
+    with harmless():
+        logger.warning(
+            "%s refused an idempotency key: the Authorization scheme %.40r changes with each request, so it does not "
+            "identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
+            operation,
+            scheme,
+        )
 
 
 def _refuse_a_second_protection(call: ViewCall) -> None:

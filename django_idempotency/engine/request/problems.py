@@ -25,6 +25,8 @@ UNKNOWN_RETRY_AFTER = "60"
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
+UNIDENTIFIED = "Idempotency-Key needs an identified caller"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -70,9 +72,12 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
 
 def anonymous_refused() -> Problem:
     detail = _("Only callers who can be told apart may use idempotency keys here. Send your credentials.")
-    return Problem(
-        code="unidentified-caller", status=403, title="Idempotency-Key needs an identified caller", detail=detail
-    )
+    return Problem(code="unidentified-caller", status=403, title=UNIDENTIFIED, detail=detail)
+
+
+def credential_refused() -> Problem:
+    detail = _("Your credentials change with each request, so this operation cannot recognize a retry by them.")
+    return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
 
 
 def outstanding(options: Idempotency) -> Problem:

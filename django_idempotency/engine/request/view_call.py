@@ -58,8 +58,10 @@ class ViewCall:
         """Method and route: what is asked for, without the arguments of the route."""
         if self.options.operation is not None:
             return self.options.operation
-        match_ = self.request.resolver_match
-        route = match_.route if match_ else f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
+        # A test or a middleware may have set a resolver match with less than Django's.
+        route = getattr(self.request.resolver_match, "route", None)
+        if route is None:
+            route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.request.method} {route}"
 
     def scope(self) -> str | None:
@@ -147,7 +149,7 @@ class ViewCall:
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
         match_ = self.request.resolver_match
-        args, kwargs = (match_.args, match_.kwargs) if match_ else ((), self.kwargs)
+        args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", self.kwargs)
         return bool(allowed(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:

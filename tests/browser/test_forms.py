@@ -1,0 +1,49 @@
+"""A visitor without an account and without a session, who clicks twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.browser.form_urls")]
+
+
+@pytest.fixture(autouse=True)
+def sessions(settings: Any) -> None:
+    """Of all requests in this file, also those of the page's server."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.form_urls.sessions"]
+
+
+def cookies(page: Any) -> set[str]:
+    return {cookie["name"] for cookie in page.context.cookies()}
+
+
+def test_a_double_click_orders_once(page: Any) -> None:
+    """The browser drops the first answer, and shows the second."""
+    page.goto("/order")
+    assert cookies(page) == {"csrftoken"}
+    page.dblclick("button")
+    page.wait_for_selector("#number")
+    assert Order.objects.count() == 1
+    assert int(page.inner_text("#number")) == Order.objects.get().pk
+
+
+def test_a_click_after_going_back_orders_nothing_more(page: Any) -> None:
+    """The first answer has begun a session, so this click comes with another cookie than the first."""
+    page.goto("/order")
+    key = page.input_value("[name=idempotency_key]")
+    page.click("button")
+    page.wait_for_selector("#number")
+    assert cookies(page) == {"csrftoken", "sessionid"}
+    page.go_back()
+    page.wait_for_selector("button")
+    # The browser may have kept the page with its key, or asked for a new one. The old key is sent again.
+    page.eval_on_selector("[name=idempotency_key]", "(field, key) => { field.value = key }", key)
+    page.click("button")
+    page.wait_for_selector("#number")
+    assert page.inner_text("#clicks") == "2"
+    assert Order.objects.count() == 1
+    assert int(page.inner_text("#number")) == Order.objects.get().pk

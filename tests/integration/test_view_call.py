@@ -1,0 +1,149 @@
+"""What a view may return, and how little of Django's may be around it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.handlers.base import BaseHandler
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_idempotency import idempotent
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.views import IdempotencyMixin
+from tests.http import replayed
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_view_call")]
+
+
+def returns(request: HttpRequest) -> Any:
+    """None, or a coroutine that nothing awaits."""
+    Order.objects.create()
+    return asyncio.sleep(0) if "coroutine" in request.GET else None
+
+
+class Bare(View):
+    def post(self, request: HttpRequest) -> Any:
+        return returns(request)
+
+
+class Mixed(IdempotencyMixin, Bare):
+    pass
+
+
+class Handler(View):
+    post = method_decorator(idempotent)(Bare.post)
+
+
+@method_decorator(idempotent, name="dispatch")
+class Dispatch(Bare):
+    pass
+
+
+class Asynchronous(IdempotencyMixin, View):
+    async def post(self, request: HttpRequest) -> Any:
+        return asyncio.sleep(0) if "coroutine" in request.GET else None
+
+
+VIEWS = {
+    "function": idempotent(returns),
+    "mixin": Mixed.as_view(),
+    "handler": Handler.as_view(),
+    "dispatch": Dispatch.as_view(),
+    "asynchronous": Asynchronous.as_view(),
+}
+urlpatterns = [*(path(name, view) for name, view in VIEWS.items())]
+
+
+def djangos_words(response: Any) -> str:
+    """What Django says of this response, after the view's name."""
+    with pytest.raises(ValueError, match="HttpResponse") as caught:
+        BaseHandler().check_response(response, returns)
+    return str(caught.value).removeprefix(f"The view {__name__}.returns")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("function", "returns"),
+        ("mixin", "Bare.post"),
+        ("handler", "Bare.post"),
+        ("dispatch", "View.dispatch"),
+        ("asynchronous", "Asynchronous.post"),
+    ],
+)
+@pytest.mark.parametrize(("query", "told"), [("", "returned None"), ("?coroutine", "returned an unawaited coroutine")])
+def test_a_view_that_returns_no_response_is_told_in_djangos_words(
+    client: Any, path: str, name: str, query: str, told: str
+) -> None:
+    """And before the COMMIT: nothing is written. No coroutine is left behind."""
+    coroutine = asyncio.sleep(0)
+    coroutine.close()
+    with pytest.raises(ValueError, match=told) as caught:
+        client.post(f"/{path}{query}", headers={"Idempotency-Key": "k"})
+    djangos = "django.views.generic.base" if name == "View.dispatch" else __name__
+    assert str(caught.value) == f"The view {djangos}.{name}{djangos_words(coroutine if query else None)}"
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+
+def test_anything_else_is_no_response_either(rf: Any) -> None:
+    """Django would fail somewhere in its middleware."""
+    with pytest.raises(ValueError, match=r"HttpResponse object\. It returned 'text'"):
+        idempotent(lambda request: "text")(rf.post("/", headers={"Idempotency-Key": "k"}))
+
+
+@pytest.mark.parametrize("match_", [SimpleNamespace(), SimpleNamespace(route="orders/")])
+def test_a_resolver_match_may_have_less_than_djangos(rf: Any, match_: Any) -> None:
+    """Without func, args and kwargs, and without a route: then the view names the operation."""
+
+    @idempotent(required=False, may_replay=lambda request, number: number == 1)
+    def view(request: HttpRequest, number: int) -> HttpResponse:
+        return HttpResponse("ran")
+
+    def send(**headers: str) -> HttpResponse:
+        request = rf.post("/", headers=headers)
+        request.resolver_match = match_
+        return view(request, number=1)
+
+    assert send().content == b"ran"
+    assert [replayed(send(**{"Idempotency-Key": "k"})) for _ in range(2)] == ["false", "true"]
+    name = getattr(match_, "route", f"{__name__}.{view.__qualname__}")
+    assert IdempotencyKey.objects.get().operation == f"POST {name}"
+
+
+def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -> None:
+    """Django's own has no route if a test makes it."""
+    from django.urls import ResolverMatch
+
+    def first(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("first")
+
+    def second(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("second")
+
+    answers = []
+    for view in (first, second):
+        request = rf.post("/", headers={"Idempotency-Key": "k"})
+        request.resolver_match = ResolverMatch(view, (), {})
+        answers.append(idempotent(view)(request).content)
+    assert answers == [b"first", b"second"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_asynchronous_view_is_told_under_asgi_too() -> None:
+    """The same words."""
+
+    async def send() -> None:
+        await AsyncClient().post("/asynchronous", headers={"Idempotency-Key": "k"})
+
+    with pytest.raises(ValueError, match="returned None") as caught:
+        async_to_sync(send)()
+    assert str(caught.value) == f"The view {__name__}.Asynchronous.post{djangos_words(None)}"

@@ -1,0 +1,235 @@
+"""A project with the access checks of other packages. Prints what became of each order, as JSON.
+
+A process of its own: these packages have models, and so must be among the installed apps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import django
+from django.conf import settings
+
+PACKAGES = ("braces", "guardian", "oauth2_provider", "rules")
+FOUND = [name for name in PACKAGES if find_spec(name) is not None]
+TOKEN = "Bearer of-a-client"
+
+
+def configure() -> None:
+    settings.configure(
+        SECRET_KEY="only for tests",
+        DATABASES={
+            "default": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": ":memory:",
+                "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+            }
+        },
+        INSTALLED_APPS=[
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django_idempotency",
+            *(name for name in FOUND if name != "braces"),
+        ],
+        AUTHENTICATION_BACKENDS=["django.contrib.auth.backends.ModelBackend"],
+        ANONYMOUS_USER_NAME=None,
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+        SILENCED_SYSTEM_CHECKS=["guardian.W001"],
+        ALLOWED_HOSTS=["testserver"],
+        ROOT_URLCONF="tests.urls",
+        MIGRATION_MODULES=dict.fromkeys(("auth", "contenttypes", *FOUND)),  # their tables without their history
+        USE_TZ=True,
+    )
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", run_syncdb=True, verbosity=0)
+
+
+def checks() -> Iterator[tuple[str, Any]]:
+    """Each decorator and each mixin, by name. All ask for the permission, or for the token."""
+    from django.contrib.auth import decorators, mixins
+
+    perm = "auth.view_user"
+    with_permission = {"permission_required": perm, "raise_exception": True}
+    yield "django permission_required", decorators.permission_required(perm, raise_exception=True)
+    yield "django PermissionRequiredMixin", type("Check", (mixins.PermissionRequiredMixin,), with_permission)
+    if "rules" in FOUND:
+        from rules.contrib import views
+
+        yield "rules permission_required", views.permission_required(perm, raise_exception=True)
+        yield "rules PermissionRequiredMixin", type("Check", (views.PermissionRequiredMixin,), with_permission)
+    if "guardian" in FOUND:
+        from guardian.decorators import permission_required_or_403
+        from guardian.mixins import PermissionRequiredMixin
+
+        yield "guardian permission_required_or_403", permission_required_or_403(perm, accept_global_perms=True)
+        globally = {"accept_global_perms": True, "return_403": True, "get_permission_object": lambda self: None}
+        yield (
+            "guardian PermissionRequiredMixin",
+            type("Check", (PermissionRequiredMixin,), {**with_permission, **globally}),
+        )
+    if "braces" in FOUND:
+        from braces.views import PermissionRequiredMixin as Braces
+
+        yield "braces PermissionRequiredMixin", type("Check", (Braces,), with_permission)
+    if "oauth2_provider" in FOUND:
+        from oauth2_provider.decorators import protected_resource
+        from oauth2_provider.views.mixins import ProtectedResourceMixin
+
+        yield "oauth2_provider protected_resource", protected_resource()
+        yield "oauth2_provider ProtectedResourceMixin", ProtectedResourceMixin
+
+
+def view(request: Any) -> Any:
+    from django.http import HttpResponse
+
+    return HttpResponse("secret", status=201)
+
+
+def post(self: Any, request: Any) -> Any:
+    return view(request)
+
+
+def orders(check: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each way to put a check and the protection into an order, by name."""
+    from django.utils.decorators import method_decorator
+    from django.views import View
+
+    from django_idempotency import idempotent
+    from django_idempotency.views import IdempotencyMixin
+
+    def of(*bases: type, **attributes: Any) -> Any:
+        return type("Secret", (*bases, View), attributes)
+
+    on_dispatch = method_decorator(idempotent, name="dispatch")
+    protected_post = method_decorator(idempotent)(post)
+    if isinstance(check, type):
+        yield "right: the handler", lambda: of(check, post=protected_post).as_view()
+        yield "right: the mixin first", lambda: of(IdempotencyMixin, check, post=post).as_view()
+        yield "right: the mixin second", lambda: of(check, IdempotencyMixin, post=post).as_view()
+        yield "wrong: dispatch", lambda: on_dispatch(of(check, post=post)).as_view()
+        yield "wrong: the view", lambda: idempotent(of(check, post=post).as_view())
+        return
+    checked_post = method_decorator(check)(post)
+    yield "right: a function", lambda: check(idempotent(view))
+    yield "right: one list", lambda: of(post=method_decorator([check, idempotent])(post)).as_view()
+    yield "right: the handler", lambda: of(post=method_decorator(check)(protected_post)).as_view()
+    yield (
+        "right: dispatch, then dispatch",
+        lambda: method_decorator(check, name="dispatch")(on_dispatch(of(post=post))).as_view(),
+    )
+    yield (
+        "right: dispatch, then the mixin",
+        lambda: method_decorator(check, name="dispatch")(of(IdempotencyMixin, post=post)).as_view(),
+    )
+    yield "wrong: a function", lambda: idempotent(check(view))
+    yield "wrong: one list", lambda: of(post=method_decorator([idempotent, check])(post)).as_view()
+    yield "wrong: the handler", lambda: of(post=method_decorator(idempotent)(checked_post)).as_view()
+    yield "wrong: dispatch over the handler", lambda: on_dispatch(of(post=checked_post)).as_view()
+    yield (
+        "wrong: dispatch over dispatch",
+        lambda: on_dispatch(method_decorator(check, name="dispatch")(of(post=post))).as_view(),
+    )
+    yield "wrong: the mixin", lambda: of(IdempotencyMixin, post=checked_post).as_view()
+    yield "wrong: the view", lambda: idempotent(of(post=checked_post).as_view())
+
+
+def grant() -> Any:
+    """A user with the permission, and a client's token."""
+    from datetime import timedelta
+
+    from django.contrib.auth.models import Permission, User
+    from django.utils import timezone
+
+    user = User.objects.create_user("ada")
+    user.user_permissions.add(Permission.objects.get(codename="view_user", content_type__app_label="auth"))
+    if "oauth2_provider" in FOUND:
+        from oauth2_provider.models import AccessToken, Application
+
+        client = Application.objects.create(client_type="confidential", authorization_grant_type="client-credentials")
+        later = timezone.now() + timedelta(hours=1)
+        AccessToken.objects.create(token=TOKEN.split()[1], application=client, user=user, expires=later)
+    return user
+
+
+def withdraw(user: Any) -> None:
+    user.user_permissions.clear()
+    if "oauth2_provider" in FOUND:
+        from oauth2_provider.models import AccessToken, Application
+
+        AccessToken.objects.all().delete()
+        Application.objects.all().delete()
+
+
+def outcome(make: Callable[[], Any]) -> Any:
+    """The statuses of a first request, a retry, and a retry after the permission was withdrawn; or why not."""
+    from django.contrib.auth.models import User
+    from django.core.exceptions import PermissionDenied
+    from django.test import RequestFactory
+
+    from django_idempotency import IdempotencyConfigurationError
+    from django_idempotency.models import IdempotencyKey
+
+    def send() -> int:
+        headers = {"Idempotency-Key": "k", "Authorization": TOKEN}
+        request: Any = RequestFactory().post("/", headers=headers)
+        request.user = User.objects.get(pk=user.pk)
+        try:
+            return int(callback(request).status_code)
+        except PermissionDenied:
+            return 403
+
+    user = grant()
+    try:
+        callback = make()
+        statuses = [send(), send()]
+        withdraw(user)
+        return [*statuses, send()]
+    except IdempotencyConfigurationError as error:
+        withdraw(user)
+        return str(error).partition("\n")[0]
+    finally:
+        user.delete()
+        IdempotencyKey.objects.all().delete()
+
+
+def clients() -> list[str]:
+    """The header that says "replayed", for two tokens of one application, then for a token of another application."""
+    from datetime import timedelta
+
+    from django.test import RequestFactory
+    from django.utils import timezone
+    from oauth2_provider.contrib.rest_framework import OAuth2Authentication
+    from oauth2_provider.models import AccessToken, Application
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    class Order(IdempotencyMixin, APIView):
+        authentication_classes = [OAuth2Authentication]
+
+        def post(self, request: Any) -> Any:
+            return Response(201)
+
+    later = timezone.now() + timedelta(hours=1)
+    one, other = (Application.objects.create(authorization_grant_type="client-credentials") for _ in range(2))
+    replayed = []
+    for token, client in (("first", one), ("renewed", one), ("foreign", other)):
+        AccessToken.objects.create(token=token, application=client, expires=later)
+        headers = {"Idempotency-Key": "k", "Authorization": f"Bearer {token}"}
+        replayed.append(Order.as_view()(RequestFactory().post("/", headers=headers))["Idempotency-Replayed"])
+    return replayed
+
+
+if __name__ == "__main__":
+    configure()
+    found: dict[str, Any] = {name: {order: outcome(make) for order, make in orders(check)} for name, check in checks()}
+    if "oauth2_provider" in FOUND and find_spec("rest_framework") is not None:
+        found["clients"] = clients()
+    print(json.dumps(found))

@@ -1,0 +1,76 @@
+"""Permissions that are withdrawn: the checks of other packages come before a replay, or the order is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ORDERS_OF_A_DECORATOR = {
+    "right: a function",
+    "right: one list",
+    "right: the handler",
+    "right: dispatch, then dispatch",
+    "right: dispatch, then the mixin",
+    "wrong: a function",
+    "wrong: one list",
+    "wrong: the handler",
+    "wrong: dispatch over the handler",
+    "wrong: dispatch over dispatch",
+    "wrong: the mixin",
+    "wrong: the view",
+}
+ORDERS_OF_A_MIXIN = {
+    "right: the handler",
+    "right: the mixin first",
+    "right: the mixin second",
+    "wrong: dispatch",
+    "wrong: the view",
+}
+CHECKS = [
+    ("django permission_required", ORDERS_OF_A_DECORATOR),
+    ("django PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
+    ("rules permission_required", ORDERS_OF_A_DECORATOR),
+    ("rules PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
+    ("guardian permission_required_or_403", ORDERS_OF_A_DECORATOR),
+    ("guardian PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
+    ("braces PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
+    ("oauth2_provider protected_resource", ORDERS_OF_A_DECORATOR),
+    ("oauth2_provider ProtectedResourceMixin", ORDERS_OF_A_MIXIN),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Any:
+    """What the project of these packages printed."""
+    command = [sys.executable, "-W", "error", "-m", "tests.security.access_packages"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize(("name", "orders"), CHECKS, ids=[name for name, _ in CHECKS])
+def test_no_replay_skips_a_check_that_has_changed_its_mind(name: str, orders: set[str], outcomes: Any) -> None:
+    """In the right order the third answer is 403. In the wrong order the view does not run at all."""
+    package = name.split()[0]
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    assert set(outcomes[name]) == orders
+    for order, outcome in outcomes[name].items():
+        if order.startswith("right"):
+            assert outcome == [201, 201, 403], order
+        else:
+            assert " above " in outcome, order
+
+
+def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any) -> None:
+    """Of django-oauth-toolkit, without a user. A token of another application is another caller."""
+    if "clients" not in outcomes:
+        pytest.skip("oauth2_provider or rest_framework is not installed")
+    assert outcomes["clients"] == ["false", "true", "false"]

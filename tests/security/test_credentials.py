@@ -1,0 +1,230 @@
+"""What identifies a caller: an Authorization scheme, a database, a lazily wrapped user, a token, a form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.contrib.sessions.backends import signed_cookies
+from django.db import models
+from django.http import HttpRequest
+from django.test import Client, RequestFactory
+from django.test.utils import isolate_apps
+from django.utils.functional import SimpleLazyObject
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request import pipeline
+from django_idempotency.engine.request.callers import account_scope, auth_scope, scope_of
+from django_idempotency.maintenance.erasure import scope_of_user
+from django_idempotency.models import IdempotencyKey
+from tests.security import caller_urls
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.security.caller_urls")]
+CHANGING = [
+    'Digest username="a", response="b"',
+    "AWS4-HMAC-SHA256 Credential=a, Signature=b",
+    "AWS4-ECDSA-P256-SHA256 Credential=a",
+    "AWS a:b",
+    "Signature keyId=a",
+    "Hawk id=a",
+    "Negotiate a",
+    "NTLM a",
+    "OAuth oauth_nonce=a",
+    "DPoP a",
+    "HMAC-SHA256 a",
+    "SharedKey a:b",
+    "digest",
+    "hAwK\tid=a",
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    caller_urls.RUNS.clear()
+    pipeline._tell_developer.cache_clear()
+    yield
+    pipeline._tell_developer.cache_clear()
+
+
+def scope(rf: RequestFactory, **headers: str) -> str | None:
+    return scope_of(rf.post("/", headers=headers), resolve())
+
+
+@pytest.mark.parametrize(
+    "template", ["JWT {}", "ApiKey {}", "Key {}", "{}", "SSWS {}", "PRIVATE-TOKEN {}", "Bearer\t{}", "token={}"]
+)
+def test_every_scheme_that_stays_the_same_identifies_its_caller(post: Post, template: str) -> None:
+    """Where the project checks its tokens itself, no other token gets the answer."""
+    tokens = ("alice", "bob", "alice")
+    answers = [post("/plain", headers={"Authorization": template.format(token)}) for token in tokens]
+    assert [answer.json()["secret"] for answer in answers] == ["of run 1", "of run 2", "of run 1"]
+    assert not IdempotencyKey.objects.filter(scope="anonymous").exists()
+
+
+@pytest.mark.parametrize("value", CHANGING)
+def test_a_scheme_that_changes_with_each_request_is_refused(
+    post: Post, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    """With 403 to the client, because a client must not be able to make errors; the developer is told once."""
+    with caplog.at_level(logging.WARNING, "django_idempotency"):
+        answers = [post("/plain", headers={"Authorization": value, "X-Api-Key": "a"}) for _ in range(2)]
+    assert [(answer.status_code, answer.json()["title"]) for answer in answers] == [
+        (403, "Idempotency-Key needs an identified caller")
+    ] * 2
+    assert "change with each request" in answers[0].json()["detail"]
+    assert (caller_urls.RUNS, IdempotencyKey.objects.count()) == ([], 0)
+    (record,) = [record for record in caplog.records if record.name == "django_idempotency"]
+    assert record.getMessage() == (
+        f"POST plain refused an idempotency key: the Authorization scheme {value.split()[0]!r} changes with each "
+        "request, so it does not identify a caller who retries. Set request.user before the view, or pass "
+        "scope=callable(request)."
+    )
+
+
+def test_a_changing_credential_is_no_matter_where_the_caller_is_known(client: Client, post: Post) -> None:
+    """By scope=, or because the project has authenticated the user."""
+    headers = {"Authorization": "Digest nonce=1"}
+    assert post("/tenant?tenant=a", headers=headers).status_code == 200
+    client.force_login(User.objects.create_user("ada"))
+    assert post("/plain", headers=headers).status_code == 200
+
+
+def test_one_credential_may_be_spelled_in_several_ways(rf: RequestFactory) -> None:
+    """The scheme's case and the white space do not count; a token's case does."""
+    spellings = ("Bearer a", "bearer  a", "BEARER\ta ", "\tBearer \t a")
+    assert len({scope(rf, Authorization=value) for value in spellings}) == 1
+    assert scope(rf, Authorization="AbC") != scope(rf, Authorization="abc")
+    assert scope(rf, Authorization="Bearer a") != scope(rf, Authorization="Bearera")
+
+
+@pytest.mark.parametrize("value", ["", " ", "Bearer", "Basic ", "api-key"])
+def test_a_scheme_without_a_credential_identifies_no_caller(rf: RequestFactory, value: str) -> None:
+    """A script without a token may send such a header. Its session still counts."""
+    assert scope(rf, Authorization=value) == "anonymous"
+    sessions = {scope(rf, Authorization=value, Cookie=f"sessionid={name}") for name in "ab"}
+    assert len(sessions) == 2
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_two_people_with_one_primary_key_on_two_databases_are_two_callers(rf: RequestFactory) -> None:
+    """The key table may be shared; the scope of the default database stays as it was."""
+    people = [User.objects.using(alias).create(pk=77, username="a") for alias in ("default", "other")]
+    assert [account_scope(person) for person in people] == ["user:auth.User:77", "user:other/auth.User:77"]
+    assert scope_of_user(people[1]) == "user:other/auth.User:77"
+    request = rf.post("/")
+    request.user = SimpleLazyObject(lambda: people[1])
+    assert scope_of(request, resolve()) == "user:other/auth.User:77"
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_user_who_was_read_from_a_replica_is_the_same_caller(settings: Any) -> None:
+    """A retry may read another replica. The database that counts is the one that the user is written to."""
+    settings.DATABASE_ROUTERS = ["tests.routers.OtherIsAReplica"]
+    people = [User.objects.using(alias).create(pk=77, username="a") for alias in ("default", "other")]
+    assert {account_scope(person) for person in people} == {"user:auth.User:77"}
+
+
+class Partner:
+    is_authenticated = True
+    pk = 1
+
+
+class Robot(Partner):
+    pass
+
+
+def test_lazily_wrapped_users_of_two_kinds_are_two_callers(rf: RequestFactory) -> None:
+    """And a wrapped user is the same caller as the user itself."""
+    scopes = []
+    for kind in (Partner, Robot):
+        for user in (SimpleLazyObject(kind), kind()):
+            request = rf.post("/")
+            request.user = user
+            scopes.append(scope_of(request, resolve()))
+    assert scopes == [f"user:{__name__}.Partner:1"] * 2 + [f"user:{__name__}.Robot:1"] * 2
+
+
+class SessionStore(signed_cookies.SessionStore):
+    """A project's own engine: this module is its SESSION_ENGINE."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "identifies"),
+    [
+        ("django.contrib.sessions.backends.db", True),
+        ("django.contrib.sessions.backends.signed_cookies", False),
+        (__name__, False),
+    ],
+)
+def test_a_cookie_that_holds_the_sessions_data_identifies_no_caller(
+    rf: RequestFactory, settings: Any, engine: str, identifies: bool
+) -> None:
+    """The cookie changes with the data. Of a subclass, too."""
+    settings.SESSION_ENGINE = engine
+    assert (scope(rf, Cookie="sessionid=a") != "anonymous") is identifies
+
+
+@pytest.fixture
+def access_token() -> Iterator[Any]:
+    """A model that is made as a project swaps in its own for django-oauth-toolkit's."""
+    with isolate_apps("tests.shopapp"):
+        meta = type("Meta", (), {"abstract": True, "app_label": "shopapp"})
+        fields = {
+            "user": models.ForeignKey(User, models.CASCADE, null=True, related_name="+"),
+            "application": models.ForeignKey(Group, models.CASCADE, null=True, related_name="+"),
+        }
+        base = type(
+            "AbstractAccessToken", (models.Model,), {"__module__": "oauth2_provider.models", "Meta": meta, **fields}
+        )
+        meta = type("Meta", (), {"app_label": "shopapp"})
+        yield type("Token", (base,), {"__module__": __name__, "Meta": meta})
+
+
+def test_a_clients_token_is_scoped_by_the_client(access_token: Any) -> None:
+    """Not by the token, which the client renews between a request and its retry. No query asks for the client."""
+    rows = [{"pk": 1, "application_id": 5}, {"pk": 2, "application_id": 5}, {"pk": 3, "application_id": 6}]
+    scopes = [auth_scope(access_token(**row)) for row in rows]
+    assert scopes == ["application:auth.Group:5"] * 2 + ["application:auth.Group:6"]
+    both = auth_scope(access_token(pk=4, application_id=5, user_id=7))
+    assert both == "application:auth.Group:5+user:auth.User:7"
+    assert auth_scope(access_token(pk=4, user_id=7)) == "user:auth.User:7"
+
+
+def test_a_token_of_nobody_is_refused(access_token: Any) -> None:
+    """With the advice: nothing in it stays."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"shopapp\.Token of no application.*Pass scope=callable"):
+        auth_scope(access_token(pk=1))
+
+
+def checked_form(rf: RequestFactory, **cookies: str) -> HttpRequest:
+    """A request as Django's CSRF check leaves it."""
+    request: Any = rf.post("/", headers={"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())})
+    request.csrf_processing_done = True
+    if "csrftoken" in cookies:
+        request.META["CSRF_COOKIE"] = cookies["csrftoken"]
+    return request
+
+
+def test_a_form_is_told_apart_by_the_browsers_csrf_secret(rf: RequestFactory) -> None:
+    """It is there before the first click. The session may come with the first answer."""
+    before, after = checked_form(rf, csrftoken="a"), checked_form(rf, csrftoken="a", sessionid="b")
+    assert scope_of(before, resolve()) == scope_of(after, resolve())
+    assert scope_of(checked_form(rf, csrftoken="c"), resolve()) != scope_of(before, resolve())
+    assert "csrf:" in str(scope_of(before, resolve()))
+
+
+def test_a_csrf_secret_that_was_not_checked_does_not_count(rf: RequestFactory, settings: Any) -> None:
+    """A view without the check may set that cookie in its first answer. The test client skips the check, too."""
+    unchecked: Any = checked_form(rf, csrftoken="a", sessionid="b")
+    unchecked._dont_enforce_csrf_checks = True
+    exempt: Any = checked_form(rf, csrftoken="a", sessionid="b")
+    del exempt.csrf_processing_done
+    assert {str(scope_of(request, resolve()))[:8] for request in (unchecked, exempt)} == {"session:"}
+    assert str(scope_of(checked_form(rf, sessionid="b"), resolve())).startswith("session:")
+    settings.CSRF_USE_SESSIONS = True
+    assert str(scope_of(checked_form(rf, csrftoken="a", sessionid="b"), resolve())).startswith("session:")
