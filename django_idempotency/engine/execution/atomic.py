@@ -28,12 +28,13 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     outermost transaction: inside an outer `atomic()`, or with autocommit off, only the caller can start again. The
     database may have rolled back the caller's writes as well.
     """
-    claiming = wanted.begun()
+    claiming = wanted
     for _ in range(2):
         claim, running, outermost = None, False, False
         try:
             with transaction.atomic(using=store.alias):
                 outermost = store.is_outermost()
+                claiming = claiming.begun()  # not before: `wait` is not for opening a connection
                 claim = store.claim(claiming)
                 if not isinstance(claim, Claimed):
                     return claim

@@ -72,15 +72,14 @@ def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
 
 def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
     for _ in range(2):
-        outermost = False
         try:
+            # Nothing of a caller is in it, so it may be repeated.
             with durable_transaction(store, "a leased view"):
-                outermost = store.is_outermost()
                 return store.claim(wanted)
         except DatabaseError as error:
             if store.is_busy(error):
                 return Unavailable()
-            if not (outermost and store.may_repeat(error)):
+            if not store.may_repeat(error):
                 store.explain(error)
                 raise
     return Conflicted()

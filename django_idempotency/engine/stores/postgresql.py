@@ -48,7 +48,7 @@ class PostgreSQLStore(Store):
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         wanted = wanted.begun()
         outcome = self._claim_in_few_round_trips(wanted) or super().claim(wanted)
-        if isinstance(outcome, Conflicted) and wanted.left:
+        if isinstance(outcome, Conflicted) and wanted.wait:
             return self._wait(wanted)
         return outcome
 
