@@ -3,10 +3,12 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E012 options under a name that nothing reads, E013 a schema for each tenant and no
-SCOPE, W001 SQLite without IMMEDIATE transactions, W002 PostgreSQL with another isolation level than READ COMMITTED,
-W003 headers that browsers keep from other origins, W004 a database whose times Django does not take for UTC, W005 a
-schema class that leaves the key out of OpenAPI.
+E008 202 without the status page, E009 tables of keys that MariaDB does not keep in InnoDB, E010 MariaDB with
+SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE,
+W001 SQLite without IMMEDIATE transactions, W002 PostgreSQL with another isolation level than READ COMMITTED,
+W003 headers that browsers keep from other origins, W004 a database whose times Django does not take for UTC,
+W005 a schema class that leaves the key out of OpenAPI, W006 tables of the project's models that MariaDB keeps without
+transactions.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def check_databases(
     messages: list[CheckMessage] = []
     for alias in _aliases_or_none().intersection(databases or ()):
         try:
-            store_for(alias)
+            messages += store_for(alias).check()
         except IdempotencyConfigurationError as error:
             messages.append(Error(str(error), id="django_idempotency.E004"))
     return messages

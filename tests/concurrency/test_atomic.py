@@ -16,6 +16,7 @@ from django.test import Client
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
+from tests.concurrency.callers import without_autocommit
 from tests.concurrency.held_urls import GO, STARTED
 from tests.servers import eventually
 from tests.shopapp.models import Order
@@ -166,8 +167,8 @@ class TestStricterIsolation:
         assert (first.status_code, second) == (201, "SerializationFailure")
 
     def test_a_claim_that_keeps_failing_is_a_conflict(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After one repetition."""
-        tries = []
+        """After one repetition. Without autocommit there is none: only the caller can begin the transaction again."""
+        tries: list[Any] = []
 
         def fail(claim: Any) -> Any:
             tries.append(claim)
@@ -176,3 +177,10 @@ class TestStricterIsolation:
 
         monkeypatch.setattr(store_for("default"), "claim", fail)
         assert (post("/create").status_code, len(tries)) == (409, 2)
+        assert post("/held_waiting").status_code == 409
+        assert tries[2].deadline == tries[3].deadline is not None  # one `wait` for both
+
+        tries.clear()
+        with pytest.raises(DatabaseError), without_autocommit():
+            post("/create")
+        assert len(tries) == 1

@@ -25,14 +25,17 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     """Claim, run and keep the result in one transaction. See `execute`.
 
     A deadlock or a serialization failure of the claim is retried once, before anything has run, but only by the
-    outermost transaction: inside an outer `atomic()` only the caller can start again.
+    outermost transaction: inside an outer `atomic()`, or with autocommit off, only the caller can start again. The
+    database may have rolled back the caller's writes as well.
     """
-    outermost = not store.connection.in_atomic_block
+    claiming = wanted
     for _ in range(2):
-        claim, running = None, False
+        claim, running, outermost = None, False, False
         try:
             with transaction.atomic(using=store.alias):
-                claim = store.claim(wanted)
+                outermost = store.is_outermost()
+                claiming = claiming.begun()  # not before: `wait` is not for opening a connection
+                claim = store.claim(claiming)
                 if not isinstance(claim, Claimed):
                     return claim
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
@@ -131,7 +134,16 @@ def _answer(store: Store, wanted: ClaimRequest, work: Work[T], error: Exception)
 
 
 def _keep(store: Store, wanted: ClaimRequest, finished: Finished[T]) -> Outcome[T]:
-    """Keep an answer whose own transaction is gone, under a second claim. A request that was faster wins."""
+    """Keep an answer whose own transaction is gone, under a second claim. A request that was faster wins.
+
+    Raises:
+        TransactionBroken: if the database has rolled back the caller's writes, too. Then only the caller can go on.
+    """
+    if store.connection.needs_rollback:
+        raise TransactionBroken(
+            "The database has rolled back the whole transaction: a deadlock, for example. What was written before this "
+            "operation, in the same transaction, is lost. Roll back, and start that transaction again."
+        )
     return run_atomically(store, wanted, _Done(finished))
 
 

@@ -73,6 +73,7 @@ def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
 def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
     for _ in range(2):
         try:
+            # Nothing of a caller is in it, so it may be repeated.
             with durable_transaction(store, "a leased view"):
                 return store.claim(wanted)
         except DatabaseError as error:

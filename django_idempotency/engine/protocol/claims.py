@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class ClaimRequest:
         wait: seconds that a duplicate of a running request waits for its result.
         lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt.
+        deadline: when `wait` is over, by the monotonic clock. None: the claim has not begun.
     """
 
     identity: Identity
@@ -28,3 +30,15 @@ class ClaimRequest:
     wait: float = 0
     lease: float | None = None
     repeats_calls: bool = False
+    deadline: float | None = None
+
+    def begun(self) -> ClaimRequest:
+        """The same, as a claim that has begun: all its statements, and those of a repeated claim, share `wait`."""
+        if self.deadline is not None or not self.wait:
+            return self
+        return replace(self, deadline=monotonic() + self.wait)
+
+    @property
+    def left(self) -> float:
+        """Seconds of `wait` that are left."""
+        return self.wait if self.deadline is None else max(0.0, self.deadline - monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
@@ -14,6 +14,7 @@ from ...models import IdempotencyKey
 from .dialect import Dialect
 
 if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
@@ -32,6 +33,13 @@ class Database(ABC):
         """This thread's connection."""
         return connections[self.alias]
 
+    def is_outermost(self) -> bool:
+        """Whether the current `atomic()` block is the whole transaction, so that nothing of a caller is lost with it.
+
+        Not so inside of another block, and not where the caller has switched autocommit off.
+        """
+        return self.connection.commit_on_exit and not self.connection.savepoint_ids
+
     def is_broken(self) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
         return self.connection.needs_rollback or self.connection.closed_in_transaction
@@ -39,6 +47,10 @@ class Database(ABC):
     @abstractmethod
     def may_repeat(self, error: DatabaseError) -> bool:
         """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
+
+    def check(self) -> Iterable[CheckMessage]:
+        """System checks that query the database: whether its set-up can keep the promises."""
+        return ()
 
     def was_rolled_back(self, error: DatabaseError) -> bool:
         """Whether this error means that the database has rolled the whole transaction back in favour of another."""

@@ -1,17 +1,19 @@
 """MariaDB: a lock wait on the unique index tells which key is in flight. A timeout cuts the wait short.
 
-A duplicate of a running request would wait on the index record of the uncommitted row. With a lock wait timeout of
-`wait` seconds (0: no wait at all) the duplicate gets error 1205, which rolls back that one statement only.
+A duplicate of a running request would wait on the index record of the uncommitted row. Without `wait`, the lock wait
+timeout is 0, and the duplicate gets error 1205. With `wait`, the time of the statement is limited, and the duplicate
+gets error 1969: a lock wait timeout has whole seconds only. Both errors roll back the one statement. The exception is a
+server with innodb_rollback_on_timeout, where 1205 rolls back the transaction.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
@@ -21,18 +23,29 @@ from ..protocol.outcomes import Claimed, Conflicted, InDoubt
 from .dialect import Dialect
 from .lease_queries import LeaseQueries
 from .leases import lease_lost
+from .mariadb_checks import check_mariadb
 from .queries import as_new_row
 from .store import KeyLocked, Store
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
 
 SEEN = frozenset({1048, 1062})
 """Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), 1062 (duplicate entry)."""
 LOCK_WAIT_TIMEOUT = 1205
-DEADLOCK = 1213
+GAVE_UP_WAITING = frozenset({LOCK_WAIT_TIMEOUT, 1969})
+"""The lock was not free in time; the statement took too long (by our limit, or by the project's)."""
+ROLLED_BACK = frozenset({1020, 1213})
+"""The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
+with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. Galera has that code also for a
+transaction that another node was faster to commit."""
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
 TAKE_OVER_WAIT = 5
 """Seconds. Rivals for an expired row all hold a share lock on it, and each wants to lock it alone. InnoDB's deadlock
-detection then picks a winner at once, but only among transactions that wait."""
+detection then picks a winner at once, but only among transactions that wait. So this is beside the caller's `wait`."""
+SHORTEST, LONGEST = 0.001, 365 * 86400.0
+"""Seconds. A statement time of 0 would be no limit, and the server takes no longer one than a year."""
 CLOCK = "UTC_TIMESTAMP(6)"
 LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 
@@ -64,8 +77,7 @@ class MariaDBStore(Store):
         return self.was_rolled_back(error)
 
     def was_rolled_back(self, error: DatabaseError) -> bool:
-        # Galera has one code for a deadlock and for a transaction that another node was faster to commit.
-        return _code(error) == DEADLOCK
+        return _code(error) in ROLLED_BACK
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return _code(error) in UNKNOWN
@@ -81,10 +93,9 @@ class MariaDBStore(Store):
 
     @cached_property
     def _insert_sql(self) -> str:
-        """Insert a new row, and wait for a rival at most as long as the first parameter says."""
+        """Insert a new row."""
         sql = self._sql
         return (
-            "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
             f"INSERT INTO {sql.table} ({sql.new_row}) "
             f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {LATER}, {LATER})"
         )
@@ -98,10 +109,7 @@ class MariaDBStore(Store):
     def _read_sql(self) -> str:
         """Read the row as committed now. A plain read would show the past under REPEATABLE READ."""
         sql = self._sql
-        return (
-            "SET STATEMENT innodb_lock_wait_timeout = %s FOR "
-            f"SELECT {sql.stored_key} FROM {sql.table} WHERE {sql.same_hashes} LOCK IN SHARE MODE"
-        )
+        return f"SELECT {sql.stored_key} FROM {sql.table} WHERE {sql.same_hashes} LOCK IN SHARE MODE"
 
     @cached_property
     def _read_expired_sql(self) -> str:
@@ -126,9 +134,10 @@ class MariaDBStore(Store):
             params[1:1] = hashes
         elif self._fetch(self._seen_sql, hashes) is not None:
             return None
+        limit, seconds = _limit(wanted.left)
         try:
-            with _locked_after_waiting(), self._cursor() as cursor:
-                cursor.execute(self._insert_sql.format(key_hash=key_hash), [math.ceil(wanted.wait), *params])
+            with self._locked_after_waiting(), self._cursor() as cursor:
+                cursor.execute(limit + self._insert_sql.format(key_hash=key_hash), [*seconds, *params])
                 return int(cursor.lastrowid)
         except IntegrityError as error:
             if _code(error) not in SEEN:
@@ -136,19 +145,39 @@ class MariaDBStore(Store):
             return None
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        identity = wanted.identity
-        with _locked_after_waiting():
-            return self._stored(self._read_sql, [math.ceil(wanted.wait), identity.key_hash, identity.scope_hash])
+        limit, seconds = _limit(wanted.left)
+        with self._locked_after_waiting():
+            params = [*seconds, wanted.identity.key_hash, wanted.identity.scope_hash]
+            return self._stored(limit + self._read_sql, params)
 
     def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
         take_over = f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {self._sql.take_over}"
-        with _locked_after_waiting():
+        with self._locked_after_waiting():
             taken = self._execute(take_over, [TAKE_OVER_WAIT, wanted.fingerprint, wanted.ttl, wanted.lease, row_id])
         return int(self._fetch(self._sql.read_attempt, [row_id])[0]) if taken == 1 else None
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        with _locked_after_waiting():
+        with self._locked_after_waiting():
             return super()._resume(stored, wanted)
+
+    @contextmanager
+    def _locked_after_waiting(self) -> Iterator[None]:
+        """A lock that was not free in time means that another transaction works on the key."""
+        try:
+            yield
+        except OperationalError as error:
+            if _code(error) not in GAVE_UP_WAITING or self._has_rolled_back_a_caller(error):
+                raise
+            raise KeyLocked from error
+
+    def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
+        """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
+        if _code(error) != LOCK_WAIT_TIMEOUT or self.is_outermost():
+            return False
+        return bool(self._fetch("SELECT @@innodb_rollback_on_timeout", [])[0])
+
+    def check(self) -> Iterable[CheckMessage]:
+        return check_mariadb(self.connection)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql
@@ -169,15 +198,13 @@ class MariaDBStore(Store):
         return len(rows), rows[-1][1] if rows else not_before
 
 
-@contextmanager
-def _locked_after_waiting() -> Iterator[None]:
-    """A lock that was not free in time means that another transaction works on the key."""
-    try:
-        yield
-    except OperationalError as error:
-        if _code(error) != LOCK_WAIT_TIMEOUT:
-            raise
-        raise KeyLocked from error
+def _limit(seconds: float) -> tuple[str, list[Any]]:
+    """The beginning of a statement that waits for locks for so many seconds at most, and its parameters."""
+    if not seconds:
+        return "SET STATEMENT innodb_lock_wait_timeout = 0 FOR ", []
+    seconds = min(max(seconds, SHORTEST), LONGEST)
+    # The lock wait timeout must not end the wait: it may roll back the caller's transaction.
+    return "SET STATEMENT max_statement_time = %s, innodb_lock_wait_timeout = %s FOR ", [seconds, ceil(seconds) + 1]
 
 
 def _code(error: DatabaseError) -> int | None:

@@ -46,6 +46,7 @@ class PostgreSQLStore(Store):
     )
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+        wanted = wanted.begun()
         outcome = self._claim_in_few_round_trips(wanted) or super().claim(wanted)
         if isinstance(outcome, Conflicted) and wanted.wait:
             return self._wait(wanted)
@@ -168,7 +169,7 @@ class PostgreSQLStore(Store):
 
     def _wait(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Wait for the transaction that runs the key, then claim again. The view never sees our lock_timeout."""
-        milliseconds = max(1, math.ceil(wanted.wait * 1000))
+        milliseconds = max(1, math.ceil(wanted.left * 1000))
         previous = self._fetch(
             "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
         )[0]

@@ -34,6 +34,7 @@ class Store(Leases):
 
         May mark the transaction for rollback when the outcome is `Conflicted`. Database errors propagate.
         """
+        wanted = wanted.begun()
         try:
             # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
             for _ in range(2):
