@@ -49,7 +49,10 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 
 
 class ClaimLost(IdempotencyError):
-    """The view deleted the row of its own claim, or truncated the table. Nothing was committed."""
+    """The row of the claim is not there at the end: nothing of the view's transaction was committed.
+
+    The view deleted the row, truncated the table, or has left the connection in another schema or database.
+    """
 
 
 class LeaseLost(ClaimLost):
@@ -88,6 +91,9 @@ class TransactionBroken(IdempotencyError):
 
     The database has discarded everything that the view wrote, so an answer of success would be wrong.
     Nothing was committed, and the key is free for a retry.
+
+    On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. What the
+    view writes after that is committed by itself. Then the key is held for a person, and no retry runs.
     """
 
 
@@ -100,9 +106,11 @@ class OperationInProgress(NotRun):
 
 
 class OutcomeUnknown(NotRun):
-    """An earlier attempt was interrupted in an external call, and `on_abandoned="hold"` forbids to repeat the call.
+    """An earlier attempt was interrupted, and it is unknown what took effect. Nothing runs twice.
 
-    The key waits for `reconcile` or for a person. You can try again later: nothing runs twice.
+    Either an external call has no result, and `on_abandoned="hold"` forbids to repeat the call. Or the work has ended
+    its own transaction (a raw COMMIT, DDL on MariaDB) and did not come to its end. The key waits for `reconcile` or for
+    a person. You can try again later.
     """
 
 
@@ -111,4 +119,7 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """The store did not answer in time, because of SQLite's write lock. Try again later."""
+    """The store did not answer in time. Try again later.
+
+    SQLite's write lock was not free. Or, on PostgreSQL, a time-out ended the claim: a migration holds the key table.
+    """

@@ -50,8 +50,8 @@ OUTCOMES: dict[str, Signal] = {
 GAUGES = {
     "in_flight": "Keys under a lease, alive or stuck. Keys of atomic mode are not seen before they commit.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
-    "stuck": "Keys whose lease has lapsed: their worker died or is too slow.",
-    "in_doubt": "Failed or stuck keys with an external call of unknown outcome.",
+    "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",
+    "in_doubt": "Failed or stuck keys with a step of unknown outcome.",
     "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0 if there is none.",
 }
 logger = logging.getLogger("django_idempotency")

@@ -51,7 +51,7 @@ key_taken_over = Signal(use_caching=True)
 """Leased mode, instead of `key_claimed`: an earlier attempt's lease had lapsed, and this attempt takes its place."""
 
 key_held = Signal(use_caching=True)
-"""Leased mode: a retry was refused because the outcome of an external call is unknown. A person has to find out."""
+"""A request was refused, or has failed, because it is unknown what took effect. A person has to find out."""
 
 keys_purged = Signal(use_caching=True)
 """A cleanup has ended. Arguments: `using`, and `cleanup`, what `cleanup_idempotency_keys` returns."""

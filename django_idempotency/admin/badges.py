@@ -49,6 +49,8 @@ def mark(rows: Iterable[IdempotencyKey], using: str) -> None:
     """Note on each row whether it is stuck or in doubt. Two queries for all rows; none if all are completed."""
     open_ids = [row.pk for row in rows if row.status != Status.COMPLETED]
     found = {name: attention_ids(name, using, pk__in=open_ids) for name in ("stuck", "in_doubt")}
+    # Not noted yet, so no index has found it: committed without a lease.
+    found["stuck"] += [row.pk for row in rows if row.status == Status.IN_PROGRESS and row.locked_until is None]
     for row in rows:
         row.attention_marks = [name for name, ids in found.items() if row.pk in ids]  # type: ignore[attr-defined]
 

@@ -10,7 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from ..maintenance.lookups import in_flight
+from ..maintenance.lookups import in_flight, unleased
 from ..models import IdempotencyKey, IdempotencyStep
 from .bodies import readable_json
 from .sealed import readable, readable_error
@@ -28,6 +28,11 @@ def has_live_lease(obj: IdempotencyKey) -> bool:
     return obj.locked_until is not None and in_flight(using=obj._state.db).filter(pk=obj.pk).exists()
 
 
+def without_lease(obj: IdempotencyKey) -> bool:
+    """Return whether the key is in progress although no worker holds it, and its work has committed a part."""
+    return IdempotencyKey.objects.using(obj._state.db).filter(unleased(str(obj._state.db)), pk=obj.pk).exists()
+
+
 def attention_text(obj: IdempotencyKey) -> str:
     """Return what the key waits for, in words."""
     if obj.status == IdempotencyKey.Status.COMPLETED:
@@ -35,8 +40,13 @@ def attention_text(obj: IdempotencyKey) -> str:
     if has_live_lease(obj):
         return _("None: a worker holds the lease until %(time)s.") % {"time": _time(obj.locked_until)}
     if names := calls_in_doubt(obj):
-        text = _("In doubt: these calls were started and have no result: %(names)s. Check whether they took effect.")
+        text = _("In doubt: these steps were started and have no result: %(names)s. Check whether they took effect.")
         return text % {"names": ", ".join(names)}
+    if without_lease(obj):
+        return _(
+            "Stuck: the view ended its own transaction and did not come to its end. What it wrote before that is kept. "
+            "Retries are refused. Check what was written, then decide."
+        )
     if obj.locked_until is not None:
         return _("Stuck: the worker died or is too slow. The next retry takes the key over.")
     return _("None: the next retry runs the operation again.")

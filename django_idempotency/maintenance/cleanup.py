@@ -12,6 +12,7 @@ from django.db import DatabaseError, transaction
 
 from ..engine.conf import get_settings
 from ..engine.events import report_purged
+from ..engine.execution.atomic import LEFT_BEHIND
 from ..engine.stores import Store, alias_for, store_for
 from .lookups import in_doubt, stuck
 from .unsettled import give_up, overdue
@@ -28,7 +29,7 @@ class Cleanup:
         deleted: how many keys were deleted.
         batches: in how many transactions.
         complete: whether every expired key is gone, except those that another transaction held.
-        stuck: keys in progress whose lease is over. They wait for a retry.
+        stuck: keys in progress that no worker holds. They wait for a retry; those without a lease, for a person.
         in_doubt: failed or stuck keys with an external call that may have taken effect. Under `on_abandoned="hold"`
             they wait for a person. A key can be both stuck and in doubt.
         given_up: how many stuck keys and keys in doubt were deleted after the project's `UNSETTLED_TTL`.
@@ -90,6 +91,10 @@ def cleanup_idempotency_keys(
     given_up = 0
     if complete and get_settings().unsettled_seconds is not None:
         given_up, complete = _given_up(store, batch_size, limits, lambda count: progress(deleted + count))
+    if complete:
+        # Only now few expired rows are left to walk over.
+        with _explained(store), transaction.atomic(using=store.alias, durable=True):
+            store.note_expired_unleased(LEFT_BEHIND.format("a cleanup has found it after its ttl."), batch_size)
     with _explained(store):
         found = _attention(store)
     cleanup = Cleanup(deleted=deleted, batches=limits.batches, complete=complete, given_up=given_up, **found)

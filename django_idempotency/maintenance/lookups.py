@@ -69,7 +69,12 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys in progress whose lease is over: their worker has died or is too slow. The next retry takes them over.
+    """Find keys in progress that no worker holds.
+
+    Either the lease is over: the worker has died or is too slow. The next retry takes the key over. Or the work has
+    ended its own transaction (a raw COMMIT, DDL on MariaDB), and did not come to its end. Then retries are refused
+    until a person decides. Such a key is found here as soon as its work fails or a retry comes. If its worker died and
+    no retry comes, the first cleanup after its `ttl` brings it here.
 
     Reads the same partial index as `in_flight`.
 
@@ -77,7 +82,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows. The lease that ended first comes first.
+        The rows. Those without a lease come first, then the lease that ended first.
 
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
@@ -115,6 +120,12 @@ def database_clock(alias: str) -> RawSQL:
     """The database's time, read once for a statement, so that an index on the compared column can be used."""
     clock = store_for(alias).dialect.clock_once
     return RawSQL(clock, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
+
+
+def unleased(alias: str) -> Q:
+    """The key is in progress without a lease: its work has ended its own transaction. No index finds such keys."""
+    noted = RawSQL(store_for(alias).dialect.no_lease, (), output_field=DateTimeField())  # noqa: S611 (a constant)
+    return Q(status=Status.IN_PROGRESS) & (Q(locked_until=None) | Q(locked_until=noted))
 
 
 def _possible_keys(text: str) -> set[str]:

@@ -1,7 +1,8 @@
 """What a person may decide about a key that is stuck or in doubt. The admin's buttons, and yours.
 
-Each function is one transaction. It first locks the key's row, under the condition that the key has failed or that its
-lease is over, by the database's clock. It changes the row so that a worker that wakes up later fails at its fence.
+Each function is one transaction. It first locks the key's row, under the condition that the key has failed, or that its
+lease is over by the database's clock, or that the key is in progress without a lease. It changes the row so that a
+worker that wakes up later fails at its fence.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from ..exceptions import NotResolvable
 
 
 def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) -> None:
-    """Let the next retry run, and make the calls in doubt again with the same derived keys.
+    """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
 
-    Do this if you know that these calls did not happen and that their worker is dead, or that making them again does
-    no harm. Steps that have a result keep it. One transaction (inside an outer `atomic()`: a savepoint).
+    Do this if you know that these steps did not happen and that their worker is dead, or that making them again does no
+    harm. Of a key in progress without a lease, everything runs again: first undo what its work has committed. Steps
+    that have a result keep it. One transaction (inside an outer `atomic()`: a savepoint).
 
     Args:
         row_id: primary key of the `IdempotencyKey`.
@@ -39,14 +41,14 @@ def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) ->
 
 
 def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: str | None = None) -> None:
-    """Give a call in doubt the result that the other side's books show. The next retry goes on from there.
+    """Give a step in doubt the result that the books show. The next retry goes on from there.
 
     One transaction (inside an outer `atomic()`: a savepoint).
 
     Args:
         row_id: primary key of the `IdempotencyKey`.
-        step: the call's name.
-        value: what the call would have returned, as JSON.
+        step: the name of the call, or of the write.
+        value: what the step would have returned, as JSON.
         attempt: the attempt that the decision is about: the one that the person has seen.
         using: database alias; default: the write alias of the key table.
 
@@ -93,5 +95,5 @@ def _resolve(row_id: int, attempt: int, using: str | None, decide: Callable[[Sto
                 "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
                 "another attempt or decision came first. Look again."
             )
-        store.set_failed(row_id, resolve().ttl_seconds)
+        store.set_failed(row, resolve().ttl_seconds)
         decide(store, row)

@@ -29,8 +29,12 @@ SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 def test_another_error_of_the_wait_propagates(in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a wait that ends by time is a conflict."""
     store = store_for("default")
-    monkeypatch.setattr(type(store), "_wait_insert_sql", "SELECT pg_terminate_backend(pg_backend_pid())")
-    monkeypatch.setattr(store, "_run_insert", lambda statement, claim: ask(statement))
+    fetch = store._fetch
+
+    def end_the_wait(sql: str, params: list[Any]) -> Any:
+        return ask("SELECT pg_terminate_backend(pg_backend_pid())") if "pg_advisory" in sql else fetch(sql, params)
+
+    monkeypatch.setattr(store, "_fetch", end_the_wait)
     for name in ("_claim_in_few_round_trips", "_insert", "_read"):
         monkeypatch.setattr(store, name, lambda claim: None)
 

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Mismatched
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
@@ -101,10 +101,11 @@ class TestStoreContract:
         assert row.expires_at > timezone.now()
 
     def test_an_unfinished_row_never_expires(self, store: Store) -> None:
-        """A committed row in progress is a conflict, expired or not."""
+        """A row in progress that others can see has no lease: nobody knows what it did, expired or not."""
         store.claim(a_claim())
+        assert store.claim(a_claim()) == InDoubt()
         expire()
-        assert store.claim(a_claim()) == Conflicted()
+        assert store.claim(a_claim()) == InDoubt()
 
     @pytest.mark.parametrize("action", ["complete", "release"])
     def test_a_vanished_claim_is_an_error(self, store: Store, action: str) -> None:

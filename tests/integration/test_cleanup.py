@@ -26,7 +26,7 @@ class TestLeasedKeys:
         make_leased("stuck", "in_progress", lapsed=True)
         make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
         assert run() == (
-            "Deleted 3 expired idempotency keys. Stuck, because their lease is over: 2. "
+            "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 2. "
             "With an external call in doubt: 2.\n"
         )
         left = ["failed in doubt", "running", "stuck", "stuck in doubt"]

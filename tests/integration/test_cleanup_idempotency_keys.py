@@ -48,7 +48,7 @@ class TestCommand:
         make_keys(3)
         make_keys(2, age=timedelta(0))
         make_keys(1, status="in_progress")
-        assert run() == "Deleted 3 expired idempotency keys.\n"
+        assert run() == "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 1.\n"
         assert IdempotencyKey.objects.count() == 3
 
     def test_a_dry_run_deletes_nothing(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -74,7 +76,7 @@ def test_c20_c21_first_processed_then_replayed(post: Post) -> None:
 def test_c22_a_retry_while_running_is_409(post: Post) -> None:
     """C22, C24, C26, R2: exact title, Retry-After, link."""
     post("/create")
-    IdempotencyKey.objects.update(status="in_progress")
+    IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
     response = post("/create")
     assert problem(response)["title"] == "A request is outstanding for this Idempotency-Key"
     assert (response.status_code, response.headers["Retry-After"]) == (409, "1")
@@ -88,7 +90,7 @@ def test_c22_the_status_can_be_429(post: Post, settings: Any) -> None:
     settings.IDEMPOTENCY = {"IN_PROGRESS_STATUS": 429, "MISMATCH_STATUS": 409}
     post("/create", {"a": 1})
     assert post("/create", {"a": 2}).status_code == 409
-    IdempotencyKey.objects.update(status="in_progress")
+    IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
     response = post("/create", {"a": 1})
     assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
 

@@ -82,7 +82,7 @@ class TestLeased:
         options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "operation": "pay"}
         with pytest.raises(ValueError, match="it broke"):
             run_once(work, scope="s", key="k", **options)
-        with pytest.raises(OutcomeUnknown, match="whose outcome is unknown"):
+        with pytest.raises(OutcomeUnknown, match="its outcome is unknown"):
             run_once(work, scope="s", key="k", **options)
         assert len(RUNS) == 1
 

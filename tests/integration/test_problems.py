@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.http import HttpResponse
+from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey
 from tests.http import problem
@@ -58,7 +60,7 @@ def test_r1_the_project_can_have_its_own_format(post: Post, settings: Any) -> No
     """ERROR_RESPONSE; Retry-After stays."""
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": _plain_error}
     post("/create")
-    IdempotencyKey.objects.update(status="in_progress")
+    IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
     response = post("/create")
     assert response.content == b"409 A request is outstanding for this Idempotency-Key"
     assert (response.headers["X-Own"], response.headers["Retry-After"]) == ("1", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,13 +56,26 @@ def pay(request: Any) -> Response:
     return Response(Pay().post(request).data, 201)
 
 
-urlpatterns = [path("pay", Pay.as_view()), path("function", pay)]
+RECONCILE: list[Callable[[Any], Any]] = []
+
+
+@api_view(["POST"])
+@idempotent(lease=60, on_abandoned="hold", reconcile=lambda request, operation: RECONCILE[0](operation))
+def reconciled(request: Any) -> Response:
+    """A charge that times out at first, and then a refusal."""
+    operation = get_operation(request)
+    operation.call("charge", Pay().charge, request.data, "key")
+    raise ValidationError({"in_doubt": operation.in_doubt})
+
+
+urlpatterns = [path("pay", Pay.as_view()), path("function", pay), path("reconciled", reconciled)]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
 
 
 @pytest.fixture(autouse=True)
 def _clean() -> None:
     CALLS.clear()
+    RECONCILE.clear()
 
 
 @pytest.mark.parametrize("url", ["/pay", "/function"])
@@ -105,3 +119,20 @@ def test_under_atomic_requests_the_mixin_takes_the_alias_over(post: Any, monkeyp
     """No transaction of Django's stands around the steps."""
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     assert post("/pay").json()["atomic"] is False
+
+
+@pytest.mark.parametrize("another_call", [False, True])
+def test_a_refusal_is_final_as_soon_as_reconcile_has_left_no_doubt(post: Any, another_call: bool) -> None:
+    """The view sees the steps as `reconcile` has left them, and so does the judgement of its answer."""
+
+    def look_up(operation: Any) -> None:
+        operation.call("charge", lambda: "found")
+        if another_call:
+            with pytest.raises(Declined):
+                operation.call("void", Pay().charge, {"charge": "raises"}, "void")
+
+    RECONCILE.append(look_up)
+    assert post("/reconciled", {"charge": "raises"}).status_code == 402
+    answer = post("/reconciled", {"charge": "raises"})
+    assert (answer.status_code, answer.json()) == (400, {"in_doubt": ["void"] if another_call else []})
+    assert IdempotencyKey.objects.get().status == ("failed" if another_call else "completed")

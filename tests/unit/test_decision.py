@@ -26,7 +26,7 @@ REPLAY = Completed(snapshot=Snapshot(status_code=201, headers=(("X-A", "b"),), b
 IDENTITIES = ("same", "other")
 STATUSES = ("in_progress", "completed", "failed")
 EXPIRED = ("living", "expired")
-LEASES = ("no lease or live", "lapsed")
+LEASES = ("live", "lapsed", "none")
 PAYLOADS = ("same", "other", "not compared")
 AXES = (IDENTITIES, STATUSES, EXPIRED, LEASES, PAYLOADS)
 Case = tuple[str, ...]
@@ -36,10 +36,13 @@ TABLE: list[tuple[str, str, str, str, str, Decision]] = [
     # identity  status         row        lease               payload         decision
     ("other",   "any",         "any",     "any",              "any",          Mismatched()),
     ("same",    "any",         "expired", "any",              "any",          TakeOver()),
-    ("same",    "in_progress", "living",  "no lease or live", "any",          Conflicted()),
+    ("same",    "in_progress", "living",  "live",             "any",          Conflicted()),
     ("same",    "in_progress", "living",  "lapsed",           "same",         Resume()),
     ("same",    "in_progress", "living",  "lapsed",           "not compared", Resume()),
     ("same",    "in_progress", "living",  "lapsed",           "other",        Mismatched()),
+    ("same",    "in_progress", "living",  "none",             "same",         InDoubt()),
+    ("same",    "in_progress", "living",  "none",             "not compared", InDoubt()),
+    ("same",    "in_progress", "living",  "none",             "other",        Mismatched()),
     ("same",    "failed",      "living",  "any",              "same",         Resume()),
     ("same",    "failed",      "living",  "any",              "not compared", Resume()),
     ("same",    "failed",      "living",  "any",              "other",        Mismatched()),
@@ -74,6 +77,7 @@ def stored(**changes: Any) -> StoredKey:
         "attempt": 3,
         "expired": False,
         "lapsed": False,
+        "unleased": False,
         "status_code": 201,
         "headers": '[["X-A","b"]]',
         "body": b"{}",
@@ -96,6 +100,7 @@ def test_the_decision_is_the_tables(case: Case, outcome: Decision) -> None:
         status=Status(status),
         expired=row == "expired",
         lapsed=lease == "lapsed",
+        unleased=(status, lease) == ("in_progress", "none"),
     )
     sent = {"same": b"f" * 32, "other": b"g" * 32, "not compared": None}[payload]
     assert decide(found, request(fingerprint=sent)) == outcome
@@ -142,6 +147,14 @@ def test_a_key_is_resumed_unless_a_call_in_doubt_must_not_be_made_again(
 ) -> None:
     """The next attempt, with what is known about the one before; a held key keeps its attempt."""
     assert resumed(stored(status=Status(status)), request(repeats_calls=repeats_calls), doubts) == outcome
+
+
+@pytest.mark.parametrize("repeats_calls", [False, True])
+@pytest.mark.parametrize("status", ["failed", "in_progress"])
+def test_a_write_in_doubt_is_never_repeated(status: str, repeats_calls: bool) -> None:
+    """No other side would recognise the repetition, as a gateway does by the derived key."""
+    found = stored(status=Status(status))
+    assert resumed(found, request(repeats_calls=repeats_calls), (), ("order",)) == InDoubt()
 
 
 def test_the_model_has_the_same_states() -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, Error, transaction
 
 from ...exceptions import TransactionBroken
-from ..events import CLAIMED, RELEASED, report
+from ..events import CLAIMED, HELD, RELEASED, report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Completed, Conflicted, Finished, Mismatched, Unavailable, Verdict
+from ..protocol.outcomes import Claimed, Completed, Conflicted, Finished, InDoubt, Mismatched, Unavailable, Verdict
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from ..protocol.claims import ClaimRequest
-    from ..protocol.outcomes import Outcome
+    from ..protocol.digests import Identity
+    from ..protocol.outcomes import ClaimOutcome, Outcome
     from ..stores import Store
     from .operation import Operation
     from .work import Work
 
 T = TypeVar("T")
+_RUNNING: WeakKeyDictionary[BaseDatabaseWrapper, list[Identity]] = WeakKeyDictionary()
+"""The keys whose work runs on a connection: their uncommitted rows are visible to this connection alone."""
+LEFT_BEHIND = (
+    "The view ended its own transaction in the middle (a COMMIT, or DDL on MariaDB). What it wrote before that is "
+    "committed, and the view did not come to its end: {}"
+)
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
@@ -35,18 +47,20 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
             with transaction.atomic(using=store.alias):
                 outermost = store.is_outermost()
                 claiming = claiming.begun()  # not before: `wait` is not for opening a connection
-                claim = store.claim(claiming)
+                claim = _claim(store, claiming, outermost=outermost)
                 if not isinstance(claim, Claimed):
                     return claim
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
-                finished = work.run(None)
-                hides_an_error = _hides_an_error(store, finished)
+                with _running(store, wanted):
+                    finished = work.run(None)
+                hides_an_error = _hides_an_error(store, wanted, finished)
                 running = False
-                if not hides_an_error:
-                    return _settle(store, claim, finished)
-                transaction.set_rollback(True, using=store.alias)
-            return _keep(store, wanted, finished)
+                rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
+                _settle(store, claim, finished, rolls_back=rolls_back)
+            if rolls_back:
+                note_left_behind(store, wanted, finished.reason)
+            return _keep(store, wanted, finished) if hides_an_error else finished
         except Exception as error:
             if claim is not None:
                 answered = _after_claim(store, wanted, work, error, outermost=outermost, running=running)
@@ -76,7 +90,7 @@ def _after_claim(
 
 def _winner(
     store: Store, wanted: ClaimRequest, error: Exception, *, running: bool
-) -> Completed | Mismatched | Conflicted | None:
+) -> Completed | Mismatched | Conflicted | InDoubt | None:
     """The answer of a duplicate, if this transaction was rolled back because another one has committed this key.
 
     On one server the claim finds the other transaction. Nodes of a Galera cluster find it at COMMIT, or when they end a
@@ -91,25 +105,54 @@ def _winner(
     return None if running and isinstance(seen, Conflicted) else seen
 
 
-def _settle(store: Store, claim: Claimed, finished: Finished[T]) -> Finished[T]:
+@contextmanager
+def _running(store: Store, wanted: ClaimRequest) -> Iterator[None]:
+    running = _RUNNING.setdefault(store.connection, [])
+    running.append(wanted.identity)
+    try:
+        yield
+    finally:
+        running.remove(wanted.identity)
+
+
+def _claim(store: Store, wanted: ClaimRequest, *, outermost: bool) -> ClaimOutcome:
+    claim: ClaimOutcome = store.claim(wanted)
+    if isinstance(claim, InDoubt) and wanted.identity in _RUNNING.get(store.connection, ()):
+        claim = Conflicted()  # the work asks for its own key, in the transaction of its own claim
+    if not (outermost or isinstance(claim, Claimed)):
+        # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
+        transaction.set_rollback(True, using=store.alias)
+    return claim
+
+
+def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: bool) -> None:
     """Return commits, as in Django. The one exception: a returned 5xx rolls back, so that a retry starts clean."""
-    if finished.verdict is Verdict.ROLL_BACK:
+    if rolls_back:
         transaction.set_rollback(True, using=store.alias)
     elif finished.snapshot is not None:
         store.complete(claim, finished.snapshot, last=True)
     else:
         store.release(claim, last=True)
-    return finished
 
 
-def _hides_an_error(store: Store, finished: Finished[T]) -> bool:
+def _hides_an_error(store: Store, wanted: ClaimRequest, finished: Finished[T]) -> bool:
     """Whether the work caught a database error, after which the database discarded all its writes.
 
     A refusal (4xx) needs no writes, and is kept later by `_keep`.
 
     Raises:
-        TransactionBroken: for any other answer, which would promise work that did not commit.
+        TransactionBroken: for any other answer, which would promise work that did not commit. For every answer, if the
+            work has ended the transaction, and each of its statements since then was committed by itself.
     """
+    if store.has_ended():
+        # What the work has written since then is committed. Claim the key outside of every transaction: the key is
+        # held for a person, as a claim without a lease, and no retry writes again.
+        store.claim(wanted)
+        raise TransactionBroken(
+            "The view ended its own transaction in the middle: by a constraint or trigger that says ROLLBACK, or by "
+            "executescript(), which commits. What it wrote after that is committed. So no retry runs: the key is held "
+            "until a person decides about it. Use neither of them in a protected view."
+        )
     if finished.verdict is Verdict.ROLL_BACK or not store.is_broken():
         return False
     if finished.snapshot is not None and 400 <= finished.snapshot.status_code < 500:
@@ -122,15 +165,31 @@ def _hides_an_error(store: Store, finished: Finished[T]) -> bool:
 
 def _answer(store: Store, wanted: ClaimRequest, work: Work[T], error: Exception) -> Outcome[T] | None:
     """What the framework makes of the work's exception. Its writes and the claim are rolled back already."""
+    event = HELD if note_left_behind(store, wanted, describe(error)) else RELEASED
     try:
         finished = work.answer(error)
     except Exception:
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(event, wanted.identity, store.alias, reason=describe(error))
         raise
     if finished is None:
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(event, wanted.identity, store.alias, reason=describe(error))
         return None
     return finished if finished.verdict is not Verdict.KEEP else _keep(store, wanted, finished)
+
+
+def note_left_behind(store: Store, wanted: ClaimRequest, reason: str) -> bool:
+    """Note it if the claim is committed, although its work has not come to its end.
+
+    Then the work has ended its own transaction. See Note [A committed claim without a lease]. Never raises: without the
+    note, the next retry finds the row, or a cleanup after its `ttl`.
+    """
+    connection = store.connection
+    if connection.in_atomic_block or connection.connection is None or not connection.get_autocommit():
+        return False  # the row, if there is one, is not committed yet, or the server cannot be asked
+    try:
+        return store.note_unleased(wanted.identity, LEFT_BEHIND.format(reason))
+    except Error:
+        return False
 
 
 def _keep(store: Store, wanted: ClaimRequest, finished: Finished[T]) -> Outcome[T]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from ..events import report_outcome
-from .atomic import run_atomically
+from ..protocol.outcomes import InDoubt
+from .atomic import note_left_behind, run_atomically
 from .leased import run_leased
 
 if TYPE_CHECKING:
@@ -29,5 +30,7 @@ def execute(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store, wanted, work)
+    if isinstance(outcome, InDoubt):
+        note_left_behind(store, wanted, "a retry has found it. Its worker has died, or is still at work.")
     report_outcome(outcome, wanted.identity, store.alias)
     return outcome

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from django.db import DatabaseError, Error
 
-from ...exceptions import ClaimLost
+from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ..events import CLAIMED, RELEASED, TAKEN_OVER, report
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
@@ -46,10 +46,11 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         with _failing(store, wanted, claim):
             report(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
             finished = _reconciled(store, wanted, claim, work) or _run(store, wanted, claim, work)
-            if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
-                store.complete(claim, finished.snapshot, ttl=wanted.ttl)
-            else:
-                store.fail(claim, wanted, finished.reason)
+            with durable_transaction(store, "the end of a leased view"):
+                if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
+                    store.complete(claim, finished.snapshot, ttl=wanted.ttl, last=True)
+                else:
+                    store.fail(claim, wanted, finished.reason)
     except ClaimLost:
         # A zombie: the worker that has taken over decides what this client is told.
         return store.look(wanted)
@@ -126,8 +127,12 @@ def _failing(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Non
 
 
 def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, error: BaseException) -> None:
+    def fail() -> None:
+        with durable_transaction(store, "the end of a leased view"):
+            store.fail(claim, wanted, describe(error))
+
     try:
-        reconnecting_once(store, lambda: store.fail(claim, wanted, describe(error)))
+        reconnecting_once(store, fail)
         report(RELEASED, wanted.identity, store.alias, reason=describe(error))
-    except Error:
+    except (Error, IdempotencyConfigurationError):
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)

@@ -219,7 +219,7 @@ def _result(outcome: Outcome[T], wanted: ClaimRequest) -> Result[T]:
         case Conflicted():
             raise OperationInProgress(f"{what} is being run right now. Try again later.")
         case InDoubt():
-            raise OutcomeUnknown(f"{what} was interrupted in an external call, whose outcome is unknown.")
+            raise OutcomeUnknown(f"{what} was interrupted, and its outcome is unknown. A person has to look.")
         case Unavailable():
             raise StoreBusy(f"{what} could not be claimed in time. Nothing was done. Try again later.")
         case _:

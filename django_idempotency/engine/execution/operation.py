@@ -40,9 +40,9 @@ class Operation:
         self._wanted = wanted
         self._claim = claim
         self._used: set[str] = set()
-        self._doubts = set(claim.in_doubt)
-        # The steps of earlier attempts. Their workers cannot add to them any more.
+        # The steps of earlier attempts, whose workers cannot add to them any more, and those of `reconcile`.
         self._earlier = store.steps(claim) if claim.attempt > 1 else {}
+        self._doubts = {name for name, (finished, _) in self._earlier.items() if not finished}
         self.writing = False
 
     @property
@@ -111,14 +111,14 @@ class Operation:
             return cast(T, value)
         if name in self._doubts:
             raise IdempotencyConfigurationError(
-                f"step {name!r} was started as an external call by an earlier attempt. Give the write another name."
+                f"step {name!r} was started as an external call before, and has no result. Give the write another name."
             )
         with durable_transaction(self._store, f"operation.write({name!r})"):
-            self._store.fence(self._claim)
+            self._store.start_write(self._claim, name)
             with self._writing():
                 value = function(*args, **kwargs)
             kept = encode_step(value)
-            self._store.record_write(self._claim, name, kept)
+            self._store.finish_write(self._claim, name, kept)
         return cast(T, as_kept(value, kept))
 
     def renew(self) -> None:

@@ -1,6 +1,12 @@
 """The decision table: what a stored key means for a request that brings the same key.
 
 A store reads the row, asks these functions, and carries out what they decide.
+
+# Note [A committed claim without a lease]
+In atomic mode, the claim commits together with its result: other requests never see the claim in progress. If they do,
+the work has ended its own transaction in the middle (a raw COMMIT, DDL on MariaDB, `executescript` on SQLite) and did
+not come to its end. What the work wrote before that COMMIT is durable, so no retry may run. The outcome is `InDoubt`,
+not `Conflicted`: "still being processed, retry later" would be wrong for ever. A person has to look.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ class StoredKey:
 
     expired: the row counts as if its key had never been seen. Never true of a key in progress or in doubt.
     lapsed: the row has a lease, and the lease is over.
+    unleased: the row is in progress and has no lease. See Note [A committed claim without a lease].
     unsealed: gives headers and body decrypted. Asked for a replay only: a key that has expired needs no decryption.
     """
 
@@ -45,6 +52,7 @@ class StoredKey:
     attempt: int
     expired: bool
     lapsed: bool
+    unleased: bool
     status_code: int | None
     headers: str | None
     body: bytes | None
@@ -85,7 +93,7 @@ class Resume:
     """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
 
 
-Decision = TakeOver | Resume | Completed | Mismatched | Conflicted
+Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
@@ -95,18 +103,27 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
         return Mismatched()
     if stored.expired:
         return TakeOver()
-    if stored.status is Status.IN_PROGRESS and not stored.lapsed:
+    if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return Conflicted()
     if not stored.has_payload(wanted.fingerprint):
         return Mismatched()
     if stored.status is Status.COMPLETED:
         return Completed(snapshot=stored.snapshot)
-    return Resume()
+    return InDoubt(attempt=stored.attempt) if stored.unleased else Resume()
 
 
-def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) -> Claimed | InDoubt:
-    """What resuming a locked row comes to. `doubts` are the names of its calls in doubt."""
-    if doubts and not wanted.repeats_calls:
+def resumed(
+    stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
+) -> Claimed | InDoubt:
+    """What resuming a locked row comes to.
+
+    Args:
+        stored: the row.
+        wanted: the request.
+        calls: names of the calls in doubt. They may be made again if the request allows that.
+        writes: names of the writes in doubt. They are never repeated: no other side would recognise the repetition.
+    """
+    if writes or (calls and not wanted.repeats_calls):
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
         return InDoubt(attempt=stored.attempt)
     abandoned = stored.status is Status.IN_PROGRESS
@@ -116,5 +133,5 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: tuple[str, ...]) ->
         key_hash=wanted.identity.key_hash,
         scope_hash=wanted.identity.scope_hash,
         abandoned=abandoned,
-        in_doubt=doubts,
+        in_doubt=calls,
     )

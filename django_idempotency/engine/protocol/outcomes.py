@@ -20,6 +20,11 @@ class Row:
     scope_hash: int
     id: int
 
+    @property
+    def found_by(self) -> list[int]:
+        """The parameters of `Conditions.same_row`."""
+        return [self.key_hash, self.scope_hash, self.id]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
@@ -36,6 +41,15 @@ class Claimed:
     scope_hash: int
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
+
+    @property
+    def row(self) -> Row:
+        return Row(key_hash=self.key_hash, scope_hash=self.scope_hash, id=self.id)
+
+    @property
+    def fence(self) -> list[int]:
+        """The parameters of `Conditions.fence`. See Note [Fencing]."""
+        return [*self.row.found_by, self.attempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +71,9 @@ class Conflicted:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An external call of an earlier attempt may have taken effect, and must not be made twice.
+    """An earlier attempt was interrupted, and what it did may have taken effect. A person or `reconcile` decides.
+
+    An external call has no result under `on_abandoned="hold"`, or the work has ended the transaction of its own key.
 
     attempt: of the key. It tells one doubt from the next.
     """

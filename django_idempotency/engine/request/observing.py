@@ -32,7 +32,7 @@ WOULD: dict[type, str] = {
     Completed: "replayed",
     Mismatched: "refused: the key was used for another request",
     Conflicted: "refused: the first request is still running",
-    InDoubt: "refused: the outcome of an external call is unknown",
+    InDoubt: "refused: the outcome of an earlier attempt is unknown",
 }
 logger = logging.getLogger("django_idempotency")
 

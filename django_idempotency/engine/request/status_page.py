@@ -24,7 +24,7 @@ from .problems import RETRY_AFTER
 
 SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
-"""Reported for a key in progress whose lease has lapsed: no worker runs it until a client retries."""
+"""Reported for a key in progress that its worker has left: a retry takes it over, or a person decides."""
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
@@ -85,12 +85,12 @@ def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
     row = rows.only("status", "attempt", "created_at", "completed_at", "expires_at").first()
     if row is None:
         return None
-    expired, lapsed = store_for(alias).timeliness(row.pk)
+    expired, abandoned = store_for(alias).timeliness(key_hash, scope_hash)
     if expired:
         return None
     steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
     return {
-        "status": ABANDONED if lapsed else row.status,
+        "status": ABANDONED if abandoned else row.status,
         "attempt": row.attempt,
         "steps": list(steps.values_list("name", flat=True)),
         "created_at": row.created_at,

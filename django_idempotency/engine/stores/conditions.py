@@ -32,19 +32,35 @@ class Conditions:
         return f"{self.k['key_hash']} = %s AND {self.k['scope_hash']} = %s"
 
     @cached_property
+    def same_row(self) -> str:
+        """One row. Parameters: those of `Row.found_by`. An id alone could be another tenant's, in another schema."""
+        return f"{self.same_hashes} AND {self.k['id']} = %s"
+
+    @cached_property
     def fence(self) -> str:
-        """The claimed row still belongs to this attempt. Parameters: id, attempt. See Note [Fencing]."""
+        """The claimed row still belongs to this attempt. Parameters: those of `Claimed.fence`. See Note [Fencing]."""
         return f"{self.same_attempt} AND {self.status_is(Status.IN_PROGRESS)}"
 
     @cached_property
     def same_attempt(self) -> str:
-        """The row is at the attempt at which the caller has seen it. Parameters: id, attempt."""
-        return f"{self.k['id']} = %s AND {self.k['attempt']} = %s"
+        """The row is at the attempt at which the caller has seen it. Parameters: as for `same_row`, attempt."""
+        return f"{self.same_row} AND {self.k['attempt']} = %s"
 
     @cached_property
     def lapsed(self) -> str:
         """The row has a lease, and the lease is over."""
         return f"{self.k['locked_until']} <= {self.dialect.clock}"
+
+    @cached_property
+    def unleased(self) -> str:
+        """The row is in progress without a lease. See Note [A committed claim without a lease]."""
+        until = self.k["locked_until"]
+        return f"{self.status_is(Status.IN_PROGRESS)} AND ({until} IS NULL OR {until} = {self.dialect.no_lease})"
+
+    @cached_property
+    def abandoned(self) -> str:
+        """The row is in progress, and no worker holds it under a lease."""
+        return f"{self.status_is(Status.IN_PROGRESS)} AND ({self.lapsed} OR {self.k['locked_until']} IS NULL)"
 
     @cached_property
     def expired(self) -> str:

@@ -44,6 +44,10 @@ class Database(ABC):
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
         return self.connection.needs_rollback or self.connection.closed_in_transaction
 
+    def has_ended(self) -> bool:
+        """Whether the transaction that Django takes for open is over, so that each statement commits by itself."""
+        return False
+
     @abstractmethod
     def may_repeat(self, error: DatabaseError) -> bool:
         """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
@@ -86,6 +90,11 @@ class Database(ABC):
         with self._cursor() as cursor:
             cursor.execute(sql, params)
             return cursor.fetchone()
+
+    def _fetch_all(self, sql: str, params: list[Any]) -> list[Any]:
+        with self._cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
 
     def _execute(self, sql: str, params: list[Any]) -> int:
         """How many rows the statement has changed."""

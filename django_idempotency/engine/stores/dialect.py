@@ -16,12 +16,15 @@ class Dialect:
     lock_or_skip: like `lock`, but returns no row that another transaction holds, where the database does that safely.
     skip_locked: makes a cleanup pass over rows that another transaction holds.
     share: makes a SELECT read what is committed now, where a plain SELECT shows an older snapshot.
+    no_lease: a time long ago. It marks a claim that was committed without a lease, and puts the row into the index of
+        leases. See `Store.note_unleased`.
     by_id: makes an UPDATE find its row by id, where the optimizer could choose, and lock, more than that row.
     """
 
     clock: str
     later: str
     clock_once: str
+    no_lease: str = "'1970-01-01 00:00:00'"
     lock: str = ""
     lock_or_skip: str = ""
     skip_locked: str = ""

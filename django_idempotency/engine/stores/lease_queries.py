@@ -7,7 +7,7 @@ from functools import cached_property
 from ..protocol.decision import Status
 from .conditions import Conditions
 
-IN_PROGRESS, FAILED = Status.IN_PROGRESS, Status.FAILED
+FAILED = Status.FAILED
 
 
 class LeaseQueries(Conditions):
@@ -17,61 +17,58 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def lock_own_claim(self) -> str:
-        """Lock the claimed row, if it still belongs to this attempt. Parameters: id, attempt."""
+        """Lock the claimed row, if it still belongs to this attempt. Parameters: the fence's."""
         return f"SELECT {self.k['id']} FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
 
     @cached_property
     def touch(self) -> str:
-        """Write a new version of the claimed row that changes nothing. Parameters: id, attempt."""
+        """Write a new version of the claimed row that changes nothing. Parameters: the fence's."""
         return f"UPDATE {self.table} SET {self.k['status']} = {self.k['status']} WHERE {self.fence}"
 
     @cached_property
     def renew(self) -> str:
-        """Start the lease again. Parameters: lease, id, attempt."""
+        """Start the lease again. Parameters: lease, the fence's."""
         return f"UPDATE {self.table} SET {self.k['locked_until']} = {self.dialect.later} WHERE {self.fence}"
 
     @cached_property
     def fail(self) -> str:
-        """End the attempt without a result. Parameters: ttl, error, id, attempt."""
+        """End the attempt without a result. Parameters: ttl, error, the fence's."""
         return f"{self._set_failed}, {self.k['last_error']} = %s WHERE {self.fence}"
 
     @cached_property
     def timeliness(self) -> str:
-        """Whether a row has expired, and whether its lease is over. Parameter: id."""
-        return f"SELECT ({self.expired}), ({self.lapsed}) FROM {self.table} WHERE {self.k['id']} = %s"
+        """Whether a row has expired, and whether its worker has left it. Parameters: key_hash, scope_hash."""
+        return f"SELECT ({self.expired}), ({self.abandoned}) FROM {self.table} WHERE {self.same_hashes}"
 
     # --- steps
 
     @cached_property
     def read_steps(self) -> str:
-        """All steps of a key. Parameter: id of the key."""
+        """All steps of the own claim. One row of NULLs: no steps. No row: claim lost. Parameters: the fence's."""
         s = self.s
-        return f"SELECT {s['name']}, {s['finished_at']}, {s['result']} FROM {self.steps} WHERE {s['key']} = %s"
+        return (
+            f"SELECT {s['name']}, {s['finished_at']}, {s['result']} "
+            f"FROM (SELECT {self.k['id']} AS own_id FROM {self.table} WHERE {self.fence}) AS own "
+            f"LEFT JOIN {self.steps} ON {s['key']} = own_id"
+        )
 
     @cached_property
     def read_doubts(self) -> str:
-        """The names of a key's calls in doubt, oldest first. Parameter: id of the key."""
+        """Names and kinds of a key's steps in doubt, oldest first. Parameter: id of the key."""
         s = self.s
         return (
-            f"SELECT {s['name']} FROM {self.steps} WHERE {s['key']} = %s AND {self.unfinished} "
+            f"SELECT {s['name']}, {s['kind']} FROM {self.steps} WHERE {s['key']} = %s AND {self.unfinished} "
             f"ORDER BY {s['id']} {self.dialect.share}"
         )
 
     @cached_property
-    def add_started_step(self) -> str:
-        """Record that a call is about to be made. Parameters: id of the key, name, kind, attempt, result."""
-        return self._add_step("NULL")
-
-    @cached_property
-    def add_finished_step(self) -> str:
-        """Record a local write and its result. Parameters: id of the key, name, kind, attempt, result."""
-        return self._add_step(self.dialect.clock)
-
-    def _add_step(self, finished_at: str) -> str:
-        s = self.s
+    def start_step(self) -> str:
+        """Lock the claimed row, and record that a step is about to be run. Parameters: name, kind, the fence's."""
+        k, s = self.k, self.s
         return (
-            f"INSERT INTO {self.steps} ({s['key']}, {s['name']}, {s['kind']}, {s['attempt']}, {s['result']}, "
-            f"{s['started_at']}, {s['finished_at']}) VALUES (%s, %s, %s, %s, %s, {self.dialect.clock}, {finished_at})"
+            f"INSERT INTO {self.steps} ({s['key']}, {s['name']}, {s['kind']}, {s['attempt']}, {s['started_at']}) "
+            f"SELECT {k['id']}, %s, %s, {k['attempt']}, {self.dialect.clock} "
+            f"FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
         )
 
     @cached_property
@@ -85,12 +82,17 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def finish_step(self) -> str:
-        """Record the result of a call that was started. Parameters: result, id of the key, name."""
+        """Record the result of a step that was started. Parameters: result, id of the key, name."""
         s, clock = self.s, self.dialect.clock
         return (
             f"UPDATE {self.steps} SET {s['result']} = %s, {s['finished_at']} = {clock}, {s['error']} = NULL "
             f"WHERE {self.unfinished_step}"
         )
+
+    @cached_property
+    def finish_own_step(self) -> str:
+        """The same, if the row still belongs to this attempt. Parameters: as for `finish_step`, the fence's."""
+        return f"{self.finish_step} AND EXISTS (SELECT 1 FROM {self.table} WHERE {self.fence})"
 
     @cached_property
     def note_error(self) -> str:
@@ -109,15 +111,14 @@ class LeaseQueries(Conditions):
         """Lock a failed or abandoned row, if it is at the attempt that the operator saw. Parameters: id, attempt."""
         k = self.k
         return (
-            f"SELECT {k['key_hash']}, {k['scope_hash']} FROM {self.table} "
-            f"WHERE {self.same_attempt} AND ({self.status_is(FAILED)} "
-            f"OR ({self.status_is(IN_PROGRESS)} AND {self.lapsed})) {self.dialect.lock}"
+            f"SELECT {k['key_hash']}, {k['scope_hash']} FROM {self.table} WHERE {k['id']} = %s "
+            f"AND {k['attempt']} = %s AND ({self.status_is(FAILED)} OR ({self.abandoned})) {self.dialect.lock}"
         )
 
     @cached_property
     def set_failed(self) -> str:
-        """Take a locked row away from its worker. Parameters: ttl, id."""
-        return f"{self._set_failed} WHERE {self.k['id']} = %s"
+        """Take a locked row away from its worker. Parameters: ttl, those of `same_row`."""
+        return f"{self._set_failed} WHERE {self.same_row}"
 
     @cached_property
     def delete_doubts(self) -> str:
@@ -126,8 +127,8 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def close(self) -> str:
-        """Complete a locked row. Parameters: status code, headers, body, id."""
-        return f"{self.set_completed} WHERE {self.k['id']} = %s"
+        """Complete a locked row. Parameters: status code, headers, body, those of `same_row`."""
+        return f"{self.set_completed} WHERE {self.same_row}"
 
     @cached_property
     def _set_failed(self) -> str:

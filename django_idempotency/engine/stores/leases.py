@@ -6,6 +6,15 @@ claimed row, under the condition that the row is still in progress at the worker
 operator's decision, changes the attempt or the status under the same lock. So there are two cases only: the old worker
 commits before the change; or it finds no row, and `LeaseLost` rolls back what it was about to commit. To test without a
 lock whether the row is there would not be enough: both transactions could commit side by side.
+
+The condition names the hashes of the identity, too. With a schema or a database for each tenant, the work may leave
+the connection in another tenant's schema (`SET search_path`, `USE`). There, id and attempt could match another key.
+The hashes also tell the database which partition holds the row.
+
+# Note [Writes in doubt]
+A local write records "started" in its own transaction, and its result at the end. So no other request ever sees that
+it was started, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw COMMIT). Then the step
+stays without a result, whatever happens next, also after `kill -9`. It is unknown what was committed: the key is held.
 """
 
 from __future__ import annotations
@@ -33,35 +42,36 @@ class Leases(Database):
 
         A SELECT, not an UPDATE: duplicates can read the row meanwhile, and need not wait for the end of the write.
         """
-        if self._fetch(self._lease_sql.lock_own_claim, [claimed.id, claimed.attempt]) is None:
+        if self._fetch(self._lease_sql.lock_own_claim, claimed.fence) is None:
             raise lease_lost()
 
     def renew(self, claimed: Claimed, lease: float) -> None:
         """Lock the key for `lease` seconds from now. Raises `LeaseLost`."""
-        self._execute_or(lease_lost, self._lease_sql.renew, [lease, claimed.id, claimed.attempt])
+        self._execute_or(lease_lost, self._lease_sql.renew, [lease, *claimed.fence])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
-        self._execute_or(
-            lease_lost,
-            self._lease_sql.fail,
-            [wanted.ttl, seal(claimed, "last_error", error), claimed.id, claimed.attempt],
-        )
+        params = [wanted.ttl, seal(claimed, "last_error", error), *claimed.fence]
+        self._execute_or(lease_lost, self._lease_sql.fail, params)
 
-    def timeliness(self, row_id: int) -> tuple[bool, bool]:
-        """Whether this key has expired, and whether its lease is over. A deleted key has expired."""
-        expired, lapsed = self._fetch(self._lease_sql.timeliness, [row_id]) or (True, False)
-        return bool(expired), bool(lapsed)
+    def timeliness(self, key_hash: int, scope_hash: int) -> tuple[bool, bool]:
+        """Whether this key has expired, and whether its worker has left it. A deleted key has expired."""
+        expired, abandoned = self._fetch(self._lease_sql.timeliness, [key_hash, scope_hash]) or (True, False)
+        return bool(expired), bool(abandoned)
 
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """The steps of earlier attempts by name: whether they are finished, and the result."""
-        with self._cursor() as cursor:
-            cursor.execute(self._lease_sql.read_steps, [claimed.id])
-            rows = cursor.fetchall()
+        """The steps of the key by name: whether they are finished, and the result. Raises `LeaseLost`."""
+        rows = self._fetch_all(self._lease_sql.read_steps, claimed.fence)
+        if not rows:
+            raise lease_lost()
         # All of them at once: an attempt that cannot read what was done must do nothing.
-        return {name: (finished is not None, unseal(claimed, "result", kept, name)) for name, finished, kept in rows}
+        return {
+            name: (finished is not None, unseal(claimed, "result", kept, name))
+            for name, finished, kept in rows
+            if name is not None
+        }
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
@@ -70,12 +80,11 @@ class Leases(Database):
         """
         # An UPDATE that changes nothing but the row's version. Under REPEATABLE READ, a takeover with an older snapshot
         # fails on that version. Without it, the takeover would not see the call that is in doubt from now on.
-        self._execute_or(lease_lost, self._lease_sql.touch, [claimed.id, claimed.attempt])
+        self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
         if again:
             self._execute(self._lease_sql.restart_step, [claimed.attempt, claimed.id, name])
         else:
-            params = [claimed.id, name, Kind.CALL.value, claimed.attempt, None]
-            self._execute(self._lease_sql.add_started_step, params)
+            self._execute_or(lease_lost, self._lease_sql.start_step, [name, Kind.CALL.value, *claimed.fence])
 
     def finish_call(self, row: Row | Claimed, name: str, result: str | None) -> bool:
         """Record a call's result; None: the call is done, but its value could not be kept. Lock the key first.
@@ -88,21 +97,31 @@ class Leases(Database):
         """Record why a call is in doubt. Call `fence` first."""
         self._execute(self._lease_sql.note_error, [seal(claimed, "error", error, name), claimed.id, name])
 
-    def record_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record a local write's result, in the transaction of the write. Call `fence` first."""
-        params = [claimed.id, name, Kind.WRITE.value, claimed.attempt, seal(claimed, "result", result, name)]
-        self._execute(self._lease_sql.add_finished_step, params)
+    def start_write(self, claimed: Claimed, name: str) -> None:
+        """Lock the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
+
+        The first statement in the transaction of the write. See Note [Writes in doubt].
+        """
+        self._execute_or(lease_lost, self._lease_sql.start_step, [name, Kind.WRITE.value, *claimed.fence])
+
+    def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
+        """Record a local write's result, in the transaction of the write. Raises `LeaseLost`."""
+        params = [seal(claimed, "result", result, name), claimed.id, name, *claimed.fence]
+        self._execute_or(lease_lost, self._lease_sql.finish_own_step, params)
 
     # --- what an operator decides: see `maintenance.resolution`
 
     def lock_resolvable(self, row_id: int, attempt: int) -> Row | None:
-        """Lock a failed or abandoned key until the transaction ends. None if the key is neither."""
-        hashes = self._fetch(self._lease_sql.lock_resolvable, [row_id, attempt])
-        return None if hashes is None else Row(key_hash=hashes[0], scope_hash=hashes[1], id=row_id)
+        """Lock a failed or abandoned key until the transaction ends. None if the key is neither.
 
-    def set_failed(self, row_id: int, ttl: float) -> None:
+        Also None if the id is of several keys. In a partitioned table, only a sequence makes ids unique.
+        """
+        rows = self._fetch_all(self._lease_sql.lock_resolvable, [row_id, attempt])
+        return Row(key_hash=rows[0][0], scope_hash=rows[0][1], id=row_id) if len(rows) == 1 else None
+
+    def set_failed(self, row: Row, ttl: float) -> None:
         """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first."""
-        self._execute(self._lease_sql.set_failed, [ttl, row_id])
+        self._execute(self._lease_sql.set_failed, [ttl, *row.found_by])
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""
@@ -110,16 +129,16 @@ class Leases(Database):
 
     def close(self, row: Row, snapshot: Snapshot) -> None:
         """Complete a failed key with this response. Lock the key first."""
-        params: list[Any] = [snapshot.status_code, *seal_response(row, snapshot), row.id]
+        params: list[Any] = [snapshot.status_code, *seal_response(row, snapshot), *row.found_by]
         self._execute(self._lease_sql.close, params)
 
     # --- for the claim
 
-    def _doubts(self, row_id: int) -> tuple[str, ...]:
-        """The names of the calls that were started and have no result."""
-        with self._cursor() as cursor:
-            cursor.execute(self._lease_sql.read_doubts, [row_id])
-            return tuple(name for (name,) in cursor.fetchall())
+    def _doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the calls, and of the writes, that were started and have no result."""
+        rows = self._fetch_all(self._lease_sql.read_doubts, [row_id])
+        calls = tuple(name for name, kind in rows if kind == Kind.CALL.value)
+        return calls, tuple(name for name, kind in rows if kind != Kind.CALL.value)
 
     def _delete_steps(self, row_id: int) -> None:
         self._execute(self._lease_sql.delete_steps, [row_id])
@@ -133,5 +152,6 @@ def lease_lost() -> LeaseLost:
     return LeaseLost(
         "The lease of this operation was over, and another worker has taken its idempotency key over, or an operator "
         "has decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or "
-        "call operation.renew() in between."
+        "call operation.renew() in between. If the work switches the schema or the database (search_path, USE), let it "
+        "switch back before each step and before it returns."
     )

@@ -19,7 +19,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Claimed, Conflicted, InDoubt
+from ..protocol.outcomes import Claimed, Conflicted, InDoubt, Row
 from .dialect import Dialect
 from .lease_queries import LeaseQueries
 from .leases import lease_lost
@@ -53,7 +53,7 @@ LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 class MariaDBLeaseQueries(LeaseQueries):
     @cached_property
     def touch(self) -> str:
-        """Change the claimed row in a way that means nothing. Parameters: id, attempt."""
+        """Change the claimed row in a way that means nothing. Parameters: the fence's."""
         until = self.k["locked_until"]
         return f"UPDATE {self.table} SET {until} = {until} + INTERVAL 1 MICROSECOND WHERE {self.fence}"
 
@@ -85,7 +85,11 @@ class MariaDBStore(Store):
     def fence(self, claimed: Claimed) -> None:
         # Not a locking SELECT: a Galera node compares with the other nodes what a transaction has changed, and never
         # what the transaction has locked.
-        self._execute_or(lease_lost, self._lease_sql.touch, [claimed.id, claimed.attempt])
+        self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
+
+    def start_write(self, claimed: Claimed, name: str) -> None:
+        self.fence(claimed)
+        super().start_write(claimed, name)
 
     @cached_property
     def _lease_sql(self) -> LeaseQueries:
@@ -150,11 +154,12 @@ class MariaDBStore(Store):
             params = [*seconds, wanted.identity.key_hash, wanted.identity.scope_hash]
             return self._stored(limit + self._read_sql, params)
 
-    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
+    def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         take_over = f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {self._sql.take_over}"
+        params = [TAKE_OVER_WAIT, wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by]
         with self._locked_after_waiting():
-            taken = self._execute(take_over, [TAKE_OVER_WAIT, wanted.fingerprint, wanted.ttl, wanted.lease, row_id])
-        return int(self._fetch(self._sql.read_attempt, [row_id])[0]) if taken == 1 else None
+            taken = self._execute(take_over, params)
+        return int(self._fetch(self._sql.read_attempt, row.found_by)[0]) if taken == 1 else None
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         with self._locked_after_waiting():

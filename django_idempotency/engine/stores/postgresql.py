@@ -11,13 +11,14 @@ from typing import Any
 
 from django.db import DatabaseError, DataError, OperationalError, transaction
 
+from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
-from ..protocol.outcomes import ClaimOutcome, Conflicted
+from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Row
 from . import round_trips
 from .dialect import Dialect
 from .queries import as_new_row, as_stored_key
-from .store import KeyLocked, Store, claim_lost, claimed, row_of
+from .store import KeyLocked, Store, claim_lost, new_claim, row_of
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -25,7 +26,16 @@ GAVE_UP_WAITING = frozenset({"55P03", "57014"})
 """lock_not_available, query_canceled (the project's own statement_timeout)"""
 UNDEFINED = frozenset({"42P01", "42703"})
 """undefined_table, undefined_column"""
-DIVISION_BY_ZERO = "22012"
+OUT_OF_SHARED_MEMORY = "53200"
+COUNTED_EVERY = 256
+"""How often a transaction of many claims counts its locks: by the id of the claimed row. A count takes milliseconds."""
+LOCKS_SQL = (
+    "SELECT count(*), current_setting('max_locks_per_transaction')::bigint "
+    "* (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) "
+    "FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+)
+LOST = "django_idempotency: claim lost in"
+"""What no number looks like. PostgreSQL repeats the text in its error, in any language."""
 IN_ERROR = 3
 """libpq's PQTRANS_INERROR"""
 CLOCK = "clock_timestamp()"
@@ -41,6 +51,7 @@ class PostgreSQLStore(Store):
         clock_once=f"(SELECT {CLOCK})",
         later=LATER,
         skip_locked="FOR UPDATE SKIP LOCKED",
+        no_lease="'1970-01-01 00:00:00+00'",
         lock="FOR NO KEY UPDATE",
         lock_or_skip="FOR NO KEY UPDATE SKIP LOCKED",
     )
@@ -49,7 +60,9 @@ class PostgreSQLStore(Store):
         wanted = wanted.begun()
         outcome = self._claim_in_few_round_trips(wanted) or super().claim(wanted)
         if isinstance(outcome, Conflicted) and wanted.wait:
-            return self._wait(wanted)
+            outcome = self._wait(wanted)
+        if isinstance(outcome, Claimed) and self.connection.savepoint_ids and outcome.id % COUNTED_EVERY == 0:
+            self._refuse_too_many_locks()
         return outcome
 
     def _claim_in_few_round_trips(self, wanted: ClaimRequest) -> ClaimOutcome | None:
@@ -61,9 +74,9 @@ class PostgreSQLStore(Store):
         with self._cursor() as cursor:
             if not round_trips.may_open(self.connection, cursor):
                 return None
-            round_trips.open_with(self.connection, cursor, self._try_insert_sql, self._insert_params(wanted))
+            round_trips.open_with(self.connection, cursor, self._insert_sql, self._insert_params(wanted))
             if (inserted := cursor.fetchone()) is not None:
-                return claimed(row_of(inserted[0], wanted), attempt=1)
+                return new_claim(row_of(inserted[0], wanted), attempt=1)
             round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
             try:
                 stored = self._stored_or_locked(cursor.fetchone())
@@ -78,16 +91,43 @@ class PostgreSQLStore(Store):
                 super()._end_claim(sql, params, last=last)
                 return
             try:
-                # Divides by zero unless one row was written: the COMMIT behind it must not be reached.
-                checked = f"WITH written AS ({sql} RETURNING 1) SELECT 1 / (count(*) = 1)::int FROM written"
+                # Fails unless one row was written: the COMMIT behind it must not be reached.
+                checked = (
+                    f"WITH written AS ({sql} RETURNING 1) "
+                    f"SELECT CASE WHEN count(*) <> 1 THEN ('{LOST} ' || count(*))::int END FROM written"
+                )
                 round_trips.close_with(cursor, checked, params)
             except DataError as error:
-                if _sqlstate(error) != DIVISION_BY_ZERO:
+                # A trigger of the project may fail at the COMMIT with a data error of its own.
+                if LOST not in str(error):
                     raise
                 raise claim_lost() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in REPEATABLE
+
+    def is_busy(self, error: DatabaseError) -> bool:
+        # Another transaction holds the table: a migration, VACUUM FULL. `_wait` itself knows its own time-outs.
+        return _sqlstate(error) in GAVE_UP_WAITING
+
+    def explain(self, error: DatabaseError) -> None:
+        if _sqlstate(error) == OUT_OF_SHARED_MEMORY:
+            raise IdempotencyConfigurationError(
+                f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
+                "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
+                "batches: one transaction for each item is best. Else raise max_locks_per_transaction."
+            ) from error
+        super().explain(error)
+
+    def _refuse_too_many_locks(self) -> None:
+        """Stop a transaction of very many claims before the server has no lock left for its neighbours."""
+        held, room = self._fetch(LOCKS_SQL, [])
+        if held > room // 2:
+            raise IdempotencyConfigurationError(
+                f"this transaction holds {held} advisory locks, most of them for idempotency keys. That is more than "
+                f"half of the {room} locks that PostgreSQL has for all its transactions. Commit in batches: one "
+                "transaction for each item is best."
+            )
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in UNDEFINED
@@ -102,26 +142,18 @@ class PostgreSQLStore(Store):
     def _insert_sql(self) -> str:
         """Insert a new row under the advisory lock, unless the key is stored already.
 
+        Returns no row at once if another transaction holds the advisory lock.
+
         Without NOT EXISTS, every replay would draw a number from the sequence, which is written to the WAL.
         """
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.new_row}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
             f"%s::bytea, %s::varchar, 1, {CLOCK}, {LATER}, {LATER} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.same_hashes}) AND {{lock}} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.same_hashes}) AND pg_try_advisory_xact_lock(%s) "
             f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING "
             f"RETURNING {sql.k['id']}"
         )
-
-    @cached_property
-    def _try_insert_sql(self) -> str:
-        """`_insert_sql` that returns no row at once if another transaction holds the advisory lock."""
-        return self._insert_sql.format(lock="pg_try_advisory_xact_lock(%s)")
-
-    @cached_property
-    def _wait_insert_sql(self) -> str:
-        """`_insert_sql` that waits for the advisory lock, up to `lock_timeout`."""
-        return self._insert_sql.format(lock="pg_advisory_xact_lock(%s) IS NOT NULL")
 
     @cached_property
     def _read_sql(self) -> str:
@@ -138,10 +170,7 @@ class PostgreSQLStore(Store):
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        return self._run_insert(self._try_insert_sql, wanted)
-
-    def _run_insert(self, sql: str, wanted: ClaimRequest) -> int | None:
-        row = self._fetch(sql, self._insert_params(wanted))
+        row = self._fetch(self._insert_sql, self._insert_params(wanted))
         return None if row is None else row[0]
 
     def _insert_params(self, wanted: ClaimRequest) -> list[Any]:
@@ -162,19 +191,23 @@ class PostgreSQLStore(Store):
             raise KeyLocked
         return None if values[0] is None else as_stored_key(values)
 
-    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
+    def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         take_over = f"{self._sql.take_over} RETURNING {self._sql.k['attempt']}"
-        row = self._fetch(take_over, [wanted.fingerprint, wanted.ttl, wanted.lease, row_id])
-        return None if row is None else row[0]
+        taken = self._fetch(take_over, [wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by])
+        return None if taken is None else taken[0]
 
     def _wait(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Wait for the transaction that runs the key, then claim again. The view never sees our lock_timeout."""
+        """Wait for the transaction that runs the key, then claim again. The view never sees our lock_timeout.
+
+        The waiting statement reads no table. So only the lock of the key can make it wait, and not a migration's. It
+        must not read one: its snapshot would be older than the end of the wait.
+        """
         milliseconds = max(1, math.ceil(wanted.left * 1000))
         previous = self._fetch(
             "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
         )[0]
         try:
-            row_id = self._run_insert(self._wait_insert_sql, wanted)
+            self._fetch("SELECT pg_advisory_xact_lock(%s)", [wanted.identity.scope_hash])
         except OperationalError as error:
             if _sqlstate(error) not in GAVE_UP_WAITING:
                 raise
@@ -182,7 +215,7 @@ class PostgreSQLStore(Store):
             transaction.set_rollback(True, using=self.alias)
             return Conflicted()
         self._execute("SELECT set_config('lock_timeout', %s, true)", [previous])
-        return super().claim(wanted) if row_id is None else claimed(row_of(row_id, wanted), attempt=1)
+        return super().claim(wanted)
 
     @cached_property
     def _purge_sql(self) -> str:
@@ -204,16 +237,23 @@ class PostgreSQLStore(Store):
             f"SELECT count(*), max({expires_at}) FROM purged"
         )
 
+    def note_expired_unleased(self, error: str, limit: int) -> None:
+        self._walk_indexes()
+        super().note_expired_unleased(error, limit)
+
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        with self._cursor() as cursor:
-            # Until the batch's transaction ends. PostgreSQL guesses that two bounds on one column leave 0.5 % of the
-            # table. Then the planner may collect and sort all expired rows in every batch, and not walk the index.
-            cursor.execute(
-                "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
-            )
-            cursor.execute(self._purge_sql, [not_before, batch_size])
-            deleted, last = cursor.fetchone()
+        self._walk_indexes()
+        deleted, last = self._fetch(self._purge_sql, [not_before, batch_size])
         return deleted, last or not_before
+
+    def _walk_indexes(self) -> None:
+        """Until the transaction ends. PostgreSQL guesses that two bounds on one column leave 0.5 % of the table.
+
+        Then the planner may collect and sort all expired rows in every batch, and not walk the index.
+        """
+        self._fetch(
+            "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)", []
+        )
 
 
 def _sqlstate(error: DatabaseError) -> str | None:

@@ -29,7 +29,7 @@ class ClaimQueries(Conditions):
     def stored_key(self) -> str:
         """The columns that `as_stored_key` reads."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
-        judged = (f"({self.expired})", f"({self.lapsed})")
+        judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})")
         after = ("status_code", "headers", "body")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
@@ -40,17 +40,17 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def take_over(self) -> str:
-        """Claim an expired row as a new key. Parameters: fingerprint, ttl, lease, id."""
+        """Claim an expired row as a new key. Parameters: fingerprint, ttl, lease, those of `same_row`."""
         k = self.k
         return (
             f"UPDATE {self.table} {self.dialect.by_id} SET {k['fingerprint']} = %s, {k['status_code']} = NULL, "
             f"{k['headers']} = NULL, {k['body']} = NULL, {k['completed_at']} = NULL, "
-            f"{k['created_at']} = {self.dialect.clock}, {self._next_attempt} WHERE {k['id']} = %s AND {self.expired}"
+            f"{k['created_at']} = {self.dialect.clock}, {self._next_attempt} WHERE {self.same_row} AND {self.expired}"
         )
 
     @cached_property
     def lock_for_resuming(self) -> str:
-        """Lock a failed or abandoned row, if it is as the caller has read it. Parameters: id, attempt, status."""
+        """Lock a failed or abandoned row, if it is as the caller has read it. Parameters: as `same_attempt`, status."""
         return (
             f"SELECT {self.k['id']} FROM {self.table} WHERE {self.same_attempt} AND {self.k['status']} = %s "
             f"AND ({self.status_is(FAILED)} OR {self.lapsed}) {self.dialect.lock_or_skip}"
@@ -58,8 +58,8 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def resume(self) -> str:
-        """Begin the next attempt of a locked row. Parameters: ttl, lease, id."""
-        return f"UPDATE {self.table} SET {self._next_attempt} WHERE {self.k['id']} = %s"
+        """Begin the next attempt of a locked row. Parameters: ttl, lease, those of `same_row`."""
+        return f"UPDATE {self.table} SET {self._next_attempt} WHERE {self.same_row}"
 
     @cached_property
     def _next_attempt(self) -> str:
@@ -71,19 +71,47 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def read_attempt(self) -> str:
-        """The attempt of a row, where an UPDATE cannot return it. Parameter: id."""
-        return f"SELECT {self.k['attempt']} FROM {self.table} WHERE {self.k['id']} = %s"
+        """The attempt of a row, where an UPDATE cannot return it. Parameters: those of `same_row`."""
+        return f"SELECT {self.k['attempt']} FROM {self.table} WHERE {self.same_row}"
 
     @cached_property
     def complete(self) -> str:
-        """Store the response of the own claim. Parameters: status code, headers, body, ttl or None, id, attempt."""
+        """Store the response of the own claim. Parameters: status code, headers, body, ttl or None, the fence's."""
         expires_at = self.k["expires_at"]
         return f"{self.set_completed}, {expires_at} = COALESCE({self.dialect.later}, {expires_at}) WHERE {self.fence}"
 
     @cached_property
     def release(self) -> str:
-        """Delete the row of the own claim. Parameters: id, attempt."""
+        """Delete the row of the own claim. Parameters: the fence's."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
+
+    @cached_property
+    def find_unleased(self) -> str:
+        """Whether the row of an identity is a committed claim without a lease. Parameters: key_hash, scope_hash."""
+        return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes} AND {self._not_noted}"
+
+    @cached_property
+    def find_expired_unleased(self) -> str:
+        """Hashes and ids of such rows whose `ttl` is over, oldest first. Parameter: how many."""
+        k = self.k
+        return (
+            f"SELECT {k['key_hash']}, {k['scope_hash']}, {k['id']} FROM {self.table} "
+            f"WHERE {k['expires_at']} <= {self.dialect.clock_once} AND {self._not_noted} "
+            f"ORDER BY {k['expires_at']} LIMIT %s"
+        )
+
+    @cached_property
+    def note_unleased(self) -> str:
+        """Put such a row where `stuck` finds it. Parameters: error, key_hash, scope_hash."""
+        k = self.k
+        return (
+            f"UPDATE {self.table} SET {k['locked_until']} = {self.dialect.no_lease}, {k['last_error']} = %s "
+            f"WHERE {self.same_hashes} AND {self._not_noted}"
+        )
+
+    @cached_property
+    def _not_noted(self) -> str:
+        return f"{self.status_is(IN_PROGRESS)} AND {self.k['locked_until']} IS NULL"
 
     @cached_property
     def count_expired(self) -> str:
@@ -93,7 +121,8 @@ class ClaimQueries(Conditions):
 
 def as_stored_key(values: Any) -> StoredKey:
     """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
-    id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, status_code, headers, body = values
+    id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *response = values
+    status_code, headers, body = response
     return StoredKey(
         id=id_,
         scope=scope,
@@ -104,6 +133,7 @@ def as_stored_key(values: Any) -> StoredKey:
         attempt=attempt,
         expired=bool(expired),
         lapsed=bool(lapsed),
+        unleased=bool(unleased),
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),

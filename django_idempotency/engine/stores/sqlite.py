@@ -11,6 +11,7 @@ from django.db import DatabaseError
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
+from ..protocol.outcomes import Row
 from .dialect import Dialect
 from .queries import as_new_row
 from .store import Store
@@ -28,6 +29,15 @@ LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 class SQLiteStore(Store):
     vendor = "sqlite"
     dialect = Dialect(clock=CLOCK, clock_once=CLOCK, later=LATER)
+
+    def is_broken(self) -> bool:
+        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
+        # does not notice. From then on, SQLite commits each statement by itself.
+        return super().is_broken() or self.has_ended()
+
+    def has_ended(self) -> bool:
+        raw: Any = self.connection.connection
+        return raw is not None and not self.connection.closed_in_transaction and not raw.in_transaction
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return False
@@ -63,11 +73,11 @@ class SQLiteStore(Store):
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         return self._stored(self._sql.look, [wanted.identity.key_hash, wanted.identity.scope_hash])
 
-    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
-        params = [wanted.fingerprint, wanted.ttl, wanted.lease, row_id]
+    def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
+        params = [wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by]
         if self._execute(self._sql.take_over, params) != 1:
             return None
-        return int(self._fetch(self._sql.read_attempt, [row_id])[0])
+        return int(self._fetch(self._sql.read_attempt, row.found_by)[0])
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         sql = self._sql

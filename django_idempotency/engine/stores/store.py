@@ -13,11 +13,12 @@ from typing import Any, assert_never
 from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
+from ..protocol.digests import Identity
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Row
 from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
-from .sealing import seal_response
+from .sealing import seal, seal_response
 
 
 class KeyLocked(Exception):
@@ -44,7 +45,7 @@ class Store(Leases):
             pass
         return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity
         stored = self._stored(self._sql.look, [identity.key_hash, identity.scope_hash])
@@ -58,7 +59,7 @@ class Store(Leases):
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
-        params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, claimed.id, claimed.attempt]
+        params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, *claimed.fence]
         self._end_claim(self._sql.complete, params, last=last)
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
@@ -68,7 +69,27 @@ class Store(Leases):
         """
         if claimed.attempt > 1:
             self._delete_steps(claimed.id)
-        self._end_claim(self._sql.release, [claimed.id, claimed.attempt], last=last)
+        self._end_claim(self._sql.release, claimed.fence, last=last)
+
+    def note_unleased(self, identity: Identity, error: str) -> bool:
+        """Note on a committed claim without a lease that its work has not come to its end. False if there is none.
+
+        Then the index of leases finds the row, and `stuck` lists it. Claims in atomic mode are not in that index: every
+        completion would have to change it. See Note [A committed claim without a lease].
+        """
+        # First a plain read: an UPDATE could wait on MariaDB for a transaction that is claiming the key right now.
+        if self._fetch(self._sql.find_unleased, [identity.key_hash, identity.scope_hash]) is None:
+            return False
+        return self._note(identity, error) == 1
+
+    def note_expired_unleased(self, error: str, limit: int) -> None:
+        """Note the same on such claims whose `ttl` is over, and that no retry has come across."""
+        for key_hash, scope_hash, row_id in self._fetch_all(self._sql.find_expired_unleased, [limit]):
+            self._note(Row(key_hash=key_hash, scope_hash=scope_hash, id=row_id), error)
+
+    def _note(self, row: Row | Identity, error: str) -> int:
+        params = [seal(row, "last_error", error), row.key_hash, row.scope_hash]
+        return self._execute(self._sql.note_unleased, params)
 
     def owns(self, sql: str) -> bool:
         """Whether this is a statement about the package's own tables."""
@@ -100,7 +121,7 @@ class Store(Leases):
         """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
 
     @abstractmethod
-    def _take_over(self, row_id: int, wanted: ClaimRequest) -> int | None:
+    def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         """Claim an expired row. The new attempt, or None if the row is not expired any more. Its steps stay."""
 
     # --- shared
@@ -112,7 +133,7 @@ class Store(Leases):
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
         if (row_id := self._insert(wanted)) is not None:
-            return claimed(row_of(row_id, wanted), attempt=1)
+            return new_claim(row_of(row_id, wanted), attempt=1)
         stored = self._read(wanted)
         if stored is None:
             return None
@@ -122,29 +143,30 @@ class Store(Leases):
                 return self._claim_expired(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case Completed() | Mismatched() | Conflicted():
+            case Completed() | Mismatched() | Conflicted() | InDoubt():
                 return decision
             case _:
                 assert_never(decision)
 
     def _claim_expired(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        attempt = self._take_over(stored.id, wanted)
+        row = row_of(stored.id, wanted)
+        attempt = self._take_over(row, wanted)
         if attempt is None:
             return None
         self._delete_steps(stored.id)
-        return claimed(row_of(stored.id, wanted), attempt)
+        return new_claim(row, attempt)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt.
 
         One request wins: it locks the row under the condition that nothing has changed since the row was read.
         """
-        sql = self._sql
-        if self._fetch(sql.lock_for_resuming, [stored.id, stored.attempt, stored.status.value]) is None:
+        sql, found_by = self._sql, row_of(stored.id, wanted).found_by
+        if self._fetch(sql.lock_for_resuming, [*found_by, stored.attempt, stored.status.value]) is None:
             return Conflicted()
-        outcome = resumed(stored, wanted, self._doubts(stored.id))
+        outcome = resumed(stored, wanted, *self._doubts(stored.id))
         if isinstance(outcome, Claimed):
-            self._execute(sql.resume, [wanted.ttl, wanted.lease, stored.id])
+            self._execute(sql.resume, [wanted.ttl, wanted.lease, *found_by])
         return outcome
 
     def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
@@ -160,12 +182,13 @@ def row_of(row_id: int, wanted: ClaimRequest) -> Row:
     return Row(key_hash=wanted.identity.key_hash, scope_hash=wanted.identity.scope_hash, id=row_id)
 
 
-def claimed(row: Row, attempt: int) -> Claimed:
+def new_claim(row: Row, attempt: int) -> Claimed:
     return Claimed(key_hash=row.key_hash, scope_hash=row.scope_hash, id=row.id, attempt=attempt)
 
 
 def claim_lost() -> ClaimLost:
     return ClaimLost(
-        "The row of this request's idempotency key is gone: the view deleted it. "
-        "Nothing was committed. Leave the key table to the package."
+        "The row of this request's idempotency key is not there any more: the view deleted it, or switched to another "
+        "schema or database (search_path, USE) and did not switch back. This transaction is rolled back. "
+        "Leave the key table to the package, and end the view in the schema in which it began."
     )

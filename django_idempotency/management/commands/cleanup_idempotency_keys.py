@@ -52,7 +52,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--fail-on-stuck",
             action="store_true",
-            help="Exit with status 3 if there are keys whose lease is over or whose external call is in doubt.",
+            help="Exit with status 3 if there are keys that no worker holds, or with a step in doubt.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -139,7 +139,7 @@ def _described(result: Cleanup, *, dry_run: bool) -> str:
         if not result.complete:
             sentences.append("Stopped early: more are left.")
     if result.stuck:
-        sentences.append(f"Stuck, because their lease is over: {result.stuck}.")
+        sentences.append(f"Stuck, because no worker holds them: {result.stuck}.")
     if result.in_doubt:
         sentences.append(f"With an external call in doubt: {result.in_doubt}.")
     return " ".join(sentences)

@@ -38,7 +38,7 @@ class TestDetail:
     def test_the_timeline_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
         """Steps in their order, the error of the call, and what the key waits for."""
         page = staff(VIEW, "view_response").get(detail(in_doubt)).content.decode()
-        assert "In doubt: these calls were started and have no result: charge. Check whether" in page
+        assert "In doubt: these steps were started and have no result: charge. Check whether" in page
         assert "external call" in page
         assert "Broken: it broke, token=****" in page
         assert post("/pay").status_code == 201

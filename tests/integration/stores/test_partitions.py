@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from django.db.models import F
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
+from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, expire, granted
 from tests.contracts.leased import (
@@ -177,3 +180,58 @@ def test_the_settings_for_vacuum_are_those_of_a_partition() -> None:
         cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'idempotency_part_0'")
         (options,) = cursor.fetchone()
     assert {"fillfactor=95", "autovacuum_vacuum_scale_factor=0.05"} < set(options)
+
+
+@contextmanager
+def plans() -> Iterator[list[str]]:
+    """PostgreSQL's plan of each statement that finds a row of the key table."""
+    found: list[str] = []
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if TABLE in sql and not sql.startswith(f"INSERT INTO {connection.ops.quote_name(TABLE)}"):
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN {sql}", params)
+                found.append("\n".join(line for (line,) in cursor.cursor.fetchall()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        yield found
+
+
+def claimed(store: Store, **changes: Any) -> Claimed:
+    outcome = store.claim(a_claim(**changes))
+    assert isinstance(outcome, Claimed)
+    return outcome
+
+
+def test_every_statement_of_a_claim_reads_one_partition(store: Store) -> None:
+    """The hashes stand in each: PostgreSQL need not look for the row in the other partitions."""
+    with plans() as first, transaction.atomic():
+        worker = claimed(store, lease=60.0)
+        store.start_call(worker, "charge", again=False)
+        store.fence(worker)
+        store.start_write(worker, "order")
+        store.finish_write(worker, "order", "{}")
+        store.renew(worker, 60.0)
+        store.steps(worker)
+        store.fail(worker, a_claim(), "it broke")
+        store.timeliness(worker.key_hash, worker.scope_hash)
+        store.complete(claimed(store, lease=60.0, repeats_calls=True), SNAPSHOT)
+    expire()
+    with plans() as second, transaction.atomic():
+        store.release(claimed(store))
+    partitions = [set(re.findall(r"idempotency_part_\d+\b", plan)) for plan in (*first, *second)]
+    assert {len(read) for read in partitions} == {1}
+    assert len(partitions) >= 14
+
+
+def test_a_decision_about_an_id_of_two_keys_is_refused(store: Store) -> None:
+    """Nobody can tell which of them was meant."""
+    for key in ("one", "two"):
+        with transaction.atomic():
+            store.fail(claimed(store, key=key, lease=60.0), a_claim(), "it broke")
+    IdempotencyKey.objects.update(id=1)
+    with pytest.raises(NotResolvable):
+        release_for_retry(1, attempt=1)
+    IdempotencyKey.objects.filter(key="two")._raw_delete("default")  # delete() goes by the id
+    release_for_retry(1, attempt=1)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, DataError, IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -147,6 +147,27 @@ class TestNobodyCanTell:
             with pytest.raises(IntegrityError):
                 post("/fail_at_commit")
             assert not connection.in_atomic_block
+        assert ["WITH", "COMMIT"] in verbs(tap.take())
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+    def test_a_data_error_at_the_commit_is_the_projects_own(self, tap: Tap) -> None:
+        """Of a deferred trigger: nothing says that the view deleted a row."""
+        table, own = Order._meta.db_table, "divides"
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"CREATE FUNCTION {own}() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM 1 / NEW.amount; RETURN NEW; END $$"
+            )
+            cursor.execute(
+                f"CREATE CONSTRAINT TRIGGER {own} AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+                f"FOR EACH ROW EXECUTE FUNCTION {own}()"
+            )
+        try:
+            with pytest.raises(DataError, match="division by zero"):
+                request_like(Order.objects.create)
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(f"DROP FUNCTION {own} CASCADE")
         assert ["WITH", "COMMIT"] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 

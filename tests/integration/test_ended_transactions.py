@@ -1,0 +1,238 @@
+"""Work that ends its own transaction in the middle: what it has committed by that is not written a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection
+from django.db.models import F
+from django.test import Client
+
+from django_idempotency import Operation, OutcomeUnknown, TransactionBroken, run_once
+from django_idempotency.admin.timeline import attention_text
+from django_idempotency.exceptions import NotResolvable
+from django_idempotency.maintenance import (
+    Snapshot,
+    cleanup_idempotency_keys,
+    close_with,
+    forget,
+    forget_scope,
+    in_doubt,
+    record_outcome,
+    release_for_retry,
+    stuck,
+)
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.leases import breaks
+from tests.shopapp.models import Ledger, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+COMMITS = {
+    "postgresql": "SELECT 1; COMMIT",
+    "mysql": "ALTER TABLE shopapp_ledger COMMENT = 'DDL commits'",
+    "sqlite": "SELECT 1; -- executescript commits",
+}
+
+
+class Died(Exception):
+    """What the work raises."""
+
+
+def commit() -> None:
+    """As a vendored SQL script does, or DDL."""
+    sql = COMMITS[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.executescript(sql) if connection.vendor == "sqlite" else cursor.execute(sql)
+
+
+def half() -> None:
+    """One order is committed, another one is not."""
+    Order.objects.create(reference="before")
+    commit()
+    if connection.vendor != "sqlite":  # SQLite commits each statement from here on
+        Order.objects.create(reference="after")
+    raise Died("boom")
+
+
+def whole() -> str:
+    Order.objects.create(reference="before")
+    commit()
+    Order.objects.create(reference="after")
+    return "done"
+
+
+def once(work: Any, **options: Any) -> Any:
+    return run_once(work, scope="s", key="k", operation="o", **options).value
+
+
+def orders() -> list[str]:
+    return list(Order.objects.order_by("pk").values_list("reference", flat=True))
+
+
+@pytest.fixture
+def left() -> IdempotencyKey:
+    """A key whose work has committed a half and then failed."""
+    with pytest.raises(Died):
+        once(half)
+    return IdempotencyKey.objects.get()
+
+
+@pytest.fixture(params=["failed", "killed"])
+def held(request: pytest.FixtureRequest, left: IdempotencyKey) -> IdempotencyKey:
+    """The same, or the worker was killed: then nobody has noted it."""
+    if request.param == "killed":
+        IdempotencyKey.objects.update(locked_until=None, last_error=None)
+        left.refresh_from_db()
+    return left
+
+
+def test_a_retry_does_not_write_again(held: IdempotencyKey) -> None:
+    """The outcome is unknown, and stays so: "still being processed" would be wrong for ever."""
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            once(half)
+    assert orders() == ["before"]
+    assert stuck().get() == held
+
+
+def test_it_is_counted_and_listed_at_once(left: IdempotencyKey) -> None:
+    """By the index of leases, with the reason."""
+    assert stuck().get() == left
+    assert cleanup_idempotency_keys().stuck == 1
+    assert "The view ended its own transaction" in (left.last_error or "")
+    assert "Died: boom" in (left.last_error or "")
+
+
+def test_a_cleanup_finds_what_nobody_has_noted(held: IdempotencyKey) -> None:
+    """After its ttl, at the latest; and never deletes it."""
+    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+    assert (cleanup_idempotency_keys().stuck, cleanup_idempotency_keys().deleted) == (1, 0)
+    assert stuck().get() == held
+
+
+def test_the_admin_shows_it(held: IdempotencyKey, admin_client: Client) -> None:
+    """As stuck, with what to do, and with the decisions."""
+    assert "the view ended its own transaction" in attention_text(held)
+    assert b"stuck" in admin_client.get("/admin/django_idempotency/idempotencykey/?status=in_progress").content
+    page = admin_client.get(f"/admin/django_idempotency/idempotencykey/{held.pk}/change/").content.decode()
+    assert "Release for retry" in page
+    assert "Record an outcome" not in page
+
+
+def test_released_everything_runs_again(held: IdempotencyKey) -> None:
+    """A person has undone the half."""
+    Order.objects.all().delete()
+    release_for_retry(held.pk, attempt=1)
+    assert once(lambda: Order.objects.create(reference="again").reference) == "again"
+    assert orders() == ["again"]
+    assert IdempotencyKey.objects.get().status == "completed"
+
+
+def test_closed_it_is_replayed(held: IdempotencyKey) -> None:
+    close_with(held.pk, Snapshot(status_code=200, headers=(), body=b"by hand"), attempt=1)
+    assert once(half) == "by hand"
+    assert orders() == ["before"]
+
+
+def test_there_is_no_step_to_record(held: IdempotencyKey) -> None:
+    """The work has no steps that a retry could go on behind."""
+    with pytest.raises(NotResolvable, match="not in doubt"):
+        record_outcome(held.pk, "order", 1, attempt=1)
+    with pytest.raises(OutcomeUnknown):
+        once(half)
+
+
+def test_forgotten_it_runs_again(held: IdempotencyKey) -> None:
+    """If that is asked for: else what could be written twice is kept."""
+    assert (forget("s", "k").kept, forget_scope("s").kept) == (1, 1)
+    assert forget("s", "k", include_unsettled=True).deleted == 1
+    assert once(lambda: 1) == 1
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+def test_work_that_comes_to_its_end_is_kept() -> None:
+    """All of it is committed when the answer is given."""
+    assert [once(whole), once(whole)] == ["done", "done"]
+    assert orders() == ["before", "after"]
+    assert not stuck().exists()
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+def test_a_retry_in_the_middle_does_not_take_the_key_away(in_threads: Callable[..., list[Any]]) -> None:
+    """The worker is still there, and completes its key."""
+
+    def retry(number: int) -> int:
+        with pytest.raises(OutcomeUnknown):
+            once(breaks)
+        return stuck().count()
+
+    def asked_meanwhile() -> list[int]:
+        commit()
+        return in_threads(1, retry)
+
+    assert [once(asked_meanwhile), once(breaks)] == [[1], [1]]
+    assert not stuck().exists()
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("how", ["commits", "rolls back"])
+def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
+    """What the work writes after it is committed by itself: the key is held, and no retry writes once more."""
+    Ledger.objects.create(entry="taken")
+
+    def ends() -> str:
+        if how == "commits":
+            commit()
+        else:
+            with pytest.raises(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("INSERT OR ROLLBACK INTO shopapp_ledger (entry) VALUES ('taken')")
+        Order.objects.create(reference="after")
+        return "done"
+
+    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
+        once(ends)
+    with pytest.raises(OutcomeUnknown):
+        once(ends)
+    assert orders() == ["after"]
+    assert stuck().count() == 1
+
+
+def pay(operation: Operation) -> Any:
+    operation.write("order", half)
+
+
+@pytest.mark.parametrize("on_abandoned", ["retry", "hold"])
+def test_a_write_that_commits_in_the_middle_is_in_doubt(on_abandoned: Any) -> None:
+    """It is not run again, also under "retry": nobody would recognise the repetition."""
+    with pytest.raises(Died):
+        once(pay, lease=60, on_abandoned=on_abandoned)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            once(pay, lease=60, on_abandoned=on_abandoned)
+    assert orders() == ["before"]
+    assert in_doubt().count() == 1
+
+
+def test_recorded_the_write_has_its_result() -> None:
+    """The next attempt goes on behind it."""
+    with pytest.raises(Died):
+        once(pay, lease=60)
+    record_outcome(IdempotencyKey.objects.get().pk, "order", None, attempt=1)
+    assert once(pay, lease=60) is None
+    assert orders() == ["before"]
+
+
+def test_a_write_that_only_fails_leaves_no_doubt() -> None:
+    """It rolls back, "started" included."""
+
+    def fails() -> None:
+        Order.objects.create()
+        raise Died
+
+    for _ in range(2):
+        with pytest.raises(Died):
+            once(lambda operation: operation.write("order", fails), lease=60)
+    assert (orders(), IdempotencyStep.objects.count()) == ([], 0)

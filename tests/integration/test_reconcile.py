@@ -1,0 +1,85 @@
+"""What `reconcile` does is what the view then sees; and the end of a leased view commits, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency import IdempotencyConfigurationError, Operation, OutcomeUnknown, Result, run_once
+from django_idempotency.models import IdempotencyKey
+from tests.leases import Broken, breaks
+
+pytestmark = pytest.mark.django_db
+
+
+def pay(view: Callable[[Operation], Any], reconcile: Callable[[Operation], Any] | None = None) -> Any:
+    options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "reconcile": reconcile}
+    return run_once(view, scope="s", key="k", operation="pay", **options).value
+
+
+@pytest.fixture
+def doubt() -> None:
+    """A charge that timed out."""
+    with pytest.raises(Broken):
+        pay(lambda operation: operation.call("charge", breaks))
+
+
+@pytest.mark.usefixtures("doubt")
+def test_what_it_records_is_not_in_doubt_any_more() -> None:
+    """The view sees the result, and no doubt."""
+
+    def look_up(operation: Operation) -> None:
+        assert operation.in_doubt == ("charge",)
+        operation.call("charge", lambda: "found")
+
+    seen = pay(lambda operation: [operation.call("charge", breaks), *operation.in_doubt], look_up)
+    assert seen == ["found"]
+
+
+@pytest.mark.usefixtures("doubt")
+def test_a_call_that_it_makes_in_vain_is_in_doubt() -> None:
+    """The view knows, and can make the call again."""
+
+    def refund(operation: Operation) -> None:
+        operation.call("charge", lambda: "found")
+        with pytest.raises(Broken):
+            operation.call("refund", breaks)
+
+    def view(operation: Operation) -> Any:
+        return [operation.in_doubt, operation.call("refund", lambda: "refunded"), operation.in_doubt]
+
+    assert pay(view, refund) == [["refund"], "refunded", []]
+
+
+@pytest.mark.usefixtures("doubt")
+def test_a_result_ends_it() -> None:
+    assert pay(breaks, lambda operation: Result("by the books", replayed=False)) == "by the books"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
+    """Its end would never be committed, although the client was told 201."""
+
+    def leaves_it_off(operation: Operation) -> None:
+        transaction.set_autocommit(False)
+        if fails:
+            raise Broken
+
+    try:
+        with pytest.raises(Broken if fails else IdempotencyConfigurationError):
+            pay(leaves_it_off)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    connection.close()
+    assert IdempotencyKey.objects.get().status == "in_progress"  # it waits for its lease
+
+
+@pytest.mark.usefixtures("doubt")
+def test_without_reconcile_it_stays_held() -> None:
+    with pytest.raises(OutcomeUnknown):
+        pay(breaks)
