@@ -91,7 +91,7 @@ class _Latest:
             if what in self._told:
                 return False
             self._told[what] = None
-            if len(self._told) > REMEMBERED:
+            while len(self._told) > REMEMBERED:
                 self._told.pop(next(iter(self._told)))
             return True
 
