@@ -87,6 +87,11 @@ class MariaDBStore(Store):
         # what the transaction has locked.
         self._execute_or(lease_lost, self._lease_sql.touch, [claimed.id, claimed.attempt])
 
+    def _look_sql(self) -> str:
+        # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
+        on_galera = self._fetch("SHOW VARIABLES LIKE 'wsrep_on'", []) == ("wsrep_on", "ON")
+        return f"SET STATEMENT wsrep_sync_wait = 1 FOR {self._sql.look}" if on_galera else self._sql.look
+
     @cached_property
     def _lease_sql(self) -> LeaseQueries:
         return MariaDBLeaseQueries(self.dialect, self._quote)
