@@ -58,10 +58,11 @@ def post(node: str, key: str, meeting: Barrier | None = None) -> HttpResponse:
 
 @pytest.mark.parametrize("number", range(5))
 def test_one_of_three_wins(in_threads: Any, number: int) -> None:
-    """Each node runs the view, because none knows of the others. One of them commits."""
+    """Each node runs the view, because none knows of the others. One commits, and the others wait for its response."""
     key, meeting = f"meeting-{number}", Barrier(len(NODES))
     answers = in_threads(len(NODES), lambda node: post(NODES[node], key, meeting))
     check(key, answers)
+    assert {answer.status_code for answer in answers} == {201}
 
 
 def test_storm(in_threads: Any) -> None:
@@ -102,26 +103,27 @@ def test_in_leased_mode_one_node_makes_the_call(in_threads: Any) -> None:
 
 
 def test_the_winner_ends_a_view_that_is_still_at_work(in_threads: Any) -> None:
-    """Galera ends the next statement of the loser's view. The loser is told the winner's answer."""
-    at_work, won = Event(), Event()
+    """Galera ends the loser's view before the winner's key shows on that node. The loser waits for the answer."""
+    at_work = Event()
 
-    @idempotent(using="node1", scope=lambda request: "galera", operation="order")
     def slow(request: HttpRequest) -> HttpResponse:
-        Order.objects.using("node1").create(reference="slow")
         at_work.set()
-        assert won.wait(DEADLINE)
-        return JsonResponse({"id": Order.objects.using("node1").create(reference="slow").pk}, status=201)
+        eventually("the database to end this view", lambda: Order.objects.using("node1").filter(pk=0).exists())
+        raise AssertionError
+
+    def large(request: HttpRequest) -> HttpResponse:
+        assert at_work.wait(DEADLINE)
+        Order.objects.using("node2").bulk_create([Order(reference="bulk") for _ in range(BULK)])
+        return JsonResponse({"id": Order.objects.using("node2").create(reference="slow").pk}, status=201)
 
     def race(number: int) -> HttpResponse:
-        if number == 0:
-            return slow(RequestFactory().post("/", headers={"Idempotency-Key": "slow"}))
-        assert at_work.wait(DEADLINE)
-        answer = post("node2", "slow")
-        eventually("the key to reach the other node", IdempotencyKey.objects.using("node1").filter(key="slow").exists)
-        won.set()
-        return answer
+        view, node = ((slow, "node1"), (large, "node2"))[number]
+        protected = idempotent(using=node, scope=lambda request: "galera", operation="order")(view)
+        return protected(RequestFactory().post("/", headers={"Idempotency-Key": "slow"}))
 
-    check("slow", in_threads(2, race))
+    answers = in_threads(2, race)
+    check("slow", answers)
+    assert answers[0]["Idempotency-Replayed"] == "true"
 
 
 def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threads: Any) -> None:

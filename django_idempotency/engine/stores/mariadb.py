@@ -91,6 +91,11 @@ class MariaDBStore(Store):
         self.fence(claimed)
         super().start_write(claimed, name)
 
+    def _look_sql(self) -> str:
+        # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
+        on_galera = self._fetch("SHOW VARIABLES LIKE 'wsrep_on'", []) == ("wsrep_on", "ON")
+        return f"SET STATEMENT wsrep_sync_wait = 1 FOR {self._sql.look}" if on_galera else self._sql.look
+
     @cached_property
     def _lease_sql(self) -> LeaseQueries:
         return MariaDBLeaseQueries(self.dialect, self._quote)

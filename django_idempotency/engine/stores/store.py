@@ -48,7 +48,7 @@ class Store(Leases):
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity
-        stored = self._stored(self._sql.look, [identity.key_hash, identity.scope_hash])
+        stored = self._stored(self._look_sql(), [identity.key_hash, identity.scope_hash])
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
 
@@ -129,6 +129,10 @@ class Store(Leases):
     @cached_property
     def _sql(self) -> ClaimQueries:
         return ClaimQueries(self.dialect, self._quote)
+
+    def _look_sql(self) -> str:
+        """Read the row of an identity without locking it. Parameters: key_hash, scope_hash."""
+        return self._sql.look
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
