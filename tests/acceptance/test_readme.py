@@ -345,7 +345,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/endpoints.md": ["shop/tests.py"],
         "docs/events.md": ["shop/events.py", "shop/webhooks.py"],
         "docs/graphql.md": ["shop/graphql.py"],
-        "docs/leased-failures.md": ["shop/careful.py", "shop/support.py"],
+        "docs/leased-failures.md": ["shop/careful.py", "shop/support.py", "shop/after_an_outage.py"],
         "docs/leased.md": ["shop/payments.py"],
         "docs/monitoring.md": [  # test_monitoring.py
             "shop/logging.py",
@@ -356,7 +356,7 @@ def test_every_python_block_is_executed_by_a_test():
             "shop/tracing.py",
         ],
         "docs/ninja.md": ["shop/ninja_api.py"],
-        "docs/operations.md": ["shop/tasks.py", "shop/privacy.py"],
+        "docs/operations.md": ["shop/tasks.py", "shop/privacy.py", "settings.py"],
         "docs/options.md": ["settings.py"],
         "docs/rollout.md": ["settings.py", "after/django_idempotency_key.py", "after/drf_idempotency.py"],
         "docs/runbook.md": ["shop/attention.py"],

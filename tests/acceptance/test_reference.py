@@ -76,7 +76,8 @@ def shown(value: Any) -> str:
 
 def test_every_system_check_is_described() -> None:
     """Each id in checks.py has a row, and the other way round; what is E is an Error, what is W a Warning."""
-    source = (DOCS.parent / "django_idempotency/checks.py").read_text()
+    package = DOCS.parent / "django_idempotency"
+    source = "".join(path.read_text() for path in [package / "checks.py", *package.glob("engine/stores/*_checks.py")])
     raised = re.findall(
         r'(Error|Warning)\((?:(?!Error\(|Warning\().)*?id="(django_idempotency\.\w+)"', source, re.DOTALL
     )
