@@ -1,4 +1,4 @@
-"""Keys that nobody has settled: what the project's `UNSETTLED_TTL` does to them."""
+"""Keys that no person has settled: what the project's `UNSETTLED_TTL` does to them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def kept_scope(scope: str) -> str:
     """The scope as the table stores it: a short text without control characters, or the hash of any other text.
 
     A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte. Or a
-    text that begins as such a hash does: whoever reads a hash in the table must not be able to send it as a scope.
+    text that begins as such a hash does: a reader of the table must not be able to send a hash of it as a scope.
     """
     if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope) and not scope.startswith(HASHED_SCOPE):
         return scope

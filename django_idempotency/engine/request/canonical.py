@@ -1,4 +1,4 @@
-"""One form for equal values, and different forms for different values, whatever a client puts into its JSON."""
+"""One form for equal values, and different forms for different values, for any JSON that a client sends."""
 
 from __future__ import annotations
 

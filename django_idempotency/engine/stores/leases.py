@@ -14,7 +14,7 @@ The hashes also tell the database which partition holds the row.
 # Note [Writes in doubt]
 A local write records "started" in its own transaction, and its result at the end. So no other request ever sees that
 it was started, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw COMMIT). Then the step
-stays without a result, whatever happens next, also after `kill -9`. It is unknown what was committed: the key is held.
+stays without a result in every case, also after `kill -9`. It is unknown what was committed: the key is held.
 """
 
 from __future__ import annotations
