@@ -200,6 +200,12 @@ class TestRestFramework:
         with pytest.raises(IdempotencyConfigurationError, match="permission_classes"):
             self.viewset().as_view({"post": "create"})(rf.post("/"))
 
+    def test_a_method_that_is_not_protected_may_have_any_order(self, rf: Any) -> None:
+        """The check runs, and asks the user."""
+        viewset = self.viewset(idempotency={"methods": {"PUT"}}, authentication_classes=[])
+        response = viewset.as_view({"post": "create"})(rf.post("/"))
+        assert response.status_code == 302
+
     @pytest.mark.parametrize(("actions", "ids"), [({}, ["django_idempotency.E006"]), ({"create": None}, [])])
     def test_e006_looks_at_actions(
         self, monkeypatch: pytest.MonkeyPatch, settings: Any, actions: Any, ids: list[str]
