@@ -43,8 +43,7 @@ class IdempotencyError(Exception):
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
     """A decorator, mixin, option or setting is used in a way that cannot protect the view, or a migration is missing.
 
-    Raised when the code is imported, where the mistake shows then. Else raised on the first request, before the view
-    runs.
+    Raised when the code is imported if the mistake shows then, else on the first request, before the view runs.
     """
 
 
@@ -58,16 +57,15 @@ class ClaimLost(IdempotencyError):
 class LeaseLost(ClaimLost):
     """This worker's lease had lapsed. Another worker took the key over, or an operator decided its outcome.
 
-    The step that raised this error has committed nothing. Let the error propagate: the client gets the answer of the
-    worker that holds the key.
+    The step has committed nothing. Let the error propagate: the client gets the answer of the worker that holds the
+    key.
     """
 
 
 class NotDecryptable(IdempotencyError):
     """What is stored for this key is encrypted, and no key of `ENCRYPTION_KEYS` decrypts it.
 
-    The stored response cannot be replayed, or the steps of an earlier attempt cannot be read. So the key is refused,
-    and nothing runs twice. The key works again as soon as the setting is right.
+    The key is refused, and nothing runs twice. It works again as soon as the setting is right.
     """
 
 
@@ -81,16 +79,15 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned a value that cannot be kept, so a retry could not return the value.
 
-    The value is neither JSON nor a saved model instance, or it is longer than 1 MiB of JSON.
-    After an external call the step is marked as done, without a value. A local write is rolled back.
+    The value is neither JSON nor a saved model instance, or it is longer than 1 MiB of JSON. After an external call the
+    step is marked as done, without a value. A local write is rolled back.
     """
 
 
 class TransactionBroken(IdempotencyError):
     """The view caught a database error without an `atomic()` of its own around the failing statement.
 
-    The database has discarded everything that the view wrote, so an answer of success would be wrong.
-    Nothing was committed, and the key is free for a retry.
+    All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
     On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. What the
     view writes after that is committed by itself. Then the key is held for a person, and no retry runs.

@@ -29,12 +29,11 @@ class IdempotencyMixin:
     Handlers run in a transaction that the mixin opens. They may be `def` or `async def`.
 
     The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
-    the handler is wrapped. So every other `dispatch` of the class, such as that of an access mixin, runs first. The
-    order of the bases does not matter for that, and a replay never skips it.
+    the handler is wrapped, so every other `dispatch`, such as that of an access mixin, runs first, in each order of the
+    bases and for a replay too.
 
     Args:
-        idempotency: an `Idempotency` or a dict of its options; None: not protected. Options that are left out fall
-            through to the base classes, the settings and the defaults.
+        idempotency: an `Idempotency` or a dict of its options; None: not protected. Other options fall through.
 
     Raises:
         IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class

@@ -1,4 +1,4 @@
-"""Move a tenant to another shard: step 2 of shards.md. tests/clusters/test_shards.py runs this file."""
+"""Move a tenant to another shard: step 2 in databases.md. tests/clusters/test_shards.py runs this file."""
 
 from django.db import transaction
 from django.utils import timezone

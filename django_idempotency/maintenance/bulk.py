@@ -19,8 +19,8 @@ class Resolved:
     """What came of a decision about many keys.
 
     Attributes:
-        resolved: how many keys the decision was carried out for.
-        refused: keys that had changed since they were listed, or whose worker holds a live lease.
+        resolved: how many keys were resolved.
+        refused: how many had changed since they were listed, or have a worker with a live lease.
     """
 
     resolved: int
@@ -30,16 +30,16 @@ class Resolved:
 def resolve_all(keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *args: Any) -> Resolved:
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). So an error leaves the
-    keys before it resolved.
+    Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). An error leaves the keys
+    before it resolved.
 
     Args:
         keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
-        args: what the decision needs beside the key: a step and its result, or a response.
+        args: what the decision needs: a step and its result, or a response.
 
     Returns:
-        How many keys were resolved, and how many the decision was refused for.
+        How many keys were resolved, and how many refused.
 
     Raises:
         ValueError, TypeError: as the decision does.

@@ -30,9 +30,9 @@ class Cleanup:
         batches: in how many transactions.
         complete: whether every expired key is gone, except those that another transaction held.
         stuck: keys in progress that no worker holds. They wait for a retry; those without a lease, for a person.
-        in_doubt: failed or stuck keys with an external call that may have taken effect. Under `on_abandoned="hold"`
-            they wait for a person. A key can be both stuck and in doubt.
-        given_up: how many stuck keys and keys in doubt were deleted after the project's `UNSETTLED_TTL`.
+        in_doubt: failed or stuck keys with an external call that may have taken effect. A key can be both stuck and
+            in doubt.
+        given_up: how many of both were deleted after the project's `UNSETTLED_TTL`.
     """
 
     deleted: int
@@ -55,9 +55,9 @@ def cleanup_idempotency_keys(
 ) -> Cleanup:
     """Delete the expired keys of one database, batch by batch, each in a short transaction of its own.
 
-    For cron, Celery beat or django.tasks. Several cleanups may run at once. Where the database can do that, a cleanup
-    passes over rows that another transaction holds. Keys in progress, and keys with a call in doubt, are counted. They
-    are never deleted, unless the project sets `UNSETTLED_TTL`.
+    For cron, Celery beat or django.tasks. Several cleanups may run at once; where the database can, a cleanup passes
+    over locked rows. Keys in progress, and keys with a call in doubt, are counted, and never deleted without
+    `UNSETTLED_TTL`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -65,7 +65,7 @@ def cleanup_idempotency_keys(
         max_batches: stop after that many batches, at least 1.
         max_seconds: stop after that many seconds, at the end of a batch.
         pause: seconds to rest between two batches.
-        stop: once set, this event ends the run after the running batch, and ends a pause at once.
+        stop: once set, this event ends the run after the running batch.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:

@@ -35,7 +35,7 @@ class Forgotten:
 
     Attributes:
         deleted: how many keys were deleted.
-        kept: keys of this scope in progress, or with a call in doubt. Ask again when they are done or resolved.
+        kept: keys of this scope in progress, or with a call in doubt.
     """
 
     deleted: int
@@ -57,10 +57,10 @@ def forget(
     Args:
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
         key: the client's key, without quotes.
-        operation: only this operation ("POST orders/"); default: all operations that the key was used for.
+        operation: only this operation ("POST orders/"); default: all.
         using: database alias; default: the write alias of the key table.
-        include_unsettled: also delete a stuck key and a key with a call in doubt. The next request makes the call a
-            second time, so first make sure that none comes.
+        include_unsettled: also delete a stuck key and a key with a call in doubt. The next request then makes the
+            call a second time.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -84,10 +84,9 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    **Reads the whole table**: scopes have no index, because every request would pay for it. The function walks the
-    primary key in short queries, and locks only what it deletes. A million keys take about ten seconds. Keys that are
-    added after the start are not looked at: take the caller's access away first. Each batch is deleted in a
-    transaction of its own (inside an outer `atomic()`: a savepoint).
+    **Reads the whole table** in short queries, about ten seconds for a million keys, and locks only what it deletes:
+    scopes have no index. Keys that are added after the start are not looked at: take the caller's access away first.
+    Each batch is deleted in a transaction of its own (inside an outer `atomic()`: a savepoint).
 
     Args:
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.

@@ -30,8 +30,8 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
     Reads the unique index. Opens no transaction.
 
     Args:
-        key_or_reference: the key as the client sent it, with or without quotes, or its reference from the log: 16
-            hexadecimal digits, see `django_idempotency.keys.key_reference`.
+        key_or_reference: the key, with or without quotes, or its `django_idempotency.keys.key_reference` from the
+            log.
         using: database alias; default: the write alias of the key table.
 
     Returns:
@@ -52,8 +52,7 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose worker holds a lease that is not over.
 
-    Reads a partial index, which holds leased keys only. A request without a lease commits its key together with its
-    response, so no query can see that key before.
+    Reads a partial index, which holds leased keys only: no query can see a key without a lease before its COMMIT.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -94,7 +93,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find failed and stuck keys with a call in doubt: it was started, has no result, and may have taken effect.
 
-    Reads a partial index, which holds calls without a result only. A key can be both stuck and in doubt.
+    Reads a partial index of such calls. A key can be both stuck and in doubt.
 
     Args:
         using: database alias; default: the write alias of the key table.

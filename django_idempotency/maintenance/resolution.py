@@ -24,9 +24,9 @@ from ..exceptions import NotResolvable
 def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) -> None:
     """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
 
-    Do this if you know that these steps did not happen and that their worker is dead, or that making them again does no
-    harm. Of a key in progress without a lease, everything runs again: first undo what its work has committed. Steps
-    that have a result keep it. One transaction (inside an outer `atomic()`: a savepoint).
+    Do this if these steps did not happen and their worker is dead, or if making them again does no harm. Of a key in
+    progress without a lease, everything runs again: first undo what its work has committed. Steps that have a result
+    keep it. One transaction (inside an outer `atomic()`: a savepoint).
 
     Args:
         row_id: primary key of the `IdempotencyKey`.

@@ -36,13 +36,11 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
     Opens the transaction that the operation runs in. Inside an outer `atomic()`, such as that of ATOMIC_REQUESTS, it is
-    a savepoint. The result is converted inside the transaction. An exception rolls it back, and the answer of the API's
-    exception handlers is kept if it is final.
+    a savepoint. An exception rolls it back, and the answer of the API's exception handlers is kept if it is final.
 
-    Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. Below the route
-    decorator it protects the methods of that route. In `add_decorator(…, mode="operation")` of an API or a router it
-    protects POST and PATCH, and the options nearest to the operation win. The operation's own authentication,
-    throttling and parsing come first, and a replay never skips them.
+    Use it bare, with options as keyword arguments, or with an `Idempotency`. Below the route decorator it protects the
+    methods of that route. In `add_decorator(…, mode="operation")` of an API or a router it protects POST and PATCH, and
+    the options nearest to the operation win. Authentication, throttling and parsing come first, for a replay too.
 
     Raises:
         IdempotencyConfigurationError: where it could not protect the operation. Raised when the operation is decorated

@@ -25,11 +25,11 @@ class IdempotencyMixin:
     Handlers run in a transaction that the mixin opens.
 
     The mixin stands before the framework's classes: `class OrderViewSet(IdempotencyMixin, ModelViewSet)`.
-    Authentication, permissions, throttles and content negotiation come first, and a replay never skips them.
+    Authentication, permissions, throttles and content negotiation come first, for a replay too.
 
     Args:
-        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None: not
-            protected. Options that are left out fall through to the base classes, the settings and the defaults.
+        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None:
+            not protected. Other options fall through to the base classes, the settings and the defaults.
         idempotency_actions: the same by name for the standard actions of a viewset.
 
     Raises:

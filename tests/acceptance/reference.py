@@ -76,11 +76,11 @@ def names() -> str:
             value = getattr(import_module(module), member)
             if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
                 continue  # options.md and errors.md
-            lines += described("###", member, value)
+            lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
                 for name, method in vars(value).items():
                     if not name.startswith("_"):
-                        lines += described("####", f"operation.{name}", method)
+                        lines += described("####", f"operation.{name}", method, TOLD.get(f"operation.{name}"))
     return "\n".join(lines)
 
 
@@ -97,8 +97,12 @@ def docstring(value: Any) -> str:
     return inspect.getdoc(value) or ""
 
 
-def described(level: str, name: str, value: Any) -> list[str]:
-    return [f"{level} `{name}{signature(name, value)}`", "", prose(value), ""]
+def described(level: str, name: str, value: Any, page: str | None) -> list[str]:
+    text = docstring(value)
+    if page:  # the page has what stands between the first line and the arguments
+        listed = SECTION.search(text)
+        text = f"{summary(value)} [More]({page}).\n\n{text[listed.start() :] if listed else ''}"
+    return [f"{level} `{name}{signature(name, value)}`", "", prose(text).strip(), ""]
 
 
 def signature(name: str, value: Any) -> str:
@@ -111,14 +115,39 @@ def signature(name: str, value: Any) -> str:
     return re.sub(r"<[^=]* at 0x\w+>", "…", text)
 
 
-USING = "using: database alias; default: the write alias of the key table."
-"""An argument of many functions. The page says it once."""
+SAID_ONCE = (
+    "using: database alias; default: the write alias of the key table.",
+    "row_id: primary key of the `IdempotencyKey`.",
+    "attempt: the attempt that the decision is about: the one that the person has seen.",
+)
+"""Arguments of many functions. The page says each once."""
+TOLD = {
+    "operation.acall": "views.md#asynchronous-views",
+    "operation.call": "leased.md#writing-steps",
+    "operation.write": "leased.md#writing-steps",
+    "arun_once": "events.md",
+    "idempotent": "views.md",
+    "once": "events.md",
+    "run_once": "events.md",
+    "IdempotencyKeyAdmin": "runbook.md#the-admin",
+    "cleanup_idempotency_keys": "operations.md#cleanup",
+    "forget": "operations.md#forget-a-key-or-a-user",
+    "forget_scope": "operations.md#forget-a-key-or-a-user",
+    "close_with": "runbook.md#the-decisions",
+    "record_outcome": "runbook.md#the-decisions",
+    "release_for_retry": "runbook.md#the-decisions",
+    "resolve_all": "leased-failures.md#let-a-person-decide",
+    "idempotent_operation": "ninja.md",
+    "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
+    "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
+}
+"""Names that another page explains: the reference has their first line and their arguments."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
 
 
-def prose(value: Any) -> str:
+def prose(text: str) -> str:
     """A docstring as Markdown. What it lists, `name: what it means`, becomes an item of a list."""
-    text = SECTION.sub(section, docstring(value))
+    text = SECTION.sub(section, text)
     lines: list[str] = []
     for line in re.sub(r"\n[ ]{4,}", " ", text).splitlines():
         item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)
@@ -133,9 +162,10 @@ def section(found: re.Match[str]) -> str:
     lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
     if found[1] == "Returns":
         return f"Returns: {' '.join(lines)}\n"
-    items = [line.partition(": ") for line in lines if line != USING]
-    if found[1] == "Raises":  # errors.md says what each one means
-        return f"Raises {', '.join(dict.fromkeys(f'`{name}`' for name, _, _ in items))}.\n"
+    items = [line.partition(": ") for line in lines if line not in SAID_ONCE]
+    if found[1] == "Raises":  # errors.md says what each one means, and the page that any may be a wrong configuration
+        raised = dict.fromkeys(f"`{name}`" for name, _, _ in items if name != "IdempotencyConfigurationError")
+        return f"Raises {', '.join(raised)}.\n" if raised else ""
     return "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
 
 
@@ -187,7 +217,7 @@ def exceptions() -> str:
         yield f"### `{parent.__name__}`"
         bases = [base.__name__ for base in parent.__bases__ if base not in (Exception, exceptions.IdempotencyError)]
         yield f"A kind of {', '.join(f'`{base}`' for base in bases)}." if bases else ""
-        yield prose(parent)
+        yield prose(docstring(parent))
         for child in sorted(parent.__subclasses__(), key=lambda child: child.__name__):
             if child.__module__ == exceptions.__name__:
                 yield from below(child)

@@ -116,7 +116,7 @@ def test_tenants_share_no_keys(run: Any, serve: Any, client: Client, ann: Any) -
     def order(sender: Client, host: str) -> Any:
         return sender.post("/orders/", headers={"Idempotency-Key": "one", "Host": host}).content
 
-    scope = run("docs/tenants.md", "shop/scopes.py").tenant_and_user
+    scope = run("docs/databases.md", "shop/scopes.py").tenant_and_user
     middleware = ["documented_urls.tenants", *settings.MIDDLEWARE]
     with override_settings(IDEMPOTENCY={"SCOPE": scope}, MIDDLEWARE=middleware):
         user, anyone = Client(), Client()

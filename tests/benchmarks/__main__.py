@@ -24,7 +24,7 @@ from tests.benchmarks.page import with_figures
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests", "peers")
+ON_THE_PAGE = ("requests",)
 """The parts whose tables the page shows. `figures.md` has all of them."""
 PARTS = {
     part.__name__.rpartition(".")[2]: part

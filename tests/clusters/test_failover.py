@@ -1,4 +1,4 @@
-"""What a failover forgets: a primary and a streaming standby, and the primary is killed. See docs/failover.md."""
+"""What a failover forgets: a primary and a streaming standby, and the primary is killed. See docs/databases.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An alias for each shard and a router, on two PostgreSQL servers: the recipes of docs/shards.md."""
+"""An alias for each shard and a router, on two PostgreSQL servers: the recipes of docs/databases.md."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Hold:
 @pytest.fixture
 def shop(documented: Callable[[str, str], ModuleType], serve: Any) -> Iterator[SimpleNamespace]:
     """The documented router and middleware, before an atomic view, a leased view and the admin."""
-    shards = documented("docs/shards.md", "shop/shards.py")
+    shards = documented("docs/databases.md", "shop/shards.py")
     holds: list[Hold] = []
     charges: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A schema for each tenant, by django-tenants itself, on a real server: the recipe of docs/tenants.md."""
+"""A schema for each tenant, by django-tenants itself, on a real server: the recipe of docs/databases.md."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     Opens the transaction that the view runs in. Inside an outer `atomic()` that is a savepoint.
 
-    Use it bare, with the options of `Idempotency` as keyword arguments, or with an `Idempotency`. It protects a
-    function view, a handler method of a class-based or REST framework view, an `@action` method, and a function under
-    `@api_view`; `method_decorator` works. It must stand below everything that decides who the caller is.
+    Use it bare, with options as keyword arguments, or with an `Idempotency`, on a function view, a handler method, an
+    `@action` method, or a function under `@api_view`; `method_decorator` works. It must stand below everything that
+    decides who the caller is.
 
     Raises:
         IdempotencyConfigurationError: where it could not protect the view. Raised at decoration if that can be known

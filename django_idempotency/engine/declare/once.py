@@ -47,13 +47,13 @@ def once(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
-    Works on `def` and `async def`. The function returns its result, or the result of its first run. With `lease` the
-    function gets the `Operation` as the keyword argument `operation`. See `run_once` for the transaction.
+    Works on `def` and `async def`. The function returns the result of its first run. With `lease` it gets the
+    `Operation` as the keyword argument `operation`. See `run_once` for the transaction.
 
     Args:
         scope: a string, or a callable with the function's own arguments.
-        key: a callable with the function's own arguments that returns the key: a str, an int or a UUID.
-        payload: a callable with the function's own arguments, or None to compare nothing.
+        key: such a callable that returns the key: a str, an int or a UUID.
+        payload: such a callable, or None to compare nothing.
         options: as for `run_once`.
 
     Raises:

@@ -61,17 +61,16 @@ def run_once(
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
     Without `lease`, `work()` runs in a transaction that also holds the key and the result. Inside a transaction of the
-    caller this is a savepoint, and all of it becomes durable when the caller commits. With `lease`, `work(operation)`
-    gets an `Operation` for its steps, and `run_once` must not be called inside a transaction. Results are JSON, or one
-    saved model instance. An exception of `work` rolls back, frees the key (leased: fails the key, with its steps) and
-    propagates.
+    caller this is a savepoint. With `lease`, `work(operation)` gets an `Operation` for its steps, and `run_once` must
+    not be called inside a transaction. Results are JSON, or one saved model instance. An exception of `work` rolls
+    back, frees the key (leased: fails the key, with its steps) and propagates.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
-        key: 1 to 255 visible ASCII characters, such as an event's id; or an int or a UUID, which stands for its text.
-        payload: bytes, or anything JSON. If given, the same key with another payload raises `PayloadMismatch`.
-        options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `using`, and
-            `reconcile`, here a `callable(operation)` that returns a `Result`, or None to run again.
+        key: 1 to 255 visible ASCII characters, such as an event's id; or an int or a UUID, for its text.
+        payload: bytes or JSON. If given, the same key with another payload raises `PayloadMismatch`.
+        options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `using`,
+            and `reconcile`: a `callable(operation)` that returns a `Result`, or None to run again.
 
     Returns:
         The result of the work, new or replayed.

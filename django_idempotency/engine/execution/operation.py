@@ -57,10 +57,9 @@ class Operation:
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something outside: a payment gateway, a mail server, another service.
 
-        Commits "started", runs `function` with no transaction open, and commits the result. If an earlier attempt has a
-        result for this name, `function` is not called. An exception of `function` propagates and leaves the call in
-        doubt, because its outcome is unknown (a timeout, for example). A clear refusal, such as a declined card, must
-        be returned, not raised.
+        Commits "started", runs `function` with no transaction open, and commits the result. A later attempt gets this
+        result, and `function` is not called. An exception of `function` propagates and leaves the call in doubt: the
+        outcome is unknown (a timeout, for example). Return a clear refusal, such as a declined card.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -89,8 +88,8 @@ class Operation:
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Write to this database exactly once: `function`, the step's result and the fence commit together.
 
-        Opens a transaction, locks the key's row, runs `function`, and commits. If an earlier attempt has a result for
-        this name, `function` is not called.
+        Opens a transaction, locks the key's row, runs `function`, and commits. A later attempt gets the result, and
+        `function` is not called.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -140,8 +139,8 @@ class Operation:
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`.
 
-        A request that is cancelled, because its client has hung up, first waits for the call and keeps its result, for
-        the length of the lease at most. So a limit of time belongs into `function`, where its end is an answer.
+        A request that is cancelled first waits for the call and keeps its result, for the length of the lease at most.
+        So put a limit of time into `function`.
         """
         call = self._acall(name, function, *args, **kwargs)
         return await finished(call, at_most=self._wanted.lease or 0)

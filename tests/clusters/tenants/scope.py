@@ -1,4 +1,4 @@
-"""The recipe of docs/tenants.md."""
+"""The recipe of docs/databases.md."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 from tests.acceptance.pages import blocks
 
 _documented: dict[str, Any] = {}
-exec(compile(blocks("docs/tenants.md")["shop/scopes.py"], "docs/tenants.md", "exec"), _documented)
+exec(compile(blocks("docs/databases.md")["shop/scopes.py"], "docs/databases.md", "exec"), _documented)
 tenant_and_user = _documented["tenant_and_user"]
