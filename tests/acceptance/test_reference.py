@@ -75,8 +75,9 @@ def shown(value: Any) -> str:
 
 
 def test_every_system_check_is_described() -> None:
-    """Each id in checks.py has a row, and the other way round; what is E is an Error, what is W a Warning."""
-    source = (DOCS.parent / "django_idempotency/checks.py").read_text()
+    """Each id in the code has a row, and the other way round; what is E is an Error, what is W a Warning."""
+    package = DOCS.parent / "django_idempotency"
+    source = "".join((package / name).read_text() for name in ("checks.py", "engine/stores/mariadb_checks.py"))
     raised = re.findall(
         r'(Error|Warning)\((?:(?!Error\(|Warning\().)*?id="(django_idempotency\.\w+)"', source, re.DOTALL
     )
