@@ -76,7 +76,7 @@ def test_what_cannot_be_decrypted_says_so(post: Post, settings: Any, setting: An
     settings.IDEMPOTENCY = setting
     text = page("view_response")
     assert text.count("IDEMPOTENCY[&#x27;ENCRYPTION_KEYS&#x27;]") == 3
-    assert "In doubt: these calls were started and have no result: mail." in text
+    assert "In doubt: these steps were started and have no result: mail." in text
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
     HOOKS.clear()
     post("/pay")
