@@ -137,6 +137,8 @@ TOLD = {
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
     "resolve_all": "leased-failures.md#let-a-person-decide",
+    "in_doubt": "runbook.md#2-find-the-keys",
+    "in_flight": "runbook.md#2-find-the-keys",
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
