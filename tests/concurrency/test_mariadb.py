@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Barrier, Event
 from time import monotonic
 from typing import Any
 
@@ -190,6 +191,19 @@ class TestSnapshotIsolation:
         first, duplicate = in_threads(2, run)
         assert (duplicate.value, duplicate.replayed) == (first.value, True)
         assert references() == ["first"]
+
+    def test_rivals_for_an_expired_key_that_wait_get_the_result(self, in_threads: Threads) -> None:
+        """Most of them lose a deadlock or meet error 1020 on their way, some more than once."""
+        once(lambda: order("first"))
+        expire()
+        barrier = Barrier(10, timeout=DEADLINE)
+
+        def rival(number: int) -> bool:
+            barrier.wait()
+            return bool(once(lambda: order("second"), wait=30).replayed)
+
+        assert Counter(in_threads(10, rival)) == {False: 1, True: 9}
+        assert references() == ["first", "second"]
 
     @CALLERS
     def test_inside_the_callers_transaction_it_propagates(self, in_threads: Threads, caller: Any) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .work import Work
 
 T = TypeVar("T")
+TRIES, TRIES_WITH_WAIT = 2, 10
+"""How often a claim is tried. A rival for an expired key may lose several deadlocks before one of the rivals has won.
+With `wait` it shall get the winner's result. All tries share `wait`, and after its end none waits any more."""
 _RUNNING: WeakKeyDictionary[BaseDatabaseWrapper, list[Identity]] = WeakKeyDictionary()
 """The keys whose work runs on a connection: their uncommitted rows are visible to this connection alone."""
 LEFT_BEHIND = (
@@ -36,12 +39,12 @@ LEFT_BEHIND = (
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Claim, run and keep the result in one transaction. See `execute`.
 
-    A deadlock or a serialization failure of the claim is retried once, before anything has run, but only by the
-    outermost transaction: inside an outer `atomic()`, or with autocommit off, only the caller can start again. The
-    database may have rolled back the caller's writes as well.
+    A deadlock or a serialization failure of the claim is retried, before anything has run, but only by the outermost
+    transaction: inside an outer `atomic()`, or with autocommit off, only the caller can start again. The database may
+    have rolled back the caller's writes as well.
     """
     claiming = wanted
-    for _ in range(2):
+    for _ in range(TRIES_WITH_WAIT if wanted.wait else TRIES):
         claim, running, outermost = None, False, False
         try:
             with transaction.atomic(using=store.alias):
