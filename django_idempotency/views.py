@@ -68,6 +68,9 @@ class IdempotencyMixin:
                 '@method_decorator(idempotent, name="dispatch").'
             )
         view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)  # type: ignore[misc]
+        if cls.dispatch is IdempotencyMixin.dispatch:
+            # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
+            vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         return view
 

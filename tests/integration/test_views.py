@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation
@@ -260,3 +263,23 @@ class TestRefusals:
             type("Wrong", (IdempotencyMixin, View), {"idempotency": {"tll": 1}})
         with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
             Handlers.as_view(idempotency={"ttl": 0})
+
+
+def test_what_decorators_have_set_on_dispatch_stays(rf: Any) -> None:
+    """Django's middleware reads it from the view: here the one for CSRF, and the one that asks for a login."""
+
+    @method_decorator([csrf_exempt, login_not_required], name="dispatch")
+    class Open(View):
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+    class Protected(IdempotencyMixin, Open):
+        pass
+
+    class Own(Protected):
+        def dispatch(self, request: HttpRequest) -> Any:
+            return super().dispatch(request)
+
+    view: Any = Protected.as_view()
+    assert (view.csrf_exempt, view.login_required) == (True, False)
+    assert not hasattr(Own.as_view(), "csrf_exempt")  # as in Django: this dispatch has no decorators

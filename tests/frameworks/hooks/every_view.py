@@ -8,13 +8,14 @@ from typing import Any
 from uuid import uuid4
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.contrib.admin.sites import AdminSite
 from django.contrib.auth import decorators
-from django.contrib.auth.mixins import AccessMixin
 from django.core.handlers.base import BaseHandler
 from django.test import AsyncRequestFactory, RequestFactory, SimpleTestCase
 from watching import MODE, View, watched
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.engine.declare.access_checks import access_check
 from django_idempotency.views import IdempotencyMixin
 
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
@@ -65,9 +66,10 @@ def _protected(view: View, request: Any) -> View:
     try:
         return watched(idempotent(OPTIONS)(view))
     except IdempotencyConfigurationError:
-        # The view has a login check, and the package refuses to stand above it. So it stands below.
+        # The view has a check of who is calling, and the package refuses to stand above the check. So it stands below.
         view_class = getattr(view, "view_class", None)
-        if view_class is None or not issubclass(view_class, AccessMixin):
+        handler = getattr(view_class, request.method.lower(), None)
+        if view_class is None or any(access_check(checked) is not None for checked in (view, handler) if checked):
             request.protect_below = True
             return view
         protected = type(view_class.__name__, (IdempotencyMixin, view_class), {"idempotency": OPTIONS})
@@ -75,7 +77,13 @@ def _protected(view: View, request: Any) -> View:
 
 
 def _protect_below_login_checks() -> None:
-    """`login_required` and the like protect the view that they wrap, if the request asks for that."""
+    """`login_required`, the admin and the like protect the view that they wrap, if the request asks for that."""
+    admin_view = AdminSite.admin_view
+
+    def admin_view_that_protects(self: Any, view: View, cacheable: bool = False) -> View:
+        return admin_view(self, _protected_on_demand(view), cacheable)
+
+    AdminSite.admin_view = admin_view_that_protects
     user_passes_test = decorators.user_passes_test
 
     def user_passes_test_and_protects(*args: Any, **kwargs: Any) -> Callable[[View], View]:
