@@ -34,7 +34,7 @@ def newest() -> Iterator[list[str]]:
     """The command that runs it."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # it runs as another user than root
-        run = [str(SCRIPT), "pgbouncer", "pgbouncer", folder]
+        run = ["bash", str(SCRIPT), "pgbouncer", "pgbouncer", folder]
         unpacked = subprocess.run(run, capture_output=True, text=True, timeout=100)
         if unpacked.returncode:
             pytest.skip(f"NOT RUN: today's pgbouncer cannot be had: {unpacked.stderr.strip()[-200:]}")
