@@ -3,12 +3,11 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E009 tables of keys that MariaDB does not keep in InnoDB, E010 MariaDB with
+E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E010 MariaDB with
 SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE,
-W001 SQLite without IMMEDIATE transactions, W002 PostgreSQL with another isolation level than READ COMMITTED,
-W003 headers that browsers keep from other origins, W004 a database whose times Django does not take for UTC,
-W005 a schema class that leaves the key out of OpenAPI, W006 tables of the project's models that MariaDB keeps without
-transactions.
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
+keep from other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the
+key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions.
 """
 
 from __future__ import annotations
@@ -255,10 +254,10 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",
             id="django_idempotency.W001",
         )
-    if connection.vendor == "postgresql" and not _reads_committed(given["OPTIONS"]):
+    if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures, "
-            "which are answered as conflicts.",
+            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures or "
+            "longer locks, which are answered as conflicts.",
             hint="Nothing runs twice; expect more 409 answers.",
             id="django_idempotency.W002",
         )
@@ -271,11 +270,13 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _reads_committed(options: dict[str, Any]) -> bool:
-    # psycopg and psycopg2 number the levels differently. On other databases neither may be installed.
-    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
+    if vendor == "postgresql":
+        # psycopg and psycopg2 number the levels differently. On other databases neither may be installed.
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-    return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)
+        return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)
+    return vendor != "mysql" or (options.get("isolation_level", "read committed") or "").lower() == "read committed"
 
 
 def _view_class(callback: Any) -> Any:

@@ -27,6 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def on_mysql(django_db_setup: None, django_db_blocker: Any) -> None:
+    """Of the two databases that Django calls mysql, this is MySQL."""
+    with django_db_blocker.unblock():
+        if connection.mysql_is_mariadb:
+            pytest.skip("about MySQL, the database at hand is MariaDB")
+
+
+@pytest.fixture
+def on_mariadb(django_db_setup: None, django_db_blocker: Any) -> None:
+    """Of the two databases that Django calls mysql, this is MariaDB."""
+    with django_db_blocker.unblock():
+        if not connection.mysql_is_mariadb:
+            pytest.skip("about MariaDB, the database at hand is MySQL")
+
+
+@pytest.fixture
 def key() -> str:
     return str(uuid4())
 

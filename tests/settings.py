@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 from tests.databases import databases
+
+if os.environ.get("MYSQL_DRIVER") == "pymysql":
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
 
 SECRET_KEY = "only for tests"
 DATABASES = databases()

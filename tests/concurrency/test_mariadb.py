@@ -1,4 +1,4 @@
-"""MariaDB: how long a claim waits, and what its errors have rolled back. What its locks mean is in test_stores.py."""
+"""MariaDB: how long a claim waits. MySQL, too: what errors have rolled back. What locks mean is in test_stores.py."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def session(**options: Any) -> Iterator[None]:
         connection.settings_dict["OPTIONS"] = usual
 
 
+@pytest.mark.usefixtures("on_mariadb")
 class TestWait:
     def claim_beside(self, in_threads: Threads, store: Store, expired: bool, **changes: Any) -> tuple[Any, list[Any]]:
         """The outcome of a claim while another transaction runs the key, and how its statements limit their waits."""

@@ -20,6 +20,7 @@ from tests.shopapp.models import Order
 Threads = Callable[..., list[Any]]
 pytestmark = [
     pytest.mark.only_on("mysql"),
+    pytest.mark.usefixtures("on_mariadb"),
     pytest.mark.skipif(bool(missing()), reason=f"NOT RUN: a second MariaDB needs {missing()}"),
 ]
 LOCK_WAIT_TIMEOUT = 1205

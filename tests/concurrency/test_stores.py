@@ -18,14 +18,18 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conf
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, expire
-from tests.contracts.races import SNAPSHOT, attempt, finish, store, test_one_of_twenty_wins
+from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
 from tests.servers import eventually
 from tests.sql import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["store", "test_one_of_twenty_wins"]  # a test and its fixture, which the partitioned table must pass as well
+__all__ = [
+    "isolation",
+    "store",
+    "test_one_of_twenty_wins",
+]  # a test and its fixtures, which the partitioned table must pass as well
 Threads = Callable[..., list[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
 ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")
@@ -34,16 +38,6 @@ TIMEOUTS = {
     "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
 }
 """How a project sets its lock timeout, how to read it, and what it then is."""
-
-
-@pytest.fixture
-def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of every connection; PostgreSQL has it tried elsewhere."""
-    if connection.vendor == "mysql":
-        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", request.param)
-    connection.close()
-    yield
-    connection.close()
 
 
 def impatiently(work: Callable[[], Any]) -> Any:
@@ -96,7 +90,7 @@ class TestWhileAnotherTransactionRunsAKey:
 
     @pytest.mark.usefixtures("isolation")
     @pytest.mark.parametrize("distance", [-1, 1])
-    # MariaDB locks the gap before an expired key under REPEATABLE READ: 409 for whoever's hash lies in it.
+    # MariaDB locks the gap before an expired key under REPEATABLE READ: a key whose hash lies there gets 409.
     @pytest.mark.parametrize(
         ("expired", "isolation"),
         [(False, "read committed"), (True, "read committed"), (False, "repeatable read")],

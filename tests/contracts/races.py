@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Barrier
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
@@ -21,6 +21,16 @@ SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
 @pytest.fixture
 def store() -> Store:
     return store_for("default")
+
+
+@pytest.fixture
+def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The isolation level of every connection. PostgreSQL's levels have tests of their own."""
+    if connection.vendor == "mysql":
+        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", request.param)
+    connection.close()
+    yield
+    connection.close()
 
 
 def finish(store: Store, **changes: Any) -> int:

@@ -64,7 +64,31 @@ class TestChecks:
         (message,) = check_databases(None, databases=["default"])
         stores.store_for.cache_clear()
         assert message.id == "django_idempotency.E004"
-        assert "Use PostgreSQL, MariaDB or SQLite." in message.msg
+        assert "Use PostgreSQL, MySQL, MariaDB or SQLite." in message.msg
+
+    @pytest.mark.django_db
+    @pytest.mark.only_on("mysql")
+    @pytest.mark.parametrize(
+        ("version", "name"), [("8.0.11-TiDB-v8.5.0", "TiDB"), ("8.0.30-Vitess", "Vitess"), ("9.7.4-2", None)]
+    )
+    def test_e004_a_database_that_speaks_mysqls_protocol(
+        self, monkeypatch: pytest.MonkeyPatch, version: str, name: str | None
+    ) -> None:
+        """It says in its version who it is."""
+        from django.db import connections
+
+        from django_idempotency.engine import stores
+
+        monkeypatch.setitem(connections["default"].__dict__, "mysql_server_info", version)
+        monkeypatch.setitem(connections["default"].__dict__, "mysql_is_mariadb", False)
+        stores.store_for.cache_clear()
+        messages = check_databases(None, databases=["default"])
+        stores.store_for.cache_clear()
+        assert [message.msg for message in messages] == [
+            f"database 'default' is {name} (ENGINE 'django.db.backends.mysql'), for which django-idempotency has no "
+            "store. Use PostgreSQL, MySQL, MariaDB or SQLite."
+            for _ in range(name is not None)
+        ]
 
     @pytest.mark.parametrize(
         ("vendor", "changes", "id_"),
@@ -73,6 +97,8 @@ class TestChecks:
             ("sqlite", {"OPTIONS": {}}, "W001"),
             ("sqlite", {"OPTIONS": {"transaction_mode": "deferred"}}, "W001"),
             ("postgresql", {"OPTIONS": {"isolation_level": 3}}, "W002"),
+            ("mysql", {"OPTIONS": {"isolation_level": "REPEATABLE READ"}}, "W002"),
+            ("mysql", {"OPTIONS": {"isolation_level": None}}, "W002"),
         ],
     )
     def test_settings_of_the_database(

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from django.db import connections, router
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from .mariadb import MariaDBStore
+from .mysql import MySQLStore
 from .postgresql import PostgreSQLStore
 from .sqlite import SQLiteStore
 from .store import Store
 
 __all__ = ["Store", "alias_for", "store_for"]
 
-_STORES: dict[str, type[Store]] = {store.vendor: store for store in (PostgreSQLStore, SQLiteStore, MariaDBStore)}
+_STORES: dict[str, type[Store]] = {
+    "postgresql": PostgreSQLStore,
+    "sqlite": SQLiteStore,
+    "MariaDB": MariaDBStore,
+    "MySQL": MySQLStore,
+}
+"""By the name that Django's connection gives the database; where two databases share that name, by their own."""
+UNTESTED = ("TiDB", "Vitess")
+"""Databases that speak MySQL's protocol, and name themselves in their version. Their locks are not those of InnoDB."""
 
 
 def alias_for(using: str | None) -> str:
@@ -35,10 +45,20 @@ def store_for(alias: str) -> Store:
             f"{', '.join(connections)}. Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
         )
     connection = connections[alias]
-    store = _STORES.get(connection.vendor)
-    if store is None or (store is MariaDBStore and not connection.mysql_is_mariadb):  # type: ignore[attr-defined]
+    store = _STORES.get(_database(connection))
+    if store is None:
+        name = connection.display_name if connection.vendor != "mysql" else _database(connection)
         raise IdempotencyConfigurationError(
-            f"database {alias!r} is {connection.display_name} (ENGINE {connection.settings_dict['ENGINE']!r}), "
-            "for which django-idempotency has no store. Use PostgreSQL, MariaDB or SQLite."
+            f"database {alias!r} is {name} (ENGINE {connection.settings_dict['ENGINE']!r}), "
+            "for which django-idempotency has no store. Use PostgreSQL, MySQL, MariaDB or SQLite."
         )
     return store(alias)
+
+
+def _database(connection: Any) -> str:
+    if connection.vendor != "mysql":
+        return str(connection.vendor)
+    if connection.mysql_is_mariadb:
+        return "MariaDB"
+    version = connection.mysql_server_info.lower()
+    return next((name for name in UNTESTED if name.lower() in version), "MySQL")

@@ -19,6 +19,7 @@ class Dialect:
     no_lease: a time long ago. It marks a claim that was committed without a lease, and puts the row into the index of
         leases. See `Store.note_unleased`.
     by_id: makes an UPDATE find its row by id, where the optimizer could choose, and lock, more than that row.
+    by_expiry: makes a cleanup find expired rows by the index on `expires_at`, for the same reason.
     """
 
     clock: str
@@ -30,3 +31,4 @@ class Dialect:
     skip_locked: str = ""
     share: str = ""
     by_id: str = ""
+    by_expiry: str = ""

@@ -1,4 +1,4 @@
-"""Whether a MariaDB server is set up so that a claim and the business write can commit, or roll back, together."""
+"""Whether MariaDB or MySQL is set up so that a claim and the business write can commit, or roll back, together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 OWN = (IdempotencyKey._meta.db_table, IdempotencyStep._meta.db_table)
 ENGINE = "InnoDB"
 """The storage engine whose locks the store relies on."""
-VARIABLES = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation', 'default_storage_engine')"
+DEFAULT_ENGINE = "SELECT @@default_storage_engine"
+ISOLATION = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
 """Of the session, so after OPTIONS and init_command. MariaDB 11.1 has renamed tx_isolation."""
 TABLES = (
     "SELECT tables.table_name, tables.engine, engines.transactions = 'YES' FROM information_schema.tables AS tables "
@@ -25,21 +26,25 @@ TABLES = (
 """Name and engine of each table of the database, and whether the engine has transactions."""
 
 
-def check_mariadb(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the isolation level and the storage engines. Sends two queries."""
-    variables: dict[str, str] = dict(_rows(connection, VARIABLES))
+def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Check the storage engines of the tables. Sends two queries."""
+    ((default,),) = _rows(connection, DEFAULT_ENGINE)
     tables = _rows(connection, TABLES)
-    if "SERIALIZABLE" in variables.values():
-        yield _serializable(connection.alias)
     engines = {table: engine for table, engine, _ in tables}
     for table in OWN:
         # `migrate` creates a missing table in the default engine. This check runs before it.
-        if (engine := engines.get(table, variables["default_storage_engine"])) != ENGINE:
+        if (engine := engines.get(table, default)) != ENGINE:
             yield _own_table(connection.alias, table, engine)
     known = set(connection.introspection.django_table_names()).difference(OWN)
     without = sorted(table for table, _, transactional in tables if table in known and not transactional)
     if without:
         yield _other_tables(connection.alias, without)
+
+
+def check_isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Check the isolation level of MariaDB. Sends one query."""
+    if "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
+        yield _serializable(connection.alias)
 
 
 def _serializable(alias: str) -> CheckMessage:

@@ -1,0 +1,104 @@
+"""InnoDB, the engine of MariaDB and MySQL: what isolation levels and settings of the server do to a claim."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.engine.stores import Store
+from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
+from tests.contracts.races import SNAPSHOT, attempt, isolation, store
+from tests.servers import eventually
+from tests.shopapp.models import Order
+
+__all__ = ["isolation", "store"]  # fixtures
+Threads = Callable[..., list[Any]]
+pytestmark = [pytest.mark.only_on("mysql"), pytest.mark.django_db(transaction=True)]
+WORKER = """
+import sys
+
+import django
+
+django.setup()
+
+from django.db import IntegrityError, connection, transaction
+
+from django_idempotency.engine.stores import store_for
+from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
+from tests.shopapp.models import Order
+
+connection.settings_dict["NAME"] = sys.argv[1]
+with transaction.atomic():
+    store_for("default").claim(a_claim())
+    Order.objects.create(reference="lost", amount=1)
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("isolation")
+@pytest.mark.parametrize("isolation", ["read uncommitted"], indirect=True)
+def test_a_look_shows_nothing_that_is_not_committed(store: Store, in_threads: Threads) -> None:
+    """Under READ UNCOMMITTED a plain read would show it."""
+    with transaction.atomic():
+        claimed = store.claim(a_claim())
+        assert isinstance(claimed, Claimed)
+        store.complete(claimed, SNAPSHOT)
+        assert in_threads(1, lambda _: store.look(a_claim())) == [Conflicted()]
+
+
+def test_a_killed_worker_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server rolls its transaction back as soon as the connection is gone. Then the next request runs."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+    command = [sys.executable, "-c", WORKER, str(connection.settings_dict["NAME"])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"claimed\n"
+        assert attempt(store) == Conflicted()
+        worker.kill()
+    assert eventually("the key to be free", lambda: isinstance(attempt(store), Claimed))
+    assert Order.objects.count() == 0
+
+
+def test_a_key_that_was_freed_and_is_used_again_locks_the_gaps_beside_it(store: Store, in_threads: Threads) -> None:
+    """As long as the deleted row is not purged. A neighbour conflicts: on MySQL after the lock timeout."""
+
+    def neighbour(number: int) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 1")
+        return attempt(store, key="another")
+
+    reader = connection.copy()
+    try:
+        with reader.cursor() as cursor:  # it keeps the deleted row
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        with transaction.atomic():
+            freed = store.claim(a_claim())
+            assert isinstance(freed, Claimed)
+            store.release(freed)
+        with transaction.atomic():
+            assert isinstance(store.claim(a_claim()), Claimed)
+            assert in_threads(1, neighbour) == [Conflicted()]
+    finally:
+        reader.close()
+    assert isinstance(attempt(store, key="another"), Claimed)
+
+
+def test_an_error_about_anything_else_is_no_duplicate(store: Store) -> None:
+    """Such as a constraint that the project has added to the table."""
+    table = IdempotencyKey._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT no_such_scope CHECK (scope <> 'forbidden')")
+    try:
+        assert isinstance(attempt(store, scope="forbidden"), IntegrityError)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT no_such_scope")

@@ -1,0 +1,361 @@
+"""MySQL: a claim that does not wait. What it shares with other databases is in test_stores.py and test_innodb.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.utils import timezone
+
+from django_idempotency import OperationInProgress
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.stores import Store
+from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim, expire
+from tests.concurrency.callers import CALLERS, once, order, references
+from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
+from tests.servers import eventually
+from tests.shopapp.models import Order
+from tests.sql import ask
+
+__all__ = ["isolation", "store"]  # fixtures
+Threads = Callable[..., list[Any]]
+pytestmark = [
+    pytest.mark.only_on("mysql"),
+    pytest.mark.usefixtures("on_mysql"),
+    pytest.mark.django_db(transaction=True),
+]
+WAITING = (
+    # It rests first: InnoDB refreshes that table only when nothing has looked for 0.1 seconds.
+    "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
+    "FROM (SELECT SLEEP(0.2)) AS rest"
+)
+
+
+def row_lock_waits() -> int:
+    """How often a statement has waited for a row, since the server started."""
+    return int(ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'")[1])
+
+
+def statements(store: Store, work: Callable[[], Any]) -> int:
+    """How many statements the work sends about the package's tables, with those that fail."""
+    sent = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        work()
+    return sum(store.owns(sql) for sql in sent)
+
+
+class TestStatements:
+    def test_of_a_first_request(self, store: Store) -> None:
+        """The claim and the result."""
+        assert statements(store, lambda: attempt(store)) == 2
+
+    def test_of_a_replay(self, store: Store) -> None:
+        """The claim that finds the key, and the reading."""
+        finish(store)
+        assert statements(store, lambda: attempt(store)) == 2
+
+    def test_of_a_conflict(self, store: Store, in_threads: Threads) -> None:
+        """The claim that finds a lock, and a look at what is committed."""
+        with transaction.atomic():
+            store.claim(a_claim())
+            assert in_threads(1, lambda _: statements(store, lambda: attempt(store))) == [2]
+
+    def test_of_a_takeover(self, store: Store) -> None:
+        """The claim, the reading, the takeover, its new attempt, the steps of the old one, and the result."""
+        finish(store)
+        expire()
+        assert statements(store, lambda: attempt(store)) == 6
+
+
+class TestNoStatementWaits:
+    def test_for_a_key_in_flight(self, store: Store, in_threads: Threads) -> None:
+        """Not even in the shortest wait that MySQL has, which is a second."""
+        before = row_lock_waits()
+        with transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert in_threads(3, lambda _: attempt(store)) == [Conflicted()] * 3
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT)
+        assert row_lock_waits() == before
+
+    def test_for_an_expired_key(self, store: Store, in_threads: Threads) -> None:
+        """Who looks first locks the row alone, and takes it over."""
+        finish(store)
+        expire()
+        before = row_lock_waits()
+        barrier = Barrier(10, timeout=30)
+
+        def race(number: int) -> Any:
+            with transaction.atomic():
+                barrier.wait()
+                outcome = store.claim(a_claim())
+                barrier.wait()
+                return outcome
+
+        outcomes = in_threads(10, race)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Claimed"] + ["Conflicted"] * 9
+        assert row_lock_waits() == before
+
+    def test_for_a_replay(self, store: Store, in_threads: Threads) -> None:
+        """Duplicates of a completed key are answered side by side, though each would lock its row."""
+        finish(store)
+        before = row_lock_waits()
+        barrier = Barrier(10, timeout=30)
+
+        def replay(number: int) -> Any:
+            with transaction.atomic():
+                outcome = store.claim(a_claim())
+                barrier.wait()
+                return outcome
+
+        assert in_threads(10, replay) == [Completed(snapshot=SNAPSHOT)] * 10
+        assert row_lock_waits() == before
+
+
+class TestWaiting:
+    def test_one_of_two_waiters_runs_when_the_first_request_fails(self, store: Store, in_threads: Threads) -> None:
+        """The other one gets the result of that run."""
+        claimed = Event()
+
+        def work(number: int) -> Any:
+            if number:
+                assert claimed.wait(30)
+                return attempt(store, wait=30)
+            with transaction.atomic():
+                outcome = store.claim(a_claim())
+                claimed.set()
+                eventually("two waiters", lambda: ask(WAITING)[0] == 2)
+                transaction.set_rollback(True)
+            return outcome
+
+        _, *outcomes = in_threads(3, work)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Claimed", "Completed"]
+        assert IdempotencyKey.objects.get().attempt == 1
+
+    def test_it_goes_on_after_the_projects_lock_timeout(self, store: Store, in_threads: Threads) -> None:
+        """`wait` is what the project has asked for, so the waiter waits again."""
+        claimed = Event()
+        before = row_lock_waits()
+
+        def work(number: int) -> Any:
+            if number:
+                assert claimed.wait(30)
+                with connection.cursor() as cursor:
+                    cursor.execute("SET innodb_lock_wait_timeout = 1")
+                return attempt(store, wait=30)
+            with transaction.atomic():
+                outcome = store.claim(a_claim())
+                claimed.set()
+                eventually("a second wait", lambda: row_lock_waits() == before + 2)
+                assert isinstance(outcome, Claimed)
+                store.complete(outcome, SNAPSHOT)
+            return outcome
+
+        assert in_threads(2, work)[1] == Completed(snapshot=SNAPSHOT)
+
+    def test_a_committed_key_in_progress_ends_the_wait(self, store: Store) -> None:
+        """There is no lock to wait for, so one look shows all: the claim, the reading, and that look."""
+        with transaction.atomic():
+            store.claim(a_claim(lease=60.0))
+        outcomes: list[Any] = []
+        assert statements(store, lambda: outcomes.append(attempt(store, wait=2, lease=60.0))) == 3
+        assert outcomes == [Conflicted()]
+
+
+def test_an_old_snapshot_does_not_hide_the_winners_result(store: Store, in_threads: Threads) -> None:
+    """Under REPEATABLE READ a plain read would show the past; the claim reads what is committed."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert IdempotencyKey.objects.count() == 0
+        in_threads(1, lambda _: finish(store))
+        assert IdempotencyKey.objects.count() == 0
+        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+
+
+class TestOtherIsolationLevels:
+    @pytest.mark.usefixtures("isolation")
+    @pytest.mark.parametrize(
+        ("isolation", "looks"),
+        [("read uncommitted", 1), ("repeatable read", 1), ("serializable", 0), (None, 1)],
+        indirect=["isolation"],
+    )
+    def test_a_duplicate_conflicts_after_a_second_and_replays(
+        self, store: Store, in_threads: Threads, looks: int
+    ) -> None:
+        """The project's own lock timeout is in force again afterwards. Under SERIALIZABLE a look would wait for it."""
+
+        def duplicate(number: int) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("SET innodb_lock_wait_timeout = 7")
+            outcomes: list[Any] = []
+            sent = statements(store, lambda: outcomes.append(attempt(store)))
+            return *outcomes, sent, ask("SELECT @@innodb_lock_wait_timeout")[0]
+
+        with transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert in_threads(1, duplicate) == [(Conflicted(), looks + 1, 7)]
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT)
+        assert in_threads(1, duplicate) == [(Completed(snapshot=SNAPSHOT), 2, 7)]
+
+    @pytest.mark.usefixtures("isolation")
+    @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"], indirect=True)
+    def test_new_keys_run_side_by_side(self, store: Store, in_threads: Threads) -> None:
+        """A claim locks no gap, in which the hashes of other new keys may lie."""
+        barrier = Barrier(10, timeout=30)
+
+        def work(number: int) -> Any:
+            with transaction.atomic():
+                outcome = store.claim(a_claim(key=f"key{number}"))
+                barrier.wait()
+                return outcome
+
+        assert [type(outcome) for outcome in in_threads(10, work)] == [Claimed] * 10
+
+    @pytest.mark.usefixtures("isolation")
+    @pytest.mark.parametrize("isolation", ["read uncommitted"], indirect=True)
+    def test_a_result_that_is_not_committed_is_not_replayed(self, store: Store, in_threads: Threads) -> None:
+        """A dirty read would show it."""
+        finish(store)
+        expire()
+        with transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT)
+            assert in_threads(1, lambda _: attempt(store)) == [Conflicted()]
+
+    @pytest.mark.usefixtures("isolation")
+    @pytest.mark.parametrize("expired", [False, True])
+    @pytest.mark.parametrize(
+        "isolation", ["read uncommitted", "repeatable read", "serializable"], indirect=["isolation"]
+    )
+    def test_at_most_one_of_ten_wins(self, store: Store, in_threads: Threads, expired: bool) -> None:
+        """Under SERIALIZABLE rivals for an expired key may all be turned away. The next request gets it."""
+        if expired:
+            finish(store)
+            expire()
+        barrier = Barrier(10, timeout=60)
+
+        def race(number: int) -> Any:
+            barrier.wait()
+            return attempt(store)
+
+        outcomes = [*in_threads(10, race), attempt(store)]
+        assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1
+        assert attempt(store) == Completed(snapshot=SNAPSHOT)
+
+
+def test_two_purges_share_a_table_that_has_expired_as_a_whole(store: Store, in_threads: Threads) -> None:
+    """For large batches of it the optimizer prefers to read the table, and the first purge would lock all of it."""
+    past = timezone.now() - timedelta(days=1)
+    IdempotencyKey.objects.bulk_create(
+        IdempotencyKey(
+            key_hash=number, scope_hash=0, status=IdempotencyKey.Status.COMPLETED, created_at=past, expires_at=past
+        )
+        for number in range(2000)
+    )
+    barrier = Barrier(2, timeout=30)
+
+    def purge(number: int) -> int:
+        with transaction.atomic():
+            deleted = store.purge(1000)[0]
+            barrier.wait()
+            return deleted
+
+    assert in_threads(2, purge) == [1000, 1000]
+
+
+class TestSettingsOfTheServer:
+    @CALLERS
+    @pytest.mark.usefixtures("isolation")
+    @pytest.mark.parametrize("isolation", ["repeatable read"], indirect=True)
+    def test_innodb_rollback_on_timeout(self, store: Store, in_threads: Threads, caller: Any) -> None:
+        """A conflict keeps what the caller has written. With the setting that is gone, and the conflict is an error."""
+
+        def inside(number: int) -> Any:
+            with caller():
+                order("before")
+                try:
+                    once(lambda: order("second"))
+                except (OperationInProgress, OperationalError) as error:
+                    return error
+
+        def work() -> Any:
+            return in_threads(1, inside)[0]
+
+        outcome = once(lambda: repr(work())).value
+        lost = bool(ask("SELECT @@innodb_rollback_on_timeout")[0])
+        assert outcome.startswith("OperationalError(1205" if lost else "OperationInProgress(")
+        assert references() == ([] if lost else ["before"])
+
+    def test_sql_mode_without_strictness(self, store: Store) -> None:
+        """The missing key_hash of a duplicate stays an error, and does not become a zero."""
+        finish(store)
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_mode = ''")
+        try:
+            assert attempt(store) == Completed(snapshot=SNAPSHOT)
+        finally:
+            connection.close()
+        assert IdempotencyKey.objects.count() == 1
+
+    def test_metadata_locks(self, store: Store, in_threads: Threads) -> None:
+        """A migration that waits for a running request holds up the others. `lock_wait_timeout` makes them conflict."""
+        table = IdempotencyKey._meta.db_table
+        waiting = (
+            f"SELECT count(*) FROM performance_schema.metadata_locks WHERE object_name = '{table}' AND lock_status"
+        )
+        claimed = Event()
+
+        def work(number: int) -> Any:
+            if number == 0:
+                with transaction.atomic():
+                    store.claim(a_claim())
+                    claimed.set()
+                    eventually("the migration to wait", lambda: ask(f"{waiting} = 'PENDING'")[0])
+                    (outcome,) = in_threads(1, other)
+                    return outcome
+            assert claimed.wait(30)
+            with connection.cursor() as cursor:
+                cursor.execute(f"ALTER TABLE {table} COMMENT = ''")
+            return None
+
+        def other(number: int) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_wait_timeout = 1")
+            return attempt(store, key="another")
+
+        assert in_threads(2, work)[0] == Conflicted()
+        assert isinstance(attempt(store, key="another"), Claimed)
+
+
+class TestWhatIsLeft:
+    def test_of_a_connection_that_the_server_has_killed(self, store: Store, in_threads: Threads) -> None:
+        """Nothing: the next request runs."""
+
+        def victim(number: int) -> Any:
+            try:
+                with transaction.atomic():
+                    store.claim(a_claim())
+                    Order.objects.create(reference="lost", amount=1)
+                    id_ = ask("SELECT CONNECTION_ID()")[0]
+                    in_threads(1, lambda _: ask(f"KILL {id_}"))
+                    ask("SELECT 1")
+            except DatabaseError as error:
+                return error
+
+        (error,) = in_threads(1, victim)
+        assert isinstance(error, DatabaseError)
+        assert eventually("the claim to be free", lambda: isinstance(attempt(store), Claimed))
+        assert Order.objects.count() == 0
