@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_mysql(django_db_setup: None, django_db_blocker: Any) -> None:
     """Of the two databases that Django calls mysql, this is MySQL."""
     with django_db_blocker.unblock():
@@ -34,7 +34,7 @@ def on_mysql(django_db_setup: None, django_db_blocker: Any) -> None:
             pytest.skip("about MySQL, the database at hand is MariaDB")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_mariadb(django_db_setup: None, django_db_blocker: Any) -> None:
     """Of the two databases that Django calls mysql, this is MariaDB."""
     with django_db_blocker.unblock():
