@@ -1,4 +1,4 @@
-"""Run every package against the same failures, and print the table of docs/comparison.md.
+"""Run every package against the same failures, and print the tables of docs/comparison.md and results.md.
 
     python docs/comparison/compare.py                      all packages, each in a fresh environment
     python docs/comparison/compare.py django-idempotency   only this one

@@ -1,4 +1,4 @@
-"""docs/comparison.md: its shape, and our own column."""
+"""docs/comparison.md and docs/comparison/results.md: their shape, and our own column."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.acceptance.pages import ROOT
 
 SCRIPTS = ROOT / "docs/comparison"
+PAGES = (ROOT / "docs/comparison.md", SCRIPTS / "results.md")
 OURS = "django-idempotency"
 
 
@@ -29,16 +30,16 @@ def test_the_page_has_a_cell_for_each_package_and_failure(monkeypatch: pytest.Mo
     from compare import PROBES
     from peers import PEERS
 
-    page = (ROOT / "docs/comparison.md").read_text()
+    text = "".join(page.read_text() for page in PAGES)
 
-    full, differing = tables(page)
+    full, differing = tables(text)
     for table in (full, differing):
         assert list(table) == ["What happens", *PEERS]
     assert all(list(column) == ["Runs with", *PROBES] for column in full.values())
     rows = list(differing["What happens"])
     assert rows == ["Runs with", *(probe for probe in PROBES if probe in rows)]
     for peer in PEERS.values():
-        assert peer.requirement is None or peer.requirement.replace("==", " ") in page
+        assert peer.requirement is None or peer.requirement.replace("==", " ") in text
 
 
 def test_our_column_is_true() -> None:
@@ -48,7 +49,8 @@ def test_our_column_is_true() -> None:
         [sys.executable, SCRIPTS / "compare.py", OURS], stdout=subprocess.PIPE, text=True, check=True, timeout=110
     ).stdout
 
-    first, second = ({**table[OURS], "Runs with": ""} for table in tables((ROOT / "docs/comparison.md").read_text()))
+    text = "".join(page.read_text() for page in PAGES)
+    first, second = ({**table[OURS], "Runs with": ""} for table in tables(text))
     # The second table leaves out the rows that are as in the first.
     for ours, page in zip(tables(printed), (first, first | second), strict=True):
         assert {**ours[OURS], "Runs with": ""} == page

@@ -156,13 +156,16 @@ def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
     assert attention.story(rows["abandoned"]) == ["write order: done 7"]
 
 
+def place(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(Order.objects.create().pk, status=201)
+
+
 class TestMigrating:
     @pytest.mark.django_db
     def test_from_django_idempotency_key(self, run: Any, serve: Any, client: Client) -> None:
         """The header stays, the key is optional where it was."""
         after = run("docs/rollout.md", "after/django_idempotency_key.py")
-        create_order, sample = after.views()
-        serve(path("orders/", create_order), path("sample/", sample))
+        serve(path("orders/", idempotent(place)), path("sample/", idempotent(required=False)(place)))
         with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
 
             def send(reference: str) -> Any:
@@ -177,9 +180,15 @@ class TestMigrating:
     @pytest.mark.django_db
     def test_from_drf_idempotency(self, run: Any, serve: Any, client: Client) -> None:
         """The header that marks a replay stays."""
-        pytest.importorskip("rest_framework")
+        views = pytest.importorskip("rest_framework.views")
+        from django_idempotency.rest_framework import IdempotencyMixin
+
+        class OrderView(IdempotencyMixin, views.APIView):
+            def post(self, request: Any) -> HttpResponse:
+                return place(request)
+
         after = run("docs/rollout.md", "after/drf_idempotency.py")
-        serve(path("orders/", *after.views()))
+        serve(path("orders/", OrderView.as_view()))
         with override_settings(IDEMPOTENCY=after.IDEMPOTENCY):
 
             def send(reference: str) -> Any:

@@ -1,4 +1,4 @@
-"""What `UNSETTLED_TTL` does to keys that nobody settles."""
+"""What `UNSETTLED_TTL` does to keys that are never settled."""
 
 from __future__ import annotations
 
