@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.utils import CursorWrapper
 
 from ...exceptions import IdempotencyConfigurationError
@@ -42,7 +42,7 @@ class Database(ABC):
 
     def is_broken(self) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
-        return self.connection.needs_rollback or self.connection.closed_in_transaction
+        return transaction.get_rollback(using=self.alias) or self.connection.closed_in_transaction
 
     def has_ended(self) -> bool:
         """Whether the transaction that Django takes for open is over, so that each statement commits by itself."""
