@@ -31,7 +31,7 @@ DEADLINE = 60
 
 def unpack(folder: Path) -> int:
     """Download the server and its libraries into the folder, and unpack them. Returns an exit status."""
-    command = [NEWEST_SUITE, "mysql-server-core", "mysqld", folder]
+    command = ["bash", NEWEST_SUITE, "mysql-server-core", "mysqld", folder]
     if (status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode) == 0 and os.geteuid() == 0:
         folder.chmod(0o755)  # the server's user reads here
     return status
