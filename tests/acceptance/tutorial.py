@@ -1,4 +1,4 @@
-"""Somebody who follows docs/tutorial.md, in an empty folder, with a real server and real kill -9."""
+"""A reader who follows docs/tutorial.md, in an empty folder, with a real server and real kill -9."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALLATION = 240
 
 @dataclass
 class Reader:
-    """Somebody who types what the page says. The port is the only thing that is another one."""
+    """A reader who types what the page says. Only the port is different."""
 
     folder: Path
     port: int

@@ -153,7 +153,7 @@ class TestStricterIsolation:
         assert first.content == second.content
 
     def test_inside_an_outer_transaction_it_propagates(self, post: Post, in_threads: Threads) -> None:
-        """Only whoever opened that one can start afresh."""
+        """Only the code that opened the outer transaction can start again."""
 
         def nested() -> str:
             try:

@@ -30,7 +30,7 @@ Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.only_on("mysql"), pytest.mark.django_db(transaction=True)]
 CHANGED, DEADLOCK = 1020, 1213
 WAITING = (
-    # The second statement rests first: InnoDB refreshes that table only when nobody has looked for 0.1 seconds.
+    # The second statement rests first: InnoDB refreshes that table only after 0.1 seconds without a look.
     "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
     "FROM (SELECT SLEEP(0.2)) AS rest"
 )

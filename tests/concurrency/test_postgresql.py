@@ -47,7 +47,7 @@ def test_another_error_of_the_wait_propagates(in_threads: Threads, monkeypatch: 
 
 class TestStores:
     def race(self, in_threads: Threads, count: int, **changes: Any) -> list[Any]:
-        """Claim at once; nobody ends the transaction before all have their outcome."""
+        """Claim at once. No transaction ends before all have their outcome."""
         barrier = Barrier(count, timeout=60)
         store = store_for("default")
 

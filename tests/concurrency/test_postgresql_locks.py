@@ -77,7 +77,7 @@ def migrating(in_threads: Threads, seconds: str, setting: str) -> Iterator[Calla
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("lease", [None, 60])
 def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wait: int, lease: int | None) -> None:
-    """Nothing was done. It is no conflict: nobody is at work on this key."""
+    """Nothing was done. It is no conflict: no worker runs this key."""
 
     def claim() -> str:
         with pytest.raises(StoreBusy):

@@ -1,4 +1,4 @@
-"""SQLite: whoever writes holds every key."""
+"""SQLite: a transaction that writes holds every key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _fresh_events() -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_locked_database_is_503(post: Post, in_threads: Threads) -> None:
-    """It may be about another key: nobody can tell, and nothing was done."""
+    """The lock may be about another key. Nothing was done."""
 
     def send(number: int) -> Any:
         with connection.cursor() as cursor:

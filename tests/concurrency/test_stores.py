@@ -174,7 +174,7 @@ class TestWaiting:
     def test_it_gets_the_winners_result_and_the_projects_timeout_back(self, store: Store, in_threads: Threads) -> None:
         """It is committed only after the database has seen the waiter wait."""
         ready = Event()
-        # The second statement rests first: InnoDB refreshes that table only when nobody has looked for 0.1 seconds.
+        # The second statement rests first: InnoDB refreshes that table only after 0.1 seconds without a look.
         waiting = {
             "postgresql": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted",
             "mysql": (
