@@ -151,6 +151,9 @@ def test_no_stored_body_is_loaded() -> None:
 def test_one_key_is_found_by_the_unique_index() -> None:
     """Not by reading the table; a scope is, in batches of the primary key."""
     create_key("k1", scope="a")
+    # Enough rows for the planner: of one row, it may read the whole primary key as well.
+    for number in range(300):
+        create_key(f"other-{number}", scope="b")
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
     with CaptureQueriesContext(connection) as queries:
