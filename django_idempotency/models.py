@@ -26,6 +26,12 @@ class IdempotencyKey(models.Model):
         COMPLETED = "completed", _("completed")
         FAILED = "failed", _("failed")
 
+    class Policy(models.TextChoices):
+        """What a retry may do while an external call is in doubt: the view's `on_abandoned`."""
+
+        RETRY = "retry", _("retry: make the call again")
+        HOLD = "hold", _("hold: wait for a decision")
+
     id = models.BigAutoField(primary_key=True)
     # The unique index has two numbers, not three texts: half the size, and the same order and equality on any database.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
@@ -35,6 +41,8 @@ class IdempotencyKey(models.Model):
     key = models.CharField(_("key"), max_length=255)
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
+    # None in atomic mode, which makes no calls.
+    policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
@@ -42,7 +50,14 @@ class IdempotencyKey(models.Model):
     # Bytes: a text or JSON column would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
+    # What the operation is about: see `Operation.refer_to`.
+    resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
+    resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
+    # A JSON list of what people and commands have decided, oldest first: see `maintenance.decisions`.
+    decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
+    # When status, attempt or a decision last changed. None: the row is as version 0.1 has written it.
+    updated_at = models.DateTimeField(_("updated at"), null=True, blank=True)
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
 
@@ -79,6 +94,7 @@ class IdempotencyStep(models.Model):
 
     class Kind(models.TextChoices):
         CALL = "call", _("external call")
+        FETCH = "fetch", _("external read")
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)

@@ -42,9 +42,9 @@ def run(*args: str, **options: Any) -> str:
 
 
 def make_leased(
-    key: str, status: str, *, lapsed: bool | None = None, doubt: bool = False, expired: bool = True
+    key: str, status: str, *, lapsed: bool | None = None, doubt: bool = False, call: bool = True, expired: bool = True
 ) -> None:
-    """A key with a finished write and a call that is finished or not."""
+    """A key with a finished write, and with a call, if wanted: finished, or in doubt."""
     now = timezone.now()
     row = IdempotencyKey.objects.create(
         key_hash=key_hash(key),
@@ -60,4 +60,5 @@ def make_leased(
     )
     steps: Any = {"key": row, "attempt": 1, "started_at": now}
     IdempotencyStep.objects.create(name="write", kind="write", finished_at=now, result="{}", **steps)
-    IdempotencyStep.objects.create(name="call", kind="call", finished_at=None if doubt else now, **steps)
+    if call:
+        IdempotencyStep.objects.create(name="call", kind="call", finished_at=None if doubt else now, **steps)

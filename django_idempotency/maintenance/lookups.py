@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from django.db.models import DateTimeField, Q
+from django.db.models import DateTimeField, Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
 
 from ..engine.protocol.digests import hash_of, key_hash
@@ -106,8 +106,42 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """
     keys = _keys(using)
     unfinished = IdempotencyStep.objects.using(keys.db).filter(finished_at=None)
-    idle = Q(status=Status.FAILED) | Q(locked_until__lte=database_clock(keys.db))
-    return keys.filter(idle, pk__in=unfinished.values("key"))
+    return _idle(keys.db).filter(pk__in=unfinished.values("key"))
+
+
+def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find failed and stuck keys with a finished call: it took effect outside, and the operation did not end.
+
+    Such a key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, in no order.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    calls = IdempotencyStep.objects.filter(key=OuterRef("pk"), kind=IdempotencyStep.Kind.CALL)
+    return _idle(using).filter(Exists(calls.exclude(finished_at=None)))
+
+
+def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find keys that are stuck, in doubt or half done.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, in no order.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    steps = IdempotencyStep.objects.filter(key=OuterRef("pk"))
+    effects = steps.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None))
+    return _idle(using).filter(Q(status=Status.IN_PROGRESS) | Exists(effects))
 
 
 BY_LEASE = ("locked_until",)
@@ -135,6 +169,12 @@ def _possible_keys(text: str) -> set[str]:
         with suppress(InvalidKey):
             keys.add(read(text))
     return keys
+
+
+def _idle(using: str | None) -> QuerySet[IdempotencyKey]:
+    """Keys that are not completed, and that no worker holds under a lease."""
+    keys = _keys(using)
+    return keys.filter(Q(status=Status.FAILED) | Q(locked_until__lte=database_clock(keys.db)))
 
 
 def _keys(using: str | None) -> QuerySet[IdempotencyKey]:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
+from django.utils import timezone
 
 from ..engine.conf import resolve
 from ..engine.protocol.outcomes import Row
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import Store, alias_for, store_for
 from ..exceptions import NotResolvable
+from .decisions import Decision, doubts_of, with_decision
 
 
-def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) -> None:
+def release_for_retry(row_id: int, *, attempt: int, by: str = "", reason: str = "", using: str | None = None) -> None:
     """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
 
     Do this if these steps did not happen and their worker is dead, or if making them again does no harm. Of a key in
@@ -31,16 +34,20 @@ def release_for_retry(row_id: int, *, attempt: int, using: str | None = None) ->
     Args:
         row_id: primary key of the `IdempotencyKey`.
         attempt: the attempt that the decision is about: the one that the person has seen.
+        by, reason: who decides, and why. Kept with the key: see `maintenance.decisions`.
         using: database alias; default: the write alias of the key table.
 
     Raises:
         NotResolvable: if a worker holds a live lease, if the key is completed or deleted, or if its attempt has
             changed. Nothing was changed.
     """
-    _resolve(row_id, attempt, using, lambda store, row: store.forget_doubts(row.id))
+    made = Decision(action="release", at=_now(), by=by, reason=reason, attempt=attempt)
+    _resolve(row_id, made, using, lambda store, row: store.forget_doubts(row.id))
 
 
-def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: str | None = None) -> None:
+def record_outcome(
+    row_id: int, step: str, value: Any, *, attempt: int, by: str = "", reason: str = "", using: str | None = None
+) -> None:
     """Give a step in doubt the result that the books show. The next retry goes on from there.
 
     One transaction (inside an outer `atomic()`: a savepoint).
@@ -50,6 +57,7 @@ def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: s
         step: the name of the call, or of the write.
         value: what the step would have returned, as JSON.
         attempt: the attempt that the decision is about: the one that the person has seen.
+        by, reason: who decides, and why. Kept with the key: see `maintenance.decisions`.
         using: database alias; default: the write alias of the key table.
 
     Raises:
@@ -63,10 +71,13 @@ def record_outcome(row_id: int, step: str, value: Any, *, attempt: int, using: s
         if not store.finish_call(row, step, result):
             raise NotResolvable(f"The call {step!r} is not in doubt.")
 
-    _resolve(row_id, attempt, using, record)
+    made = Decision(action="record", at=_now(), by=by, reason=reason, attempt=attempt, detail=step)
+    _resolve(row_id, made, using, record)
 
 
-def close_with(row_id: int, snapshot: Snapshot, *, attempt: int, using: str | None = None) -> None:
+def close_with(
+    row_id: int, snapshot: Snapshot, *, attempt: int, by: str = "", reason: str = "", using: str | None = None
+) -> None:
     """Complete the key with this response: retries get it, and nothing runs again.
 
     One transaction (inside an outer `atomic()`: a savepoint).
@@ -75,6 +86,7 @@ def close_with(row_id: int, snapshot: Snapshot, *, attempt: int, using: str | No
         row_id: primary key of the `IdempotencyKey`.
         snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now on.
         attempt: the attempt that the decision is about: the one that the person has seen.
+        by, reason: who decides, and why. Kept with the key: see `maintenance.decisions`.
         using: database alias; default: the write alias of the key table.
 
     Raises:
@@ -83,17 +95,25 @@ def close_with(row_id: int, snapshot: Snapshot, *, attempt: int, using: str | No
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
-    _resolve(row_id, attempt, using, lambda store, row: store.close(row, snapshot))
+    detail = str(snapshot.status_code)
+    made = Decision(action="answer", at=_now(), by=by, reason=reason, attempt=attempt, detail=detail)
+    _resolve(row_id, made, using, lambda store, row: store.close(row, snapshot))
 
 
-def _resolve(row_id: int, attempt: int, using: str | None, decide: Callable[[Store, Row], Any]) -> None:
+def _now() -> str:
+    return timezone.now().isoformat(timespec="seconds")
+
+
+def _resolve(row_id: int, made: Decision, using: str | None, decide: Callable[[Store, Row], Any]) -> None:
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
-        row = store.lock_resolvable(row_id, attempt)
-        if row is None:
+        locked = store.lock_resolvable(row_id, made.attempt)
+        if locked is None:
             raise NotResolvable(
                 "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
                 "another attempt or decision came first. Look again."
             )
-        store.set_failed(row, resolve().ttl_seconds)
+        row, trail = locked
+        made = replace(made, steps=doubts_of(row.id, store.alias, row))
+        store.set_failed(row, resolve().ttl_seconds, with_decision(row, trail, made))
         decide(store, row)

@@ -17,10 +17,11 @@ from tests.expired import make_keys, make_leased, run
 @pytest.mark.django_db
 class TestLeasedKeys:
     def test_keys_that_are_not_over_stay_however_old(self) -> None:
-        """Running, stuck, or with a call in doubt; the others go, with their steps."""
+        """Running, stuck, in doubt or half done; the others go, with their steps."""
         make_leased("completed", "completed")
         make_leased("completed, its view has dealt with the doubt", "completed", doubt=True)
-        make_leased("failed", "failed")
+        make_leased("failed", "failed", call=False)
+        make_leased("half done", "failed")
         make_leased("failed in doubt", "failed", doubt=True)
         make_leased("running", "in_progress", lapsed=False, doubt=True)
         make_leased("stuck", "in_progress", lapsed=True)
@@ -29,7 +30,7 @@ class TestLeasedKeys:
             "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 2. "
             "With an external call in doubt: 2.\n"
         )
-        left = ["failed in doubt", "running", "stuck", "stuck in doubt"]
+        left = ["half done", "failed in doubt", "running", "stuck", "stuck in doubt"]
         assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left
         assert IdempotencyStep.objects.count() == 2 * len(left)
         assert not IdempotencyStep.objects.exclude(key__in=IdempotencyKey.objects.all()).exists()

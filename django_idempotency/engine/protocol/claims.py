@@ -39,6 +39,13 @@ class ClaimRequest:
         return replace(self, deadline=monotonic() + self.wait)
 
     @property
+    def policy(self) -> str | None:
+        """What a retry may do while a call is in doubt, as the row keeps it: `IdempotencyKey.Policy`."""
+        if self.lease is None:
+            return None
+        return "retry" if self.repeats_calls else "hold"
+
+    @property
     def left(self) -> float:
         """Seconds of `wait` that are left."""
         return self.wait if self.deadline is None else max(0.0, self.deadline - monotonic())

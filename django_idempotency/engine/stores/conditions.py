@@ -12,6 +12,8 @@ from ...models import IdempotencyKey, IdempotencyStep
 from ..protocol.decision import Status
 from .dialect import Dialect
 
+Kind = IdempotencyStep.Kind
+
 
 class Conditions:
     """Conditions in one database's dialect. `k` and `s` are the columns of the keys and of the steps, quoted."""
@@ -73,14 +75,19 @@ class Conditions:
         return self._expired(self.dialect.clock_once)
 
     def _expired(self, clock: str) -> str:
-        """Keys in progress never expire, nor do failed keys with a call in doubt."""
-        doubt = (
-            f"EXISTS (SELECT 1 FROM {self.steps} "
-            f"WHERE {self.s['key']} = {self.table}.{self.k['id']} AND {self.unfinished})"
-        )
+        """Keys in progress never expire, nor do failed keys that are in doubt or half done."""
         return (
             f"{self.k['expires_at']} <= {clock} AND ({self.status_is(Status.COMPLETED)} "
-            f"OR ({self.status_is(Status.FAILED)} AND NOT {doubt}))"
+            f"OR ({self.status_is(Status.FAILED)} AND NOT {self.has_effects}))"
+        )
+
+    @cached_property
+    def has_effects(self) -> str:
+        """An external call of the key was started, or a write is in doubt: something may have happened outside."""
+        s = self.s
+        return (
+            f"EXISTS (SELECT 1 FROM {self.steps} WHERE {s['key']} = {self.table}.{self.k['id']} "
+            f"AND ({s['kind']} = '{Kind.CALL.value}' OR {self.unfinished}))"
         )
 
     @cached_property
@@ -90,12 +97,12 @@ class Conditions:
         return (
             f"UPDATE {self.table} SET {self.status_is(Status.COMPLETED)}, {k['status_code']} = %s, "
             f"{k['headers']} = %s, {k['body']} = %s, {k['completed_at']} = {self.dialect.clock}, "
-            f"{k['locked_until']} = NULL"
+            f"{k['updated_at']} = {self.dialect.clock}, {k['locked_until']} = NULL"
         )
 
     @cached_property
     def unfinished(self) -> str:
-        """The step is a call that was started and has no result."""
+        """The step was started and has no result."""
         return f"{self.s['finished_at']} IS NULL"
 
     @cached_property

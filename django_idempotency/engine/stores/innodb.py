@@ -95,7 +95,7 @@ class InnoDBStore(Store):
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.new_row}) "
-            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {LATER}, {LATER})"
+            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {CLOCK}, {LATER}, {LATER})"
         )
 
     @cached_property

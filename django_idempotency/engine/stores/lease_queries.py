@@ -111,14 +111,14 @@ class LeaseQueries(Conditions):
         """Lock a failed or abandoned row, if it is at the attempt that the operator saw. Parameters: id, attempt."""
         k = self.k
         return (
-            f"SELECT {k['key_hash']}, {k['scope_hash']} FROM {self.table} WHERE {k['id']} = %s "
+            f"SELECT {k['key_hash']}, {k['scope_hash']}, {k['decisions']} FROM {self.table} WHERE {k['id']} = %s "
             f"AND {k['attempt']} = %s AND ({self.status_is(FAILED)} OR ({self.abandoned})) {self.dialect.lock}"
         )
 
     @cached_property
     def set_failed(self) -> str:
-        """Take a locked row away from its worker. Parameters: ttl, those of `same_row`."""
-        return f"{self._set_failed} WHERE {self.same_row}"
+        """Take a locked row away from its worker. Parameters: ttl, decisions, those of `same_row`."""
+        return f"{self._set_failed}, {self.k['decisions']} = %s WHERE {self.same_row}"
 
     @cached_property
     def delete_doubts(self) -> str:
@@ -134,5 +134,5 @@ class LeaseQueries(Conditions):
     def _set_failed(self) -> str:
         return (
             f"UPDATE {self.table} SET {self.status_is(FAILED)}, {self.k['locked_until']} = NULL, "
-            f"{self.k['expires_at']} = {self.dialect.later}"
+            f"{self.k['updated_at']} = {self.dialect.clock}, {self.k['expires_at']} = {self.dialect.later}"
         )

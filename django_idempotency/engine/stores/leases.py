@@ -111,17 +111,25 @@ class Leases(Database):
 
     # --- what an operator decides: see `maintenance.resolution`
 
-    def lock_resolvable(self, row_id: int, attempt: int) -> Row | None:
-        """Lock a failed or abandoned key until the transaction ends. None if the key is neither.
+    def lock_resolvable(self, row_id: int, attempt: int) -> tuple[Row, str | None] | None:
+        """Lock a failed or abandoned key until the transaction ends: the row, and its trail of decisions.
+
+        None if the key is neither.
 
         Also None if the id is of several keys. In a partitioned table, only a sequence makes ids unique.
         """
         rows = self._fetch_all(self._lease_sql.lock_resolvable, [row_id, attempt])
-        return Row(key_hash=rows[0][0], scope_hash=rows[0][1], id=row_id) if len(rows) == 1 else None
+        if len(rows) != 1:
+            return None
+        key_hash, scope_hash, decisions = rows[0]
+        return Row(key_hash=key_hash, scope_hash=scope_hash, id=row_id), decisions
 
-    def set_failed(self, row: Row, ttl: float) -> None:
-        """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first."""
-        self._execute(self._lease_sql.set_failed, [ttl, *row.found_by])
+    def set_failed(self, row: Row, ttl: float, decisions: str | None) -> None:
+        """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first.
+
+        decisions: the trail to store with it.
+        """
+        self._execute(self._lease_sql.set_failed, [ttl, decisions, *row.found_by])
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""

@@ -85,7 +85,7 @@ class MariaDBStore(InnoDBStore):
 
     def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         take_over = f"SET STATEMENT innodb_lock_wait_timeout = %s FOR {self._sql.take_over}"
-        params = [TAKE_OVER_WAIT, wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by]
+        params = [TAKE_OVER_WAIT, wanted.fingerprint, wanted.policy, wanted.ttl, wanted.lease, *row.found_by]
         with self._held_up():
             taken = self._execute(take_over, params)
         return int(self._fetch(self._sql.read_attempt, row.found_by)[0]) if taken == 1 else None

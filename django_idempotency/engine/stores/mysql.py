@@ -120,7 +120,7 @@ class MySQLStore(InnoDBStore):
 
     def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         with self._held_up():
-            params = [wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by]
+            params = [wanted.fingerprint, wanted.policy, wanted.ttl, wanted.lease, *row.found_by]
             taken = self._execute(self._sql.take_over, params)
         return int(self._fetch(self._sql.read_attempt, row.found_by)[0]) if taken == 1 else None
 

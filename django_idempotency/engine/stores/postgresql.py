@@ -154,7 +154,7 @@ class PostgreSQLStore(Store):
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.new_row}) SELECT %s::bigint, %s::bigint, %s::text, %s::text, %s::varchar, "
-            f"%s::bytea, %s::varchar, 1, {CLOCK}, {LATER}, {LATER} "
+            f"%s::bytea, %s::varchar, %s::varchar, 1, {CLOCK}, {CLOCK}, {LATER}, {LATER} "
             f"WHERE NOT EXISTS (SELECT 1 FROM {sql.table} WHERE {sql.same_hashes}) AND pg_try_advisory_xact_lock(%s) "
             f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING "
             f"RETURNING {sql.k['id']}"
@@ -198,7 +198,7 @@ class PostgreSQLStore(Store):
 
     def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         take_over = f"{self._sql.take_over} RETURNING {self._sql.k['attempt']}"
-        taken = self._fetch(take_over, [wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by])
+        taken = self._fetch(take_over, [wanted.fingerprint, wanted.policy, wanted.ttl, wanted.lease, *row.found_by])
         return None if taken is None else taken[0]
 
     def _wait(self, wanted: ClaimRequest) -> ClaimOutcome:

@@ -22,8 +22,9 @@ class ClaimQueries(Conditions):
     @cached_property
     def new_row(self) -> str:
         """The columns of a new row. `attempt`, `created_at` and their neighbours come from the INSERT's own text."""
-        names = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "status")
-        return ", ".join(self.k[name] for name in (*names, "attempt", "created_at", "expires_at", "locked_until"))
+        given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "status", "policy")
+        made = ("attempt", "created_at", "updated_at", "expires_at", "locked_until")
+        return ", ".join(self.k[name] for name in (*given, *made))
 
     @cached_property
     def stored_key(self) -> str:
@@ -40,11 +41,12 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def take_over(self) -> str:
-        """Claim an expired row as a new key. Parameters: fingerprint, ttl, lease, those of `same_row`."""
+        """Claim an expired row as a new key. Parameters: fingerprint, policy, ttl, lease, those of `same_row`."""
         k = self.k
         return (
             f"UPDATE {self.table} {self.dialect.by_id} SET {k['fingerprint']} = %s, {k['status_code']} = NULL, "
             f"{k['headers']} = NULL, {k['body']} = NULL, {k['completed_at']} = NULL, "
+            f"{k['resource_type']} = NULL, {k['resource_id']} = NULL, {k['decisions']} = NULL, "
             f"{k['created_at']} = {self.dialect.clock}, {self._next_attempt} WHERE {self.same_row} AND {self.expired}"
         )
 
@@ -58,15 +60,15 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def resume(self) -> str:
-        """Begin the next attempt of a locked row. Parameters: ttl, lease, those of `same_row`."""
+        """Begin the next attempt of a locked row. Parameters: policy, ttl, lease, those of `same_row`."""
         return f"UPDATE {self.table} SET {self._next_attempt} WHERE {self.same_row}"
 
     @cached_property
     def _next_attempt(self) -> str:
         k, later = self.k, self.dialect.later
         return (
-            f"{self.status_is(IN_PROGRESS)}, {k['attempt']} = {k['attempt']} + 1, "
-            f"{k['last_error']} = NULL, {k['expires_at']} = {later}, {k['locked_until']} = {later}"
+            f"{self.status_is(IN_PROGRESS)}, {k['attempt']} = {k['attempt']} + 1, {k['last_error']} = NULL, "
+            f"{k['updated_at']} = {self.dialect.clock}, {k['policy']} = %s, {k['expires_at']} = {later}, {k['locked_until']} = {later}"
         )
 
     @cached_property
@@ -105,7 +107,8 @@ class ClaimQueries(Conditions):
         """Put such a row where `stuck` finds it. Parameters: error, key_hash, scope_hash."""
         k = self.k
         return (
-            f"UPDATE {self.table} SET {k['locked_until']} = {self.dialect.no_lease}, {k['last_error']} = %s "
+            f"UPDATE {self.table} SET {k['locked_until']} = {self.dialect.no_lease}, {k['last_error']} = %s, "
+            f"{k['updated_at']} = {self.dialect.clock} "
             f"WHERE {self.same_hashes} AND {self._not_noted}"
         )
 
@@ -152,6 +155,7 @@ def as_new_row(wanted: ClaimRequest) -> list[Any]:
         identity.key,
         wanted.fingerprint,
         IN_PROGRESS.value,
+        wanted.policy,
         wanted.ttl,
         wanted.lease,
     ]

@@ -55,7 +55,7 @@ class SQLiteStore(Store):
         sql = self._sql
         return (
             f"INSERT INTO {sql.table} ({sql.new_row}) "
-            f"VALUES (%s, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {LATER}, {LATER}) "
+            f"VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {CLOCK}, {LATER}, {LATER}) "
             f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING"
         )
 
@@ -74,7 +74,7 @@ class SQLiteStore(Store):
         return self._stored(self._sql.look, [wanted.identity.key_hash, wanted.identity.scope_hash])
 
     def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
-        params = [wanted.fingerprint, wanted.ttl, wanted.lease, *row.found_by]
+        params = [wanted.fingerprint, wanted.policy, wanted.ttl, wanted.lease, *row.found_by]
         if self._execute(self._sql.take_over, params) != 1:
             return None
         return int(self._fetch(self._sql.read_attempt, row.found_by)[0])

@@ -170,7 +170,7 @@ class Store(Leases):
             return Conflicted()
         outcome = resumed(stored, wanted, *self._doubts(stored.id))
         if isinstance(outcome, Claimed):
-            self._execute(sql.resume, [wanted.ttl, wanted.lease, *found_by])
+            self._execute(sql.resume, [wanted.policy, wanted.ttl, wanted.lease, *found_by])
         return outcome
 
     def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:

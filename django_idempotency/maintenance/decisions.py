@@ -1,0 +1,72 @@
+"""The trail of decisions about a key: who decided what, when and why. It lives and dies with the key's row.
+
+A decision may delete steps that were in doubt. The trail keeps what they were, so that nothing disappears from view.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ..engine.stores.sealing import Row, seal, unseal
+from ..models import IdempotencyStep
+
+if TYPE_CHECKING:
+    from ..models import IdempotencyKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        action: "release", "record", "answer" or "fail".
+        at: when, as ISO 8601 with the zone.
+        by: the user name, or the name of the command.
+        reason: why, as the person has written it.
+        attempt: the attempt that the decision was about.
+        detail: what was decided: the step that was recorded, or the status that was answered.
+        steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
+    """
+
+    action: str
+    at: str
+    by: str = ""
+    reason: str = ""
+    attempt: int = 0
+    detail: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+def decisions_of(key: IdempotencyKey) -> list[Decision]:
+    """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database."""
+    return _read(key, key.decisions)
+
+
+def with_decision(row: Row, stored: str | None, decision: Decision) -> str | None:
+    """Return the text to store: the trail as it was, and one decision more."""
+    trail = [*_read(row, stored), decision]
+    return seal(row, "decisions", json.dumps([asdict(entry) for entry in trail], cls=DjangoJSONEncoder))
+
+
+def doubts_of(row_id: int, alias: str, row: Row) -> list[dict[str, Any]]:
+    """Return the steps of a key that are in doubt now, oldest first, as a decision keeps them."""
+    doubts = IdempotencyStep.objects.using(alias).filter(key_id=row_id, finished_at=None).order_by("pk")
+    return [
+        {
+            "name": step.name,
+            "kind": step.kind,
+            "attempt": step.attempt,
+            "started_at": step.started_at,
+            "error": unseal(row, "error", step.error, step.name),
+        }
+        for step in doubts
+    ]
+
+
+def _read(row: Row, stored: str | None) -> list[Decision]:
+    text = unseal(row, "decisions", stored)
+    return [] if text is None else [Decision(**entry) for entry in json.loads(text)]
