@@ -68,7 +68,8 @@ class ClaimQueries(Conditions):
         k, later = self.k, self.dialect.later
         return (
             f"{self.status_is(IN_PROGRESS)}, {k['attempt']} = {k['attempt']} + 1, {k['last_error']} = NULL, "
-            f"{k['updated_at']} = {self.dialect.clock}, {k['policy']} = %s, {k['expires_at']} = {later}, {k['locked_until']} = {later}"
+            f"{k['updated_at']} = {self.dialect.clock}, {k['policy']} = %s, "
+            f"{k['expires_at']} = {later}, {k['locked_until']} = {later}"
         )
 
     @cached_property
