@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST
 from django_idempotency import Operation, get_operation, idempotent
 from shop import gateway
 from shop.models import Payment
+from shop.pause import pause
 
 
 class PaymentForm(forms.ModelForm):
@@ -33,6 +34,7 @@ def _pay(request: HttpRequest, url: str) -> JsonResponse:
     if not form.is_valid():
         return JsonResponse(form.errors, status=400)
     order, amount = form.cleaned_data["order"], form.cleaned_data["amount"]
+    pause(request)
     key = operation.derive_key("charge")
     charged = operation.call("charge", gateway.charge, amount, f"order {order.pk}", idempotency_key=key, url=url)
     if "refused" in charged:

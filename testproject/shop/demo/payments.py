@@ -33,18 +33,21 @@ def environment(bank: httpx.Client, old_bank: httpx.Client) -> dict[str, str]:
 
 
 class Scene:
-    """One order that is paid for at `path`. The gateway charges, but does not respond to the first request."""
+    """One order that is paid for at `path`. `behaviour` is what the gateway does with the first charge.
 
-    def __init__(self, client: httpx.Client, bank: httpx.Client, path: str) -> None:
+    By default the gateway charges, but does not respond.
+    """
+
+    def __init__(self, client: httpx.Client, bank: httpx.Client, path: str, behaviour: str = "timeout-after") -> None:
         self.client, self.bank, self.path = client, bank, path
         self.order = Order.objects.create(item="a bicycle")
         self.reference = f"order {self.order.pk}"
         self.key = str(uuid4())
-        bank.put("/behaviour", json={"reference": self.reference, "behaviour": "timeout-after"})
+        bank.put("/behaviour", json={"reference": self.reference, "behaviour": behaviour})
 
-    def send(self) -> httpx.Response:
+    def send(self, **headers: str) -> httpx.Response:
         data = {"order": self.order.pk, "amount": 49900}
-        return self.client.post(self.path, json=data, headers={"Idempotency-Key": self.key})
+        return self.client.post(self.path, json=data, headers={"Idempotency-Key": self.key, **headers})
 
     def charges(self) -> list[Any]:
         found: list[Any] = self.bank.get("/charges", params={"reference": self.reference}).json()["charges"]

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,8 +178,8 @@ def _responds(url: str, process: subprocess.Popen[bytes]) -> bool:
         return False
 
 
-def wait_for_interrupt() -> None:
-    try:
-        signal.pause()
-    except KeyboardInterrupt:
-        return
+def wait_for_the_end(parent: int) -> None:
+    """Return at Ctrl-C, or when the process that started the demo has ended: a demo alone would run for ever."""
+    with suppress(KeyboardInterrupt):
+        while os.getppid() == parent:
+            time.sleep(0.5)

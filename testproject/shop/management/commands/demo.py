@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import ExitStack
@@ -9,10 +10,11 @@ import httpx
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
+from django.urls import reverse
 from rest_framework.authtoken.models import Token
 
-from shop.demo import orders, payments
-from shop.demo.stage import DEADLINE, Row, fresh_database, gateway, serving, wait_for_interrupt
+from shop.demo import attention, orders, payments
+from shop.demo.stage import DEADLINE, Row, fresh_database, gateway, serving, wait_for_the_end
 
 UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
@@ -26,8 +28,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if connection.vendor != "postgresql":
             raise CommandError("The demo needs PostgreSQL. Unset DATABASE_URL to use the embedded one.")
-        # SIGTERM must run finally blocks and atexit, or processes and the database would stay behind.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        parent = os.getppid()
+        # They must run finally blocks and atexit, or processes and the database would stay behind.
+        for end in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(end, lambda number, frame: sys.exit(128 + number))
         with ExitStack() as stack:
             stack.enter_context(fresh_database())
             token = self._accounts()
@@ -46,15 +50,22 @@ class Command(BaseCommand):
             ]
             self._table(rows)
             if options["serve"]:
+                self._attention(url, attention.leave(client, bank, old_bank))
                 self.stdout.write(f"\nServing on {url}, admin at {url}/admin/ (demo / demo). Ctrl-C stops.")
                 self.stdout.flush()
-                wait_for_interrupt()
+                wait_for_the_end(parent)
         if not all(row.ok for row in rows):
             raise CommandError("A promise was broken.")
 
     def _accounts(self) -> str:
         user = User.objects.create_superuser("demo", password="demo")
         return str(Token.objects.create(user=user))
+
+    def _attention(self, url: str, left: list[attention.Left]) -> None:
+        self.stdout.write("\nThese keys need attention. docs/runbook.md says how to decide:\n\n")
+        for one in left:
+            page = reverse("admin:django_idempotency_idempotencykey_change", args=[one.pk])
+            self.stdout.write(f"{one.kind:<10}  {one.story}\n            {url}{page}")
 
     def _table(self, rows: list[Row]) -> None:
         head = ("what happened", "responses", "counted", "")
