@@ -6,7 +6,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,26 +25,61 @@ the same, gateway without keys   lost, 409; resolved: 201, same bytes    1 charg
 """
 
 
-def demo(*flags: str) -> subprocess.CompletedProcess[str]:
-    """The demo as a newcomer runs it: nothing configured, no database given."""
+COMMAND = [sys.executable, str(ROOT / "testproject" / "manage.py"), "demo"]
+STARTING = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+"""A parent, as tox is one."""
+pytestmark = pytest.mark.skipif(
+    find_spec("drf_spectacular") is None, reason="the shop uses the REST framework and OpenAPI"
+)
+
+
+def environment() -> dict[str, str]:
+    """As a newcomer's: nothing configured, no database given."""
     ours = {"DATABASE_URL", "SHOP_DATA", "SHOP_DATABASE", "DJANGO_SETTINGS_MODULE"}
-    return subprocess.run(
-        [sys.executable, *flags, str(ROOT / "testproject" / "manage.py"), "demo"],
-        env={**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return {**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.skipif(find_spec("drf_spectacular") is None, reason="the shop uses the REST framework and OpenAPI")
+def demo() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(COMMAND, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
 def test_every_figure_of_the_demo_is_as_promised():
     """One order, one charge each time, fifty without protection, and exit status 0."""
     result = demo()
 
     assert result.stdout == TABLE
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_served_shop_has_keys_that_need_attention_and_ends_with_its_parent():
+    """The printed pages show a stuck key, one in doubt and one half done. Then the parent is killed."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTING, *COMMAND, "--serve"], env=environment(), cwd=ROOT, stdout=PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        printed = ""
+        while "Ctrl-C stops" not in printed:
+            line = parent.stdout.readline()
+            assert line, "the demo has ended"
+            printed += line
+        kinds = re.findall(r"(?m)^(stuck|in doubt|half done) .*\n +(http\S+)$", printed)
+        (admin,) = re.findall(r"admin at (\S+)", printed)
+        with httpx.Client(follow_redirects=True) as browser:
+            token = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get(admin).text)[0]
+            login = {"username": "demo", "password": "demo", "csrfmiddlewaretoken": token, "next": admin}
+            browser.post(f"{admin}login/", data=login)
+            shown = {kind: browser.get(page).text for kind, page in kinds}
+    finally:
+        parent.kill()
+        rest = parent.stdout.read()  # until the last process that could write here has ended
+        parent.wait()
+    assert rest == ""
+    assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done"]
+    operations = ["POST payments/", "POST careful-payments/", "POST payments/"]
+    assert all(operation in page for operation, page in zip(operations, shown.values(), strict=True))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(admin)
 
 
 def test_the_readme_shows_what_the_demo_prints():

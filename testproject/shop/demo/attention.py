@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from django_idempotency.maintenance import in_doubt, stuck
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.maintenance.lookups import half_done, in_doubt, stuck
+from django_idempotency.models import IdempotencyStep
 from shop.demo.payments import Scene
 from shop.demo.stage import PAUSE, eventually, paused_in_the_middle
 from shop.pause import HEADER
@@ -39,9 +39,9 @@ def _stuck(client: httpx.Client, bank: httpx.Client) -> int:
         lost = pool.submit(scene.send, **{HEADER: str(PAUSE)})
         os.kill(worker(), signal.SIGKILL)
         lost.exception()
-    key = _key(scene)
-    eventually("the lease to end", stuck().filter(pk=key.pk).exists)
-    return key.pk
+    mine = stuck().filter(key=scene.key)
+    eventually("the lease to end", mine.exists)
+    return mine.get().pk
 
 
 def _in_doubt(client: httpx.Client, old_bank: httpx.Client) -> int:
@@ -59,8 +59,4 @@ def _half_done(client: httpx.Client, bank: httpx.Client) -> int:
         scene.order.delete()
         bank.post("/release", json={})
         sent.result()
-    return _key(scene).pk
-
-
-def _key(scene: Scene) -> IdempotencyKey:
-    return IdempotencyKey.objects.get(key=scene.key)
+    return half_done().get(key=scene.key).pk
