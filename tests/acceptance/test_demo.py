@@ -53,33 +53,35 @@ def test_every_figure_of_the_demo_is_as_promised():
 
 def test_the_served_shop_has_keys_that_need_attention_and_ends_with_its_parent():
     """The printed pages show a stuck key, one in doubt and one half done. Then the parent is killed."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", STARTING, *COMMAND, "--serve"], env=environment(), cwd=ROOT, stdout=PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-c", STARTING, *COMMAND, "--serve"]
+    with subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=PIPE, text=True) as parent:
         assert parent.stdout is not None
-        printed = ""
-        while "Ctrl-C stops" not in printed:
-            line = parent.stdout.readline()
-            assert line, "the demo has ended"
-            printed += line
-        kinds = re.findall(r"(?m)^(stuck|in doubt|half done) .*\n +(http\S+)$", printed)
-        (admin,) = re.findall(r"admin at (\S+)", printed)
-        with httpx.Client(follow_redirects=True) as browser:
-            token = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get(admin).text)[0]
-            login = {"username": "demo", "password": "demo", "csrfmiddlewaretoken": token, "next": admin}
-            browser.post(f"{admin}login/", data=login)
-            shown = {kind: browser.get(page).text for kind, page in kinds}
-    finally:
-        parent.kill()
-        rest = parent.stdout.read()  # until the last process that could write here has ended
-        parent.wait()
+        try:
+            printed = ""
+            while "Ctrl-C stops" not in printed:
+                line = parent.stdout.readline()
+                assert line, "the demo has ended"
+                printed += line
+            (admin,) = re.findall(r"admin at (\S+)", printed)
+            kinds = re.findall(r"(?m)^(stuck|in doubt|half done) .*\n +(http\S+)$", printed)
+            with httpx.Client(follow_redirects=True) as browser:
+                log_in(browser, admin)
+                shown = [browser.get(page).text for _, page in kinds]
+        finally:
+            parent.kill()
+            rest = parent.stdout.read()  # until the last process that could write here has ended
     assert rest == ""
     assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done"]
     operations = ["POST payments/", "POST careful-payments/", "POST payments/"]
-    assert all(operation in page for operation, page in zip(operations, shown.values(), strict=True))
+    assert all(operation in page for operation, page in zip(operations, shown, strict=True))
     with pytest.raises(httpx.ConnectError):
         httpx.get(admin)
+
+
+def log_in(browser: httpx.Client, admin: str) -> None:
+    (token,) = set(re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get(admin).text))
+    data = {"username": "demo", "password": "demo", "csrfmiddlewaretoken": token, "next": "/admin/"}
+    browser.post(f"{admin}login/", data=data).raise_for_status()
 
 
 def test_the_readme_shows_what_the_demo_prints():
