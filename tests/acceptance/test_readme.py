@@ -339,6 +339,7 @@ def test_every_python_block_is_executed_by_a_test():
     others = [page for page in PAGES if page != "docs/tutorial.md"]  # test_tutorial.py types all of it
     assert {page: list(blocks(page)) for page in others if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/api.py"],
+        "docs/choices.md": ["shop/by_number.py", "shop/booking.py", "shop/failures.py"],  # test_guides.py
         "docs/clients.md": ["client.py", "cors.py"],  # test_clients.py
         "docs/databases.md": ["shop/archive.py", "shop/scopes.py", "shop/shards.py"],  # the last: tests/clusters
         "docs/drf.md": ["shop/order_view.py", "shop/orders.py", "settings.py", "shop/schema.py"],
@@ -358,6 +359,13 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/ninja.md": ["shop/ninja_api.py"],
         "docs/operations.md": ["shop/tasks.py", "shop/privacy.py", "settings.py"],
         "docs/options.md": ["settings.py"],
+        "docs/recipes.md": [  # test_guides.py
+            "shop/mail.py",
+            "shop/disclosure.py",
+            "shop/problems.py",
+            "spa_settings.py",
+            "shop/browsable.py",
+        ],
         "docs/rollout.md": ["settings.py", "after/django_idempotency_key.py", "after/drf_idempotency.py"],
         "docs/runbook.md": ["shop/attention.py"],
         "docs/testing.md": ["shop/tests/test_orders.py", "shop/tests/test_retries.py"],
