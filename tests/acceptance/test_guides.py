@@ -102,6 +102,15 @@ def test_a_mail_is_sent_once(run: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.django_db
+def test_a_celery_task_ships_once(run: Any) -> None:
+    """Sent twice, as a broker may deliver it: one row, and one result."""
+    pytest.importorskip("celery")
+    ship = run("docs/events.md", "shop/celery_tasks.py").ship
+    first, again = (ship.apply([7]).get() for _ in range(2))
+    assert first == again == models.Order.objects.get().pk
+
+
+@pytest.mark.django_db
 def test_a_user_is_told_what_is_stored(run: Any, django_user_model: Any) -> None:
     """The user's own keys only."""
     ann, ben = (django_user_model.objects.create_user(name) for name in ("ann", "ben"))

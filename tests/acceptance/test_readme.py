@@ -260,7 +260,7 @@ def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, 
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
     careful = run("docs/leased-failures.md", "shop/careful.py")
-    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__)))
+    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
     support = run("docs/leased-failures.md", "shop/support.py")
     client.raise_request_exception = False
     gateway.down = True
@@ -344,7 +344,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/databases.md": ["shop/archive.py", "shop/scopes.py", "shop/shards.py"],  # the last: tests/clusters
         "docs/drf.md": ["shop/order_view.py", "shop/orders.py", "settings.py", "shop/schema.py"],
         "docs/endpoints.md": ["shop/tests.py"],
-        "docs/events.md": ["shop/events.py", "shop/webhooks.py"],
+        "docs/events.md": ["shop/events.py", "shop/celery_tasks.py", "shop/webhooks.py"],
         "docs/graphql.md": ["shop/graphql.py"],
         "docs/leased-failures.md": ["shop/careful.py", "shop/support.py", "shop/after_an_outage.py"],
         "docs/leased.md": ["shop/payments.py"],
