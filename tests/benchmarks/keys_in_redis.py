@@ -22,7 +22,7 @@ from tests.benchmarks import stage
 stage.build()
 
 import redis
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from django_idempotency import OperationInProgress, run_once
 from tests.benchmarks.page import table
@@ -203,7 +203,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     if reason := missing():
         raise SystemExit(f"NOT RUN: {reason}. On Debian: apt install redis-server")
-    print(f"redis-py {redis.__version__}; load of the machine before: {os.getloadavg()[0]:.1f}\n")
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version")
+        version = cursor.fetchone()[0]
+    print(f"PostgreSQL {version}, redis-py {redis.__version__}; load of the machine before: {os.getloadavg()[0]:.1f}\n")
     for part in (costs(3, 10) if quick else costs(21, 60), crashes(3 if quick else 20), losses(5 if quick else 100)):
         print(part, end="\n\n")
 
