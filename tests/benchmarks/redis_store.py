@@ -19,6 +19,10 @@ class Busy(Exception):
     """Another worker has claimed this key, and its claim has not expired."""
 
 
+class NotReplicated(Exception):
+    """The order is committed, and no replica has confirmed the result within a second: the client gets an error."""
+
+
 class RedisStore:
     """One command claims and replays, one stores the result. A token keeps a late worker from storing.
 
@@ -44,6 +48,6 @@ class RedisStore:
             self.client.eval(DELETE_IF_MINE, 1, key, claim)
             raise
         self.client.eval(SET_IF_MINE, 1, key, claim, json.dumps(result), self.ttl)
-        if self.replicas:
-            self.client.wait(self.replicas, 1000)
+        if self.replicas and self.client.wait(self.replicas, 1000) < self.replicas:
+            raise NotReplicated(key)
         return result
