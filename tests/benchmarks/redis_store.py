@@ -11,7 +11,11 @@ import redis
 from django.db import transaction
 
 CLAIM = b"claim:"
-SET_IF_MINE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end"
+SET_IF_MINE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
 DELETE_IF_MINE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
@@ -19,8 +23,8 @@ class Busy(Exception):
     """Another worker has claimed this key, and its claim has not expired."""
 
 
-class NotReplicated(Exception):
-    """The order is committed, and no replica has confirmed the result within a second: the client gets an error."""
+class NotStored(Exception):
+    """The order is committed without a result: the claim has expired, or no replica confirmed it within a second."""
 
 
 class RedisStore:
@@ -47,7 +51,7 @@ class RedisStore:
         except Exception:
             self.client.eval(DELETE_IF_MINE, 1, key, claim)
             raise
-        self.client.eval(SET_IF_MINE, 1, key, claim, json.dumps(result), self.ttl)
-        if self.replicas and self.client.wait(self.replicas, 1000) < self.replicas:
-            raise NotReplicated(key)
+        stored = self.client.eval(SET_IF_MINE, 1, key, claim, json.dumps(result), self.ttl)
+        if not stored or (self.replicas and self.client.wait(self.replicas, 1000) < self.replicas):
+            raise NotStored(key)
         return result
