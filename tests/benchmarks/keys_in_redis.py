@@ -166,9 +166,7 @@ def losses(keys: int) -> str:
     for name, replicas in {"a replica 1 ms away": 0, "the same, each result waits for it (WAIT 1)": 1}.items():
         found = [failover(replicas) for _ in range(keys)]
         late = sum(seconds for seconds, confirmed in found if not confirmed)
-        counted = (
-            f"{sum(seconds for seconds, _ in found)}, {late} of them after an error: the result was not stored in time"
-        )
+        counted = f"{sum(seconds for seconds, _ in found)}, {late} of them after an error (`NotStored`)"
         rows.append([f"{keys} times one answer, the primary is lost, the replica takes over: {name}", counted])
     return table(["Redis only", "second orders"], rows)
 
