@@ -264,7 +264,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
             f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
-            f"{connection.timezone_name!r}: the admin and the metrics show times and ages with that difference.",
+            f"{connection.timezone_name!r}: the admin shows times and ages with that difference.",
             hint="Nothing expires sooner or later. Set USE_TZ = True, and no TIME_ZONE of the database.",
             id="django_idempotency.W004",
         )

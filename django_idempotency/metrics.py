@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from datetime import datetime
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,15 +25,14 @@ if find_spec("prometheus_client") is None:
     )
 
 from django.db import DatabaseError
-from django.db.models import Count, Min
+from django.db.models import Count, Max, Min
 from django.dispatch import Signal
-from django.utils import timezone
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
 from .engine.stores import alias_for, store_for
-from .maintenance.lookups import database_clock, in_doubt, stuck
+from .maintenance.lookups import database_clock, expired, in_doubt, stuck
 from .models import IdempotencyKey
 
 __all__ = ["KeyCollector", "install"]
@@ -132,19 +132,20 @@ def _measured(alias: str) -> dict[str, float]:
 
 
 def _values(alias: str) -> dict[str, float]:
-    keys = IdempotencyKey.objects.using(alias)
-    leased = keys.filter(locked_until__isnull=False).aggregate(count=Count("pk"), oldest=Min("created_at"))
-    # Completed keys only: failed keys may be held for a person, and keys in progress never expire.
-    due = keys.filter(status=IdempotencyKey.Status.COMPLETED, expires_at__lte=database_clock(alias))
-    oldest_due = due.order_by("expires_at").values_list("expires_at", flat=True).first()
+    keys, now = IdempotencyKey.objects.using(alias), database_clock(alias)
+    leased = keys.filter(locked_until__isnull=False).aggregate(
+        count=Count("pk"), oldest=Min("created_at"), now=Max(now)
+    )
+    due = keys.filter(expired(alias)).order_by("expires_at").values_list("expires_at", now).first()
     return {
         "in_flight": leased["count"],
-        "oldest_in_flight_seconds": _seconds_since(leased["oldest"]),
+        "oldest_in_flight_seconds": _seconds(leased["oldest"], leased["now"]),
         "stuck": stuck(using=alias).count(),
         "in_doubt": in_doubt(using=alias).count(),
-        "cleanup_lag_seconds": _seconds_since(oldest_due),
+        "cleanup_lag_seconds": _seconds(*(due or (None, None))),
     }
 
 
-def _seconds_since(moment: Any) -> float:
-    return 0 if moment is None else max(0.0, (timezone.now() - moment).total_seconds())
+def _seconds(since: datetime | None, now: datetime | None) -> float:
+    """Both times are the database's: ages do not depend on the clock of the application's host."""
+    return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from django.db.models import DateTimeField, Exists, OuterRef, Q
+from django.db.models import BooleanField, DateTimeField, Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
 
 from ..engine.protocol.digests import hash_of, key_hash
@@ -153,6 +153,12 @@ def database_clock(alias: str) -> RawSQL:
     """The database's time, read once for a statement, so that an index on the compared column can be used."""
     clock = store_for(alias).dialect.clock_once
     return RawSQL(clock, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
+
+
+def expired(alias: str) -> RawSQL:
+    """The condition on the keys that a cleanup deletes by their `ttl`: the same SQL, so the same clock and states."""
+    condition = store_for(alias).expired
+    return RawSQL(condition, (), output_field=BooleanField())  # nosec B611  # noqa: S611 (a constant)
 
 
 def unleased(alias: str) -> Q:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
 
-from django_idempotency import idempotent
+from django_idempotency import checks, idempotent
 from django_idempotency.checks import check_databases, check_settings, check_urls
 
 
@@ -25,6 +27,16 @@ class TestChecks:
         """The tests' own settings."""
         assert run_checks() == []
         assert check_databases(None, databases=["default"]) == []
+
+    def test_each_id_is_listed(self) -> None:
+        """In the docstring of the module and on the page, no more and no fewer than the code has."""
+        package = Path(checks.__file__).parent
+        code = "".join(module.read_text() for module in package.rglob("*.py"))
+        page = (package.parent / "docs" / "commands.md").read_text()
+        used = set(re.findall(r"django_idempotency\.([EW]\d{3})\b", code))
+        assert "W004" in used
+        assert set(re.findall(r"\b[EW]\d{3}\b", checks.__doc__ or "")) == used
+        assert set(re.findall(r"`django_idempotency\.([EW]\d{3})`", page)) == used
 
     def test_e001_the_setting(self, settings: Any) -> None:
         """An unknown name."""

@@ -105,6 +105,11 @@ class Store(Leases):
         where this one has stopped, and need not step over the rows that were deleted before.
         """
 
+    @property
+    def expired(self) -> str:
+        """The condition on the keys that `purge` deletes, as SQL for a query of the key table alone."""
+        return self._sql.any_expired
+
     def count_expired(self) -> int:
         """How many keys `purge` would delete now."""
         # The empty list: without parameters, the doubled percent signs of SQLite's clock would stay doubled.
