@@ -286,5 +286,5 @@ def _view_class(callback: Any) -> Any:
 
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        for _, _, callback in routes():
-            yield callback
+        for route in routes():
+            yield route.callback

@@ -133,13 +133,12 @@ def _measured(alias: str) -> dict[str, float]:
 
 def _values(alias: str) -> dict[str, float]:
     keys, now = IdempotencyKey.objects.using(alias), database_clock(alias)
-    leased = keys.filter(locked_until__isnull=False).aggregate(
-        count=Count("pk"), oldest=Min("created_at"), now=Max(now)
-    )
+    leased = keys.filter(locked_until__isnull=False)
+    found = leased.aggregate(count=Count("pk"), oldest=Min("created_at"), now=Max(now))
     due = keys.filter(expired(alias)).order_by("expires_at").values_list("expires_at", now).first()
     return {
-        "in_flight": leased["count"],
-        "oldest_in_flight_seconds": _seconds(leased["oldest"], leased["now"]),
+        "in_flight": found["count"],
+        "oldest_in_flight_seconds": _seconds(found["oldest"], found["now"]),
         "stuck": stuck(using=alias).count(),
         "in_doubt": in_doubt(using=alias).count(),
         "cleanup_lag_seconds": _seconds(*(due or (None, None))),

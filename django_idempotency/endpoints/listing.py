@@ -16,8 +16,10 @@ from ..engine.declare.callables import dotted_name, unwrapped
 from ..engine.declare.class_options import class_layers
 from ..views import IdempotencyMixin
 from .declared import Declaration, declared_methods, dispatch_layers, layers_of, unsafe_verbs
-from .routes import routes
+from .routes import Route, format_suffixes, routes
 
+SHIPPED = ("django.contrib.", "django.views.generic.base.RedirectView", "django_idempotency.")
+"""Views in the admin that are not the project's own."""
 ANY = "ANY"
 """The method of a function that does not declare its methods, as `require_POST` does."""
 
@@ -33,6 +35,8 @@ class Endpoint:
         view: dotted name of the function, the class, or the class and its action.
         options: resolved, every option has a value; None: not protected.
         note: why the endpoint is not protected, or a fact that the options do not show.
+        own: False for a view of Django or of this package in the admin, and for a format suffix (`orders.json`) of
+            another route.
     """
 
     method: str
@@ -41,6 +45,7 @@ class Endpoint:
     view: str
     options: Idempotency | None = None
     note: str = ""
+    own: bool = True
 
     @property
     def protected(self) -> bool:
@@ -68,19 +73,27 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Raises:
         IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
     """
+    found = list(routes(urlconf))
+    suffixes = format_suffixes(found)
     return [
         Endpoint(
             method=method,
-            route=route,
-            name=name,
+            route=route.route,
+            name=route.name,
             view=declaration.view,
             options=(options := declaration.options_for(method)),
             note=_note(declaration, options),
+            own=route.route not in suffixes and not _of_the_admin(route, declaration.view),
         )
-        for route, name, callback in routes(urlconf)
-        for declaration in _declarations(callback)
+        for route in found
+        for declaration in _declarations(route.callback)
         for method in _methods(declaration)
     ]
+
+
+def _of_the_admin(route: Route, view: str) -> bool:
+    """Views of the project and of other packages are not: they may move money."""
+    return route.in_admin and view.startswith(SHIPPED)
 
 
 def _declarations(callback: Any) -> Iterator[Declaration]:

@@ -76,6 +76,17 @@ class TestRestFramework:
         assert (changed.status_code, "Idempotency-Replayed" in changed) == (200, False)
 
 
+@pytest.mark.django_db
+def test_a_repeated_delete_gets_the_first_answer(run: Any, serve: Any, client: Client) -> None:
+    """With `methods=("DELETE",)`; with another key it is a 404."""
+    clear_url_caches()
+    serve(path("orders/<int:pk>/", run("docs/endpoints.md", "shop/refunds.py").cancel_order))
+    url = f"/orders/{Order.objects.create(amount=3).pk}/"
+    answers = [client.delete(url, headers={"Idempotency-Key": key}) for key in ("one", "one", "two")]
+    assert [answer.status_code for answer in answers] == [200, 200, 404]
+    assert [answer.json() for answer in answers[:2]] == [{"refunded": 3}] * 2
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("view", ["create_order", "pay"])
 def test_the_asynchronous_views_run_once(run: Any, serve: Any, gateway: Any, view: str) -> None:

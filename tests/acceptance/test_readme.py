@@ -343,7 +343,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/clients.md": ["client.py", "cors.py"],  # test_clients.py
         "docs/databases.md": ["shop/archive.py", "shop/scopes.py", "shop/shards.py"],  # the last: tests/clusters
         "docs/drf.md": ["shop/order_view.py", "shop/orders.py", "settings.py", "shop/schema.py"],
-        "docs/endpoints.md": ["shop/tests.py"],
+        "docs/endpoints.md": ["shop/tests.py", "shop/refunds.py"],
         "docs/events.md": ["shop/events.py", "shop/celery_tasks.py", "shop/webhooks.py"],
         "docs/graphql.md": ["shop/graphql.py"],
         "docs/leased-failures.md": ["shop/careful.py", "shop/support.py", "shop/after_an_outage.py"],

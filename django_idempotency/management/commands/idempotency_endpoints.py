@@ -17,13 +17,19 @@ FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
 
 class Command(BaseCommand):
     help = (
-        "List every unsafe route of the project, protected or not, from its URLconf. No view is called, no database is "
-        "read. --format markdown prints the specification to publish for your clients. Exit status: 0 listed, 1 "
-        "unprotected routes were found and --fail-on-unprotected was given, 2 the list could not be made."
+        "List the project's unsafe routes, protected or not, from its URLconf. The admin and format suffixes are left "
+        "out, unless --all is given. No view is called, no database is read. --format markdown prints the "
+        "specification to publish for your clients. Exit status: 0 listed, 1 unprotected routes were found and "
+        "--fail-on-unprotected was given, 2 the list could not be made."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--format", choices=FORMATS, default="table", help="Output format (%(default)s).")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="Also list, and judge, Django's own views in the admin and format suffixes such as orders.json.",
+        )
         parser.add_argument("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
         parser.add_argument(
             "--fail-on-unprotected",
@@ -45,14 +51,18 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             patterns = [*options["allow"], *_patterns(options["allow_file"])]
-            found = list_endpoints(options["urlconf"])
+            every = list_endpoints(options["urlconf"])
         except (OSError, ImportError, IdempotencyConfigurationError) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
+        found = sorted(every, key=lambda endpoint: not endpoint.own)
+        if not options["all"]:
+            found = [endpoint for endpoint in found if endpoint.own]
         self.stdout.write(FORMATS[options["format"]](found, allowed))
-        unprotected = [endpoint for endpoint in found if not endpoint.protected]
-        self._warn_of_unused(patterns, unprotected)
-        left = [endpoint for endpoint in unprotected if not allowed(endpoint)]
+        if options["format"] == "table" and len(found) < len(every):
+            self.stdout.write(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
+        self._warn_of_unused(patterns, [endpoint for endpoint in every if not endpoint.protected])
+        left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
             raise CommandError(_described(left))
 

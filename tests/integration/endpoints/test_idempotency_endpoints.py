@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from tests.integration.endpoints.shop import run
+
+ASIDE = "tests.integration.endpoints.aside_urls"
 
 
 class TestCommand:
@@ -53,6 +56,25 @@ class TestCommand:
         """It would allow what comes to match it one day; what is protected needs no pattern either."""
         assert run("--allow", "orders", urlconf=shop)[1] == "Nothing unprotected matches 'orders': remove it.\n"
 
+    def test_the_admin_and_format_suffixes_are_listed_with_all(self) -> None:
+        """They come last. A view of the project in the admin is an endpoint, and so is a suffix without its route."""
+        routes = ["back/refund/", "^orders/$", r"^only\.(?P<format>[a-z0-9]+)/?$"]
+        own, every = (json.loads(run("--format=json", *more, urlconf=ASIDE)[0]) for more in ([], ["--all"]))
+        assert [endpoint["route"] for endpoint in own] == routes
+        assert [endpoint["route"] for endpoint in every[:3]] == routes
+        rest = {endpoint["route"] for endpoint in every[3:]}
+        assert {"back/login/", "back/r/<path:content_type_id>/<path:object_id>/"} < rest
+        assert {route for route in rest if not route.startswith("back/")} == {r"^orders\.(?P<format>[a-z0-9]+)/?$"}
+        assert f"\n{len(every) - 3} more with --all: the admin, format suffixes.\n" in run(urlconf=ASIDE)[0]
+        assert "more with --all" not in run("--all", urlconf=ASIDE)[0]
+
+    def test_what_is_not_listed_does_not_fail(self) -> None:
+        """An old pattern for the admin matches what is left out, and is no typo."""
+        allowed = ["--fail-on-unprotected", "--allow=back/*", "--allow=^o*"]
+        assert run(*allowed, urlconf=ASIDE)[1] == ""
+        with pytest.raises(CommandError, match="unsafe routes are not protected"):
+            run("--all", "--fail-on-unprotected", "--allow=back/refund/", "--allow=^o*", urlconf=ASIDE)
+
     @pytest.mark.parametrize(
         "args", [["--urlconf=no.such.module"], ["--allow-file=/no/such/file"]], ids=["urlconf", "file"]
     )
@@ -68,7 +90,7 @@ class TestCommand:
         pytest.importorskip("standardwebhooks")
         manage = Path(__file__).parents[3] / "testproject" / "manage.py"
         command = [sys.executable, str(manage), "idempotency_endpoints", "--fail-on-unprotected"]
-        allowed = ["admin/*", "PUT *", "DELETE *", "webhooks/", "unprotected/orders/"]  # webhooks/ calls run_once
+        allowed = ["PUT *", "DELETE *", "webhooks/", "unprotected/orders/"]  # webhooks/ calls run_once
         allow = [f"--allow={name}" for name in allowed]
         environment = {"DATABASE_URL": "sqlite://:memory:", "PYTHONPATH": str(manage.parents[1])}
         runs = [

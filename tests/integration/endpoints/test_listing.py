@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
+from django.urls import clear_url_caches, path, re_path
 from django.urls import resolve as resolve_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.http import require_POST
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.endpoints import Endpoint, list_endpoints
 from django_idempotency.views import IdempotencyMixin
-from tests.integration.endpoints.shop import URLS
+from tests.integration.endpoints.shop import URLS, view
 
 
 def found(prefix: str, urlconf: str = URLS) -> dict[str, list[str]]:
@@ -214,6 +218,18 @@ class TestWalker:
             "destroy": "only PATCH, POST protected",
             "Dynamic": "decided for each request",
         }
+
+    @pytest.mark.parametrize("route", [lambda view: path("orders/", view), lambda view: re_path("^orders/$", view)])
+    def test_a_format_suffix_of_the_rest_framework_is_not_an_endpoint_of_its_own(
+        self, route: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whether the framework adds it to a path or to a regular expression."""
+        urlpatterns = pytest.importorskip("rest_framework.urlpatterns")
+        module: Any = ModuleType("suffixed_urls")
+        module.urlpatterns = urlpatterns.format_suffix_patterns([route(require_POST(view))])
+        monkeypatch.setitem(sys.modules, "suffixed_urls", module)
+        clear_url_caches()
+        assert [endpoint.own for endpoint in list_endpoints("suffixed_urls")] == [True, False]
 
     def test_a_rest_view_that_may_decide_to_protect_counts_as_unprotected(self, urlconf: Any) -> None:
         """What is not certain is not certified."""
