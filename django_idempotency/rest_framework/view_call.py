@@ -40,7 +40,7 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def fingerprint(self) -> bytes | None:
-        """Parse first, with the view's own parsers.
+        """Parse first, with the view's own parsers, and compare what they have read.
 
         If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
         is rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
@@ -58,7 +58,6 @@ class RestFrameworkViewCall(ViewCall):
                 # After an error the framework would show empty data to the handler.
                 for name in ("_data", "_files", "_full_data", "_stream"):
                     setattr(self.asked_with, name, Empty)
-        # A permission or a throttle that read `request.data` has consumed the stream: compare the parsed data.
         if self.unparsed:
             return fingerprint_of(self.request, self.options, self.asked_with, unparsed=True)
         return fingerprint_of(self.request, self.options, self.asked_with, lambda: self.asked_with.data)

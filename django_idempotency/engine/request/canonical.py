@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, time
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
@@ -45,6 +46,28 @@ def escaped(name: str) -> str:
     return TAG + name if name.startswith(TAG) else name
 
 
+def plain(value: Any) -> Any:
+    """A value of a framework's parser as JSON, in which different values stay different.
+
+    Parsers of YAML, MessagePack and the like produce names that are no text, and types that JSON lacks.
+
+    Raises:
+        TypeError: for an object that neither JSON nor Django can write.
+        RecursionError: for a value that is nested too deeply.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain_name(name): plain(item) for name, item in value.items()}
+    return _tagged(value)
+
+
+def _plain_name(name: Any) -> str:
+    return escaped(name) if isinstance(name, str) else f"{TAG}{type(name).__name__}:{name!r}"
+
+
 def described_file(name: str | None, content_type: str | None, parameters: Any, digest: str) -> dict[str, Any]:
     """An uploaded file. `parameters` are those of its content type: its charset, for example."""
     return {f"{TAG}file": [name, content_type, parameters or {}, digest]}
@@ -66,4 +89,6 @@ def _tagged(value: Any) -> dict[str, Any]:
         return uploaded(value)
     if isinstance(value, bytes):
         return {f"{TAG}bytes": value.hex()}
+    if isinstance(value, (date, time)):  # Django's encoder cuts microseconds
+        return {f"{TAG}{type(value).__name__}": value.isoformat()}
     return {f"{TAG}{type(value).__name__}": DjangoJSONEncoder().default(value)}

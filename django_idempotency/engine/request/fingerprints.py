@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterable
 from hashlib import sha256
+from os import SEEK_END
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -19,7 +20,7 @@ from django.utils.datastructures import ImmutableList, MultiValueDict
 from ...exceptions import IdempotencyConfigurationError
 from ..protocol.digests import digest, digest_of_chunks
 from .bodies import CHUNK, open_body
-from .canonical import Digest, Number, canonical, described_file, escaped, uploaded
+from .canonical import Digest, Number, canonical, described_file, escaped, plain, uploaded
 
 if TYPE_CHECKING:
     from ..conf import Idempotency
@@ -54,7 +55,7 @@ def fingerprint_of(
         request: Django's request.
         options: resolved.
         asked_with: the request that option callables get.
-        parsed: returns the framework's parsed data of a body that the framework has consumed already.
+        parsed: returns what the framework's parser has made of the body. Default: the body is parsed here.
         unparsed: the framework does not parse this body, so its bytes are compared.
 
     Raises:
@@ -117,22 +118,36 @@ def _bytes_digest(body: Any) -> str:
 
 
 def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> Any:
-    """The body's value: JSON, or a dict of form fields. Raises `Unparsable` for anything else."""
-    if body is None and parsed is not None:
-        value = parsed()
-        if not isinstance(value, MultiValueDict):
-            return value
-        return _grouped((name, item) for name, items in value.lists() for item in items)
+    """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else raises `Unparsable`."""
     content_type = (request.content_type or "").lower()
-    if content_type == "multipart/form-data":
+    is_multipart = content_type == "multipart/form-data"
+    if body is not None and not is_multipart:
+        _refuse_large(body)
+    if parsed is not None:
+        return _read_by_framework(request, body, parsed(), is_multipart=is_multipart)
+    if is_multipart:
         return _multipart(request, body)
     if body is None:
         raise _consumed()
     if content_type == "application/x-www-form-urlencoded":
-        return _urlencoded(_small(body))
+        return _urlencoded(body.read())
     if content_type == "application/json" or content_type.endswith("+json"):
-        return _json(_small(body))
+        return _json(body.read())
     raise Unparsable
+
+
+def _read_by_framework(request: HttpRequest, body: IO[bytes] | None, data: Any, *, is_multipart: bool) -> Any:
+    """What the framework's parser has made of the body, so that no body is parsed twice."""
+    if body is not None and not data and not (is_multipart and _is_empty_form(request, body)):
+        raise Unparsable  # the parser may leave the reading to the view
+    if isinstance(data, MultiValueDict):
+        data = _grouped((name, item) for name, items in data.lists() for item in items)
+    try:
+        return plain(data)
+    except (TypeError, RecursionError) as error:
+        if body is None:
+            raise
+        raise Unparsable from error
 
 
 def _consumed() -> IdempotencyConfigurationError:
@@ -142,16 +157,14 @@ def _consumed() -> IdempotencyConfigurationError:
     )
 
 
-def _small(body: IO[bytes]) -> bytes:
-    """A body that is small enough to be parsed. A larger one is compared by its bytes: see `MAX_PARSED_BYTES`.
+def _refuse_large(body: IO[bytes]) -> None:
+    """Leave a large body to the comparison of bytes: see `MAX_PARSED_BYTES`.
 
     Without the limit any client could make a view that never parses spend seconds and hundreds of megabytes.
     """
-    body.seek(0)
-    raw = body.read(MAX_PARSED_BYTES + 1)
-    if len(raw) > MAX_PARSED_BYTES:
+    if body.seek(0, SEEK_END) > MAX_PARSED_BYTES:
         raise Unparsable
-    return raw
+    body.seek(0)
 
 
 def _json(raw: bytes) -> Any:

@@ -1,0 +1,94 @@
+"""Views whose parsers count their calls, and read more or less than JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+from xml.etree import ElementTree
+
+from django.urls import path
+from rest_framework import parsers
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency.rest_framework import IdempotencyMixin
+from tests.shopapp.models import Order
+
+CALLS: list[str] = []
+
+
+class Counted(parsers.BaseParser):
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        CALLS.append(self.media_type)
+        return super().parse(stream, media_type, parser_context)
+
+
+class CountedJSON(Counted, parsers.JSONParser):
+    pass
+
+
+class CountedForm(Counted, parsers.FormParser):
+    pass
+
+
+class CountedMultipart(Counted, parsers.MultiPartParser):
+    pass
+
+
+class XML(parsers.BaseParser):
+    media_type = "application/xml"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        CALLS.append(self.media_type)
+        return {item.tag: item.text for item in ElementTree.parse(stream).getroot()}
+
+
+class Times(parsers.BaseParser):
+    """Makes times, and names that are no text, as parsers of YAML do."""
+
+    media_type = "application/yaml"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        name, text = stream.read().decode().split()
+        return {int(name): datetime.fromisoformat(text)} if name.isdigit() else {name.strip("'"): text}
+
+
+class LeavesItToTheView(parsers.BaseParser):
+    media_type = "application/raw"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {}
+
+
+class Unwraps(parsers.BaseParser):
+    media_type = "application/wrapped+json"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return json.load(stream).get("payload", {})
+
+
+class Nested(parsers.BaseParser):
+    """Nests deeper than a program can walk, or returns what has no value."""
+
+    media_type = "application/nested"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        value: Any = [stream.read().decode()]
+        if value == ["object"]:
+            return object()
+        for _ in range(100_000):
+            value = [value]
+        return value
+
+
+class OrderView(IdempotencyMixin, APIView):
+    authentication_classes = []
+    parser_classes = [CountedJSON, CountedForm, CountedMultipart, XML, Times, LeavesItToTheView, Unwraps, Nested]
+
+    def post(self, request: Any) -> Response:
+        assert request.data is not None
+        return Response({"id": Order.objects.create().pk}, status=201)
+
+
+urlpatterns = [path("orders", OrderView.as_view())]

@@ -1,0 +1,131 @@
+"""A body is parsed once, by the view's own parser, and compared as that parser has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test.client import encode_multipart
+
+from tests.shopapp.models import Order
+
+pytest.importorskip("rest_framework")
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.parsing_urls")]
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+
+
+@pytest.fixture
+def send(client: Any) -> Callable[..., list[int]]:
+    """The statuses of these bodies under one key: 201 is the first answer or its replay, 422 another request."""
+
+    def statuses(*bodies: bytes | str, content_type: str = JSON) -> list[int]:
+        headers = {"Idempotency-Key": "k"}
+        sent = [client.generic("POST", "/orders", body, content_type=content_type, headers=headers) for body in bodies]
+        assert Order.objects.count() == 1
+        return [response.status_code for response in sent]
+
+    return statuses
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (JSON, b'{"a":1}'),
+        (FORM, b"a=1"),
+        (f"{MULTIPART}; boundary=x", encode_multipart("x", {"a": "1", "f": SimpleUploadedFile("f", b"1")})),
+        ("application/xml", b"<o><a>1</a></o>"),
+    ],
+)
+def test_a_body_is_parsed_once(send: Any, monkeypatch: pytest.MonkeyPatch, content_type: str, body: bytes) -> None:
+    """By the view's parser. The package's own parsers are not asked."""
+    from tests.rest_framework.parsing_urls import CALLS
+
+    for name in ("_json", "_urlencoded", "_multipart"):
+        monkeypatch.delattr(f"django_idempotency.engine.request.fingerprints.{name}")
+    CALLS.clear()
+    assert send(body, content_type=content_type) == [201]
+    assert " ".join(CALLS) == content_type.partition(";")[0]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "one", "two", "status"),
+    [
+        ("application/xml", "<o><a>1</a><b>2</b></o>", "<o>\n <b>2</b><a>1</a></o>", 201),
+        ("application/xml", "<o><a>1</a></o>", "<o><a>2</a></o>", 422),
+        (JSON, '{"a":1,"b":[1.5]}', '{ "b" : [1.50], "a":1}', 201),
+        (JSON, '{"a":1.5}', '{"a":"1.5"}', 422),
+        (JSON, '{"a":1.5}', '{"a":"\\u00001.5"}', 422),
+        (JSON, '{"a":1}', '{"a":1.0}', 422),
+        (JSON, '{"a":2}', '{"a":1,"a":2}', 201),  # the view sees the last of two equal names
+        (JSON, '{"a":1,"a":2}', '{"a":1}', 422),
+        (FORM, "a=1&b=2&csrfmiddlewaretoken=x", "b=2&a=1&csrfmiddlewaretoken=y", 201),
+        (FORM, "csrfmiddlewaretoken=x", "csrfmiddlewaretoken=y", 201),
+        (FORM, "a=1&a=2", "a=2&a=1", 422),
+    ],
+)
+def test_the_parser_decides_what_is_equal(send: Any, content_type: str, one: str, two: str, status: int) -> None:
+    """What the view cannot tell apart is one request; what it can is two."""
+    assert send(one, two, content_type=content_type) == [201, status]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("1 2026-01-02T03:04:05.000001", "1 2026-01-02T03:04:05.000002"),
+        ("1 2026-01-02", "'1' 2026-01-02"),
+        ("1 2026-01-02", "'\0int:1' 2026-01-02"),
+    ],
+)
+def test_names_and_values_that_json_lacks_are_told_apart(send: Any, one: str, two: str) -> None:
+    """A number as a name is not its text, and microseconds count."""
+    assert send(one, one, two, content_type="application/yaml") == [201, 201, 422]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "one", "two"),
+    [
+        ("application/raw", "one", "two"),
+        ("application/wrapped+json", '{"payload":{"a":1}}', '{"a":1}'),
+        ("application/wrapped+json", '{"a":1}', '{"a":2}'),
+        ("application/nested", "one", "two"),
+        ("application/nested", "object", "object "),
+        (f"{MULTIPART}; boundary=x", "--x--\r\n", "--x\r\nnonsense"),
+    ],
+)
+def test_what_the_parser_has_no_value_for_is_compared_by_its_bytes(
+    send: Any, content_type: str, one: str, two: str
+) -> None:
+    """The parser returns nothing for a body that is not empty, or an object that cannot be compared."""
+    assert send(one, one, two, content_type=content_type) == [201, 201, 422]
+
+
+def test_two_empty_forms_are_equal(client: Any) -> None:
+    """Each has a boundary of its own."""
+    answers = [
+        client.generic(
+            "POST",
+            "/orders",
+            f"--{boundary}--\r\n",
+            content_type=f"{MULTIPART}; boundary={boundary}",
+            headers={"Idempotency-Key": "k"},
+        )
+        for boundary in ("one", "two")
+    ]
+    assert [answer.status_code for answer in answers] == [201, 201]
+
+
+@pytest.mark.parametrize(("length", "status"), [(131_000, 201), (132_000, 422)])
+@pytest.mark.parametrize(
+    ("content_type", "one", "two"), [(JSON, '{"a":1,"b":"%s"}', '{"b":"%s","a":1}'), (FORM, "a=1&b=%s", "b=%s&a=1")]
+)
+def test_a_large_body_is_compared_by_its_bytes(
+    send: Any, content_type: str, one: str, two: str, length: int, status: int
+) -> None:
+    """From 128 KiB on: to compare the values of a hostile form would cost many times its size."""
+    text = "x" * length
+    assert send(one % text, one % text, two % text, content_type=content_type) == [201, 201, status]
