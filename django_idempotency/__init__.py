@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine.conf import Idempotency
+    from .engine.conf import Fingerprint, Idempotency
     from .engine.declare.decorators import idempotent
     from .engine.declare.once import once
     from .engine.execution.once import Result, arun_once, run_once
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClaimLost",
+    "Fingerprint",
     "Idempotency",
     "IdempotencyConfigurationError",
     "IdempotencyError",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Idempotency": ".engine.conf",
+    **dict.fromkeys(("Fingerprint", "Idempotency"), ".engine.conf"),
     "IdempotentHttpRequest": ".engine.request.idempotent_request",
     "Operation": ".engine.execution.operation",
     **dict.fromkeys(("Result", "arun_once", "run_once"), ".engine.execution.once"),

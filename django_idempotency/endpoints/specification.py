@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import override
 
-from ..engine.conf import Idempotency, get_settings
+from ..engine.conf import Fingerprint, Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.snapshots import Snapshot
@@ -23,6 +23,7 @@ from ..engine.request.key import KeyReader
 _QUOTED = r'"(?:[!#-\[\]-~]|\\["\\]){1,255}"'
 _BARE = r"[!#-'*+\-.-9<->A-~](?:[!#-'*+\-.-:<-~]){0,254}"
 _UUID = "-".join(rf"[0-9a-fA-F]{{{length}}}" for length in (8, 4, 4, 4, 12))
+_BODY = "body (JSON and forms up to 128 KiB by their values)"
 _NOT_STORED = Snapshot(status_code=200, headers=(), body=None)
 
 
@@ -100,13 +101,22 @@ def uniqueness(options: Idempotency) -> str:
 
 def comparison(options: Idempotency) -> str:
     """How a retry is compared with the first request (C9)."""
-    if options.fingerprint is None:
+    chosen = options.fingerprint
+    if chosen is None:
         return "not at all"
-    if options.fingerprint == "request":
-        return "method, path with query, content type and body"
-    if isinstance(options.fingerprint, tuple):
-        return f"the body fields {', '.join(options.fingerprint)}"
-    return f"by {dotted_name(options.fingerprint)}"
+    address = "method, path, query string"
+    if isinstance(chosen, tuple):
+        return f"{address} and the body fields {', '.join(chosen)}"
+    if not isinstance(chosen, Fingerprint):
+        return (
+            f"{address}, content type and {_BODY}"
+            if chosen == "request"
+            else f"{address} and what {dotted_name(chosen)} returns"
+        )
+    address = address if chosen.query else "method, path"
+    body = _BODY if chosen.fields is None else f"the body fields {', '.join(chosen.fields)}"
+    left_out = f", without {', '.join(chosen.exclude)}" if chosen.exclude else ""
+    return f"{address}, content type and {body}{left_out}"
 
 
 def documented_responses(options: Idempotency) -> list[DocumentedResponse]:

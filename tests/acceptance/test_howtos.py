@@ -77,6 +77,23 @@ class TestRestFramework:
 
 
 @pytest.mark.django_db
+def test_unstable_fields_make_no_other_request(run: Any, serve: Any, client: Client) -> None:
+    """A new trace id, time stamp and query string are a replay; another amount is not."""
+    clear_url_caches()
+    serve(path("orders/", run("docs/options.md", "shop/traced.py").create_order))
+    answers = [
+        client.post(
+            f"/orders/?try={n}",
+            {"amount": amount, "trace_id": n, "meta": {"sent_at": n}},
+            content_type="application/json",
+            headers={"Idempotency-Key": "one"},
+        )
+        for n, amount in ((1, 5), (2, 5), (3, 6))
+    ]
+    assert [answer.status_code for answer in answers] == [201, 201, 422]
+
+
+@pytest.mark.django_db
 def test_a_repeated_delete_gets_the_first_answer(run: Any, serve: Any, client: Client) -> None:
     """With `methods=("DELETE",)`; with another key it is a 404."""
     clear_url_caches()

@@ -358,7 +358,7 @@ def test_every_python_block_is_executed_by_a_test():
         ],
         "docs/ninja.md": ["shop/ninja_api.py"],
         "docs/operations.md": ["shop/tasks.py", "shop/privacy.py", "settings.py"],
-        "docs/options.md": ["settings.py"],
+        "docs/options.md": ["settings.py", "shop/traced.py"],
         "docs/recipes.md": [  # test_guides.py
             "shop/mail.py",
             "shop/disclosure.py",

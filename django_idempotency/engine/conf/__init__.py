@@ -1,5 +1,6 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
+from .fingerprint import Fingerprint
 from .keywords import Keywords, OnceKeywords, UnleasedKeywords
 from .options import OPTION_NAMES, SAFE_METHODS, Idempotency, as_options, for_methods, is_final
 from .project_settings import SETTING_NAMES, Settings, get_settings
@@ -9,6 +10,7 @@ __all__ = [
     "OPTION_NAMES",
     "SAFE_METHODS",
     "SETTING_NAMES",
+    "Fingerprint",
     "Idempotency",
     "Keywords",
     "OnceKeywords",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+from .fingerprint import Fingerprint
+
 
 class UnleasedKeywords(TypedDict, total=False):
     """Options that need neither a request nor a lease."""
@@ -37,7 +39,7 @@ class Keywords(OnceKeywords, total=False):
     scope: Callable[[Any], str] | None
     anonymous: Literal["shared", "refuse"]
     key: Callable[[Any], str | None] | None
-    fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
+    fingerprint: Fingerprint | Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
     record: Callable[[Any], bool]
     may_replay: Callable[..., bool] | None
     store_body: bool

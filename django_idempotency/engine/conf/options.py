@@ -23,6 +23,7 @@ from .fields import (
     seconds_of,
     unknown_name,
 )
+from .fingerprint import Fingerprint
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
@@ -45,11 +46,11 @@ def _methods(value: Any) -> str | None:
 
 
 def _fingerprint(value: Any) -> str | None:
-    if value is None or value == "request" or callable(value):
+    if value is None or value == "request" or callable(value) or isinstance(value, Fingerprint):
         return None
     if isinstance(value, tuple) and value and all(isinstance(name, str) for name in value):
         return None
-    return 'give a callable(request) -> bytes, a tuple of body field names, "request" or None.'
+    return 'give a Fingerprint, a callable(request) -> bytes, a tuple of body field names, "request" or None.'
 
 
 # eq=False: two layers are the same only if they are one object, which makes them cheap cache keys.
@@ -112,10 +113,12 @@ class Idempotency:
     key: Callable[[Any], str | None] | None = option(
         None, or_none(is_callable()), "`callable(request) -> str | None` that reads the key. Default: the header."
     )
-    fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option(
+    fingerprint: Fingerprint | Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option(
         "request",
         _fingerprint,
-        "`callable(request) -> bytes`, a tuple of body field names, or None. Default: the whole request.",
+        "what a retry must repeat. Default: method, path, query string, content type and body.\n"
+        "A `Fingerprint` leaves parts out. A tuple of names compares these fields in place of content type and body,\n"
+        "and `callable(request) -> bytes` what it returns. With None, nothing is compared.",
     )
     record: Callable[[Any], bool] = option(
         is_final, is_callable(), "`callable(response) -> bool`: is this outcome final?"

@@ -68,6 +68,11 @@ def _plain_name(name: Any) -> str:
     return escaped(name) if isinstance(name, str) else f"{TAG}{type(name).__name__}:{name!r}"
 
 
+def is_tagged(value: dict[str, Any]) -> bool:
+    """Whether an object stands for a value that is not JSON: a file, for example."""
+    return any(name.startswith(TAG) and not name.startswith(TAG * 2) for name in value)
+
+
 def described_file(name: str | None, content_type: str | None, parameters: Any, digest: str) -> dict[str, Any]:
     """An uploaded file. `parameters` are those of its content type: its charset, for example."""
     return {f"{TAG}file": [name, content_type, parameters or {}, digest]}

@@ -18,9 +18,11 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
+from ..conf import Fingerprint
 from ..protocol.digests import digest, digest_of_chunks
 from .bodies import CHUNK, open_body
 from .canonical import Digest, Number, canonical, described_file, escaped, plain, uploaded
+from .selection import only, selected
 
 if TYPE_CHECKING:
     from ..conf import Idempotency
@@ -71,11 +73,14 @@ def fingerprint_of(
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
         return digest(b"custom 2", method, path, value)
     with open_body(request) as body:
-        payload = _payload(request, body, parsed, unparsed=unparsed)
+        payload: Any = _payload(request, body, parsed, unparsed=unparsed)
         if isinstance(chosen, tuple):
             if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
-                payload = {name: payload[name] for name in chosen if name in payload}
+                payload = only(payload, chosen)
             return digest(b"fields 2", method, path, _parameters(request), canonical(payload))
+        if isinstance(chosen, Fingerprint):
+            payload = selected(payload, chosen)
+            path = path if chosen.query else path.partition(b"?")[0]
         content_type = (request.content_type or "").lower().encode()
         return digest(b"request 2", method, path, content_type, _parameters(request), canonical(payload))
 

@@ -91,7 +91,8 @@ See also: <https://shop.example/retries>
 RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @.
 - Unique for: the authenticated user, else the credential or session that was sent, else all anonymous callers; \
 operation `POST orders`
-- Compared with the first request: method, path with query, content type and body
+- Compared with the first request: method, path, query string, content type and body (JSON and forms up to 128 KiB by \
+their values)
 - Kept for: 1 day from the first request. After that the key is as if it had never been used.
 - 400 “Idempotency-Key is missing”: This operation needs the request header Idempotency-Key with a unique value, such \
 as a UUID.
@@ -108,7 +109,7 @@ It is not run again.
 - Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes (a string of \
 RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @.
 - Unique for: the caller, as tests.integration.endpoints.shop.tenant tells; operation `pay`
-- Compared with the first request: the body fields amount
+- Compared with the first request: method, path, query string and the body fields amount
 - Kept for: 90 seconds from the first request. After that the key is as if it had never been used.
 - 400 “Idempotency-Key is not valid”: The request header Idempotency-Key does not carry a usable key.
 - 409 “A request is outstanding for this Idempotency-Key”: The first request with this key is still being processed. \
