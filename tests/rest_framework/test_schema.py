@@ -59,8 +59,8 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
         "description": "1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes "
         '(a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @. Kept for: '
         "1 hour. Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
-        "callers. Compared with the first request: method, path, query string, content type and body (JSON and forms up "
-        "to 128 KiB by their values). "
+        "callers. Compared with the first request: method, path, query string, content type and body (JSON and forms "
+        "up to 128 KiB by their values). "
         "See also: https://shop.example/retries.",
         "required": True,
     }
