@@ -11,7 +11,7 @@ from django.contrib.admindocs.views import simplify_regex
 
 from ..engine.conf import Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
-from . import specification
+from . import openapi, specification
 from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
@@ -115,10 +115,22 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
     }
     lines = [f"- {name}: {text}" for name, text in facts.items() if text]
     lines += [
-        f"- {response.status} “{response.title}”: {response.meaning}{' `Retry-After`.' * response.retry_after}"
+        f"- {response.status} {f'`{response.code}` ' * bool(response.code)}“{response.title}”: {response.meaning}"
+        f"{' `Retry-After`.' * response.retry_after}"
         for response in specification.documented_responses(options)
     ]
     return f"## {endpoint.method} {path(endpoint.route)}\n\n" + "\n".join(lines) + "\n"
+
+
+def as_openapi(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
+    """The protected endpoints as an OpenAPI document, to be merged into a project's own."""
+    operations = (
+        # The note of a protected endpoint says that its view decides for each request.
+        (path(endpoint.route), endpoint.method, options, options.required and not endpoint.note)
+        for endpoint in endpoints
+        if (options := endpoint.options) is not None
+    )
+    return json.dumps(openapi.document(operations), indent=2)
 
 
 def path(route: str) -> str:

@@ -37,6 +37,7 @@ class DocumentedResponse(NamedTuple):
     title: str
     meaning: str
     retry_after: bool
+    code: str = ""
 
 
 def key_pattern() -> str:
@@ -123,7 +124,9 @@ def documented_responses(options: Idempotency) -> list[DocumentedResponse]:
     """The package's own responses on this endpoint, by status."""
     with override(None):
         found = [
-            DocumentedResponse(problem.status, problem.title, problem.detail.strip(), "Retry-After" in problem.headers)
+            DocumentedResponse(
+                problem.status, problem.title, problem.detail.strip(), "Retry-After" in problem.headers, problem.code
+            )
             for problem in _problems(options)
         ]
     if options.in_progress_status == 202:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ninja.operation import PathView
+from ninja.operation import Operation, PathView
 
 from ..endpoints.declared import Declaration, Layers
 from ..engine.conf import SAFE_METHODS
@@ -17,8 +17,13 @@ def declarations(path_view: PathView) -> Iterator[Declaration]:
     for operation in path_view.operations:
         for method in operation.methods:
             if method not in SAFE_METHODS:
-                view = operation.view_func
-                yield Declaration(method=method, view=dotted_name(view), layers=_layers(view))
+                yield declaration_of(operation, method)
+
+
+def declaration_of(operation: Operation, method: str) -> Declaration:
+    """The declaration of one method of an operation."""
+    view = operation.view_func
+    return Declaration(method=method, view=dotted_name(view), layers=_layers(view))
 
 
 def _layers(view: object) -> Layers | None:

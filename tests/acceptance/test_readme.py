@@ -211,6 +211,16 @@ def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
         check()
 
 
+def test_the_ninja_api_shows_the_key(run):
+    """In its own schema."""
+    pytest.importorskip("ninja")
+    from django_idempotency.ninja import idempotent_operation
+
+    api = run("docs/ninja.md", "shop/shop_api.py").api
+    api.post("/orders")(idempotent_operation(lambda request: None))
+    assert "'name': 'Idempotency-Key'" in str(api.get_openapi_schema(path_prefix=""))
+
+
 def test_both_schema_classes_show_the_key(run, settings):
     """The class of the setting, and the project's own."""
     pytest.importorskip("drf_spectacular")
@@ -356,7 +366,7 @@ def test_every_python_block_is_executed_by_a_test():
             "shop/multiprocess_metrics.py",
             "shop/tracing.py",
         ],
-        "docs/ninja.md": ["shop/ninja_api.py"],
+        "docs/ninja.md": ["shop/ninja_api.py", "shop/shop_api.py"],
         "docs/operations.md": ["shop/tasks.py", "shop/privacy.py", "settings.py"],
         "docs/options.md": ["settings.py", "shop/traced.py"],
         "docs/recipes.md": [  # test_guides.py

@@ -13,8 +13,8 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.settings import patched_settings
 from drf_spectacular.validation import validate_schema
 
+from django_idempotency.endpoints.openapi import PROBLEM
 from django_idempotency.rest_framework import IdempotencyMixin
-from django_idempotency.rest_framework import schema as ours
 
 URLS = "tests.rest_framework.schema_urls"
 BARE_KEY = {"in": "header", "name": "Idempotency-Key"}
@@ -76,14 +76,14 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
     assert conflict["content"] == mismatch["content"] == problem
     assert list(conflict["headers"]) == [REPLAYED, "Retry-After"]
     assert list(mismatch["headers"]) == [REPLAYED]
-    assert conflict["description"].startswith("A request is outstanding for this Idempotency-Key: The first request")
-    assert mismatch["description"].startswith("Idempotency-Key is already used: ")
+    assert conflict["description"].startswith("A request is outstanding for this Idempotency-Key (in-progress): The ")
+    assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): ")
 
 
 def test_the_problem_component_is_what_is_answered() -> None:
     """RFC 9457; every member is there."""
     component = generate()["components"]["schemas"]["IdempotencyProblem"]
-    assert component == ours.PROBLEM
+    assert component == PROBLEM
     assert sorted(component["properties"]) == sorted(component["required"])
 
 
@@ -225,7 +225,7 @@ def test_a_projects_own_schema_class_is_used_with_the_mixin() -> None:
     found = operation("/mixed/")
     assert found["operationId"] == "mixed"
     assert header(found) is not None
-    assert found["responses"]["422"]["description"].count("already used") == 1
+    assert found["responses"]["422"]["description"].count("(already-used)") == 1
 
 
 def test_the_mixin_does_not_describe_the_operations_of_the_project() -> None:

@@ -1,0 +1,73 @@
+"""OpenAPI by Django Ninja: protected operations show the key's header, the replay header and the error answers.
+
+    from django_idempotency.ninja.schema import NinjaAPI
+
+    api = NinjaAPI()
+
+A project with an API class of its own puts `IdempotencySchemaMixin` in front of its bases. What the project has
+declared itself, for the same header or status, stays.
+
+Django Ninja has one public place for this, `NinjaAPI.get_openapi_schema`: an operation's `openapi_extra` is fixed
+before the options of its router and of its API are known.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import ninja
+from ninja.openapi.schema import OpenAPISchema
+from ninja.operation import Operation
+
+from ..endpoints import openapi as openapi_parts
+from ..endpoints.openapi import Schema
+from .declared import declaration_of
+
+if TYPE_CHECKING:
+    _Base = ninja.NinjaAPI
+else:
+    _Base = object
+
+__all__ = ["IdempotencySchemaMixin", "NinjaAPI"]
+
+
+class IdempotencySchemaMixin(_Base):
+    """Shows the idempotency key in the schema of protected operations, with an API class of the project's own.
+
+    Put the mixin in front of the bases: `class ShopAPI(IdempotencySchemaMixin, NinjaAPI)`.
+    """
+
+    def get_openapi_schema(
+        self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
+    ) -> OpenAPISchema:
+        return _Schema(self, self.get_root_path(path_params or {}) if path_prefix is None else path_prefix)
+
+
+class NinjaAPI(IdempotencySchemaMixin, ninja.NinjaAPI):
+    """Django Ninja's `NinjaAPI` with `IdempotencySchemaMixin`."""
+
+
+class _Schema(OpenAPISchema):
+    def methods(self, operations: list[Operation]) -> Schema:
+        found: Schema = super().methods(operations)
+        for operation in operations:
+            for method in operation.methods:
+                if operation.include_in_schema:
+                    # A copy: Django Ninja shares one description among the methods of an operation.
+                    found[method.lower()] = self._described(operation, method, deepcopy(found[method.lower()]))
+        return found
+
+    def _described(self, operation: Operation, method: str, details: Schema) -> Schema:
+        options = declaration_of(operation, method).options_for(method)
+        if options is not None:
+            own = [str(operation.api.renderer.media_type)]
+            openapi_parts.describe(
+                details,
+                options,
+                required=options.required,
+                status_type=int,
+                undeclared={"400": own, "422": own},  # the framework's answers to bad input
+            )
+            self.add_schema_definitions(openapi_parts.components())
+        return details

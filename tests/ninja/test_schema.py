@@ -1,0 +1,169 @@
+"""The OpenAPI schema that Django Ninja makes with our API class or mixin."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+pytest.importorskip("ninja")
+
+import ninja
+
+from django_idempotency import Idempotency
+from django_idempotency.ninja import idempotent_operation
+from django_idempotency.ninja.schema import IdempotencySchemaMixin, NinjaAPI
+
+HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}}
+
+
+def make() -> Any:
+    """A function of its own for each route: routing leaves a mark on it."""
+    return lambda request: None
+
+
+def routed(api: Any, **kwargs: Any) -> Any:
+    protected = api.post("/orders", operation_id="create", **kwargs)
+    protected(idempotent_operation(make()))
+    return api
+
+
+def schema(api: Any) -> dict[str, Any]:
+    """As a client gets it."""
+    found: dict[str, Any] = json.loads(json.dumps(api.get_openapi_schema(path_prefix="api/"), sort_keys=True))
+    return found
+
+
+def operation(api: Any, path: str = "/api/orders", method: str = "post") -> dict[str, Any]:
+    found: dict[str, Any] = schema(api)["paths"][path][method]
+    return found
+
+
+def headers(operation: dict[str, Any]) -> list[tuple[str, bool]]:
+    return [(p["name"], p.get("required", False)) for p in operation["parameters"] if p["in"] == "header"]
+
+
+@pytest.fixture
+def api(key: str) -> Any:
+    return NinjaAPI(urls_namespace=key)
+
+
+def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
+    """Header, replay header, and the answers with their codes."""
+    found = operation(routed(api))
+    (parameter,) = found["parameters"]
+    assert (parameter["name"], parameter["required"]) == (HEADER, True)
+    assert "Kept for: 1 day." in parameter["description"]
+    assert list(found["responses"]) == ["200", "400", "409", "422"]
+    assert found["responses"]["200"]["headers"][REPLAYED]["required"] is True
+    bad, conflict, mismatch = (found["responses"][status] for status in ("400", "409", "422"))
+    framework = {"application/json": {"schema": {}}}  # bad input, which Django Ninja does not declare
+    assert bad["content"] == mismatch["content"] == {**framework, **PROBLEM}
+    assert conflict["content"] == PROBLEM
+    assert sorted(conflict["headers"]) == [REPLAYED, "Retry-After"]
+    assert "(missing-key)" in bad["description"]
+    assert "(invalid-key)" in bad["description"]
+    assert "(in-progress)" in conflict["description"]
+    assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): ")
+    assert list(schema(api)["components"]["schemas"]) == ["IdempotencyProblem"]
+
+
+def test_the_schema_is_valid(api: Any) -> None:
+    """By drf-spectacular's validation."""
+    validation = pytest.importorskip("drf_spectacular.validation")
+    validation.validate_schema(schema(routed(api, response={201: str, 409: int})))
+
+
+def test_options_of_router_and_api_are_known(api: Any) -> None:
+    """A router's are given after its operations. The nearest wins."""
+    api.add_decorator(idempotent_operation(Idempotency(in_progress_status=429)), mode="operation")
+    router = ninja.Router()
+    router.post("/own", operation_id="own")(idempotent_operation(mismatch_status=409)(make()))
+    router.post("/inherits", operation_id="inherits")(make())
+    router.put("/put", operation_id="put")(make())
+    router.add_decorator(idempotent_operation(required=False), mode="operation")
+    api.add_router("/r", router)
+    assert api.urls  # Django Ninja before 1.6 applies the decorators here
+    own, inherits = operation(api, "/api/r/own"), operation(api, "/api/r/inherits")
+    assert headers(own) == headers(inherits) == [(HEADER, False)]
+    assert list(own["responses"]) == ["200", "400", "409", "429"]
+    assert list(inherits["responses"]) == ["200", "400", "409", "422", "429"]
+    assert headers(operation(api, "/api/r/put", "put")) == []
+
+
+def test_methods_of_an_operation_are_told_apart(api: Any) -> None:
+    """Django Ninja describes them together; only the unsafe one has a key."""
+    api.api_operation(["GET", "POST"], "/both")(idempotent_operation(make()))
+    assert headers(operation(api, "/api/both", "get")) == []
+    assert REPLAYED not in str(operation(api, "/api/both", "get"))
+    assert headers(operation(api, "/api/both")) == [(HEADER, True)]
+
+
+def test_what_the_project_declares_stays(api: Any) -> None:
+    """Its header parameter, its response, and what it adds with `openapi_extra`."""
+    own = {"in": "header", "name": "idempotency-key", "schema": {"type": "string"}, "description": "mine"}
+    extra = {"parameters": [own], "x-shop": 1, "responses": {422: {"description": "Sold out."}}}
+    found = operation(routed(api, response={201: str, 409: int}, openapi_extra=extra))
+    assert found["parameters"] == [own]
+    assert found["x-shop"] == 1
+    assert list(found["responses"]["409"]["content"]) == ["application/json", "application/problem+json"]
+    assert found["responses"]["422"]["description"].startswith("Sold out.\nIdempotency-Key is already used")
+
+
+def test_what_is_not_protected_is_as_without_us(api: Any) -> None:
+    """Another operation, one that is hidden, and `ENABLED = False`."""
+    api.post("/plain", operation_id="plain")(make())
+    routed(api, include_in_schema=False)
+    found = schema(api)
+    assert list(found["paths"]) == ["/api/plain"]
+    assert "dempotency" not in str(found)
+
+
+def test_settings_are_followed(api: Any, settings: Any) -> None:
+    """Header names, and the project's own errors, whose form nobody knows."""
+    settings.IDEMPOTENCY = {"HEADER": "X-Key", "ERROR_RESPONSE": lambda request, problem: None}
+    found = operation(routed(api))
+    assert headers(found) == [("X-Key", True)]
+    assert "application/problem+json" not in str(found)
+    assert schema(api)["components"]["schemas"] == {}
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert headers(operation(api)) == []
+
+
+def test_two_schemas_are_the_same(api: Any) -> None:
+    """Making one changes nothing."""
+    first = schema(routed(api))
+    api.get_openapi_schema(path_prefix="api/")["components"]["schemas"]["IdempotencyProblem"].clear()
+    assert schema(api) == first
+
+
+def test_the_mixin_serves_a_projects_own_class(key: str) -> None:
+    """In front of its bases. The class may extend the schema, as Django Ninja advises."""
+
+    class ShopAPI(IdempotencySchemaMixin, ninja.NinjaAPI):
+        def get_openapi_schema(self, **kwargs: Any) -> Any:
+            found = super().get_openapi_schema(**kwargs)
+            found["x-shop"] = 1
+            return found
+
+    api = routed(ShopAPI(urls_namespace=key))
+    assert headers(operation(api)) == [(HEADER, True)]
+    assert schema(api)["x-shop"] == 1
+
+
+def test_the_page_of_the_schema_has_it(client: Any) -> None:
+    """Django Ninja finds the prefix of the API by itself."""
+    from tests.ninja import schema_urls
+
+    with override_settings(ROOT_URLCONF=schema_urls):
+        found = client.get("/shop/openapi.json").json()
+    assert headers(found["paths"]["/shop/orders"]["post"]) == [(HEADER, True)]
+
+
+def test_without_us_nothing_changes(key: str) -> None:
+    """Neither the import nor the decorator changes Django Ninja's own class."""
+    assert "dempotency" not in str(schema(routed(ninja.NinjaAPI(urls_namespace=key))))
