@@ -68,7 +68,7 @@ def record_outcome(
     result = json.dumps({"value": value}, cls=DjangoJSONEncoder, allow_nan=False)
 
     def record(store: Store, row: Row) -> None:
-        if not store.finish_call(row, step, result):
+        if not store.record_result(row, step, result):
             raise NotResolvable(f"The call {step!r} is not in doubt.")
 
     made = Decision(action="record", at=_now(), by=by, reason=reason, attempt=attempt, detail=step)

@@ -28,6 +28,32 @@ def durable_transaction(store: Store, what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def durable_step(store: Store, what: str) -> Iterator[None]:
+    """A step of the store that is committed when the block ends, without a BEGIN and a COMMIT around it.
+
+    A single statement commits by itself. A step of several statements opens a transaction in the store.
+
+    Args:
+        what: as for `durable_transaction`.
+
+    Raises:
+        IdempotencyConfigurationError: as for `durable_transaction`.
+    """
+    if store.connection.in_atomic_block:
+        with durable_transaction(store, what):  # inside a TestCase: a savepoint
+            yield
+        return
+    _refuse_transaction(store, what)
+    try:
+        yield
+    except Error:
+        # `atomic()` would have dropped a broken connection. A worker that lives long has no other moment for that.
+        if store.connection.connection is not None and not store.connection.is_usable():
+            store.connection.close()
+        raise
+
+
 def reconnecting_once(store: Store, write: Callable[[], None]) -> None:
     """Run `write`. If the database fails, run it again on a new connection.
 

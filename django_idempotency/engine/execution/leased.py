@@ -18,7 +18,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Unavailable, Verdict
 from ..stores import Store
-from .durable import durable_transaction, reconnecting_once
+from .durable import durable_step, reconnecting_once
 from .operation import Operation
 from .stray_writes import warned_about
 from .work import Work
@@ -46,9 +46,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         with _failing(store, wanted, claim):
             report(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
             finished = _reconciled(store, wanted, claim, work) or _run(store, wanted, claim, work)
-            with durable_transaction(store, "the end of a leased view"):
+            with durable_step(store, "the end of a leased view"):
                 if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
-                    store.complete(claim, finished.snapshot, ttl=wanted.ttl, last=True)
+                    store.complete(claim, finished.snapshot, ttl=wanted.ttl)
                 else:
                     store.fail(claim, wanted, finished.reason)
     except ClaimLost:
@@ -75,8 +75,8 @@ def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
     for _ in range(2):
         try:
             # Nothing of a caller is in it, so it may be repeated.
-            with durable_transaction(store, "a leased view"):
-                return store.claim(wanted)
+            with durable_step(store, "a leased view"):
+                return store.claim_and_commit(wanted)
         except DatabaseError as error:
             if store.is_busy(error):
                 return Unavailable()
@@ -128,7 +128,7 @@ def _failing(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Non
 
 def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, error: BaseException) -> None:
     def fail() -> None:
-        with durable_transaction(store, "the end of a leased view"):
+        with durable_step(store, "the end of a leased view"):
             store.fail(claim, wanted, describe(error))
 
     try:

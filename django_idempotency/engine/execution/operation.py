@@ -15,7 +15,7 @@ from ..protocol.digests import derived_key
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
-from .durable import durable_transaction, reconnecting_once
+from .durable import durable_step, durable_transaction, reconnecting_once
 from .unhurried import finished
 from .values import as_kept, decode, encode_step
 
@@ -182,7 +182,7 @@ class Operation:
     def _start(self, name: str) -> tuple[bool, Any]:
         known, value = self._look_up(name)
         if not known:
-            with durable_transaction(self._store, f"operation.call({name!r})"):
+            with durable_step(self._store, f"operation.call({name!r})"):
                 self._store.start_call(self._claim, name, again=name in self._doubts)
             self._doubts.add(name)
         return known, value
@@ -195,8 +195,7 @@ class Operation:
             error = not_storable  # the money has moved: keep that fact first
 
         def finish() -> None:
-            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._store.fence(self._claim)
+            with durable_step(self._store, f"the end of operation.call({name!r})"):
                 self._store.finish_call(self._claim, name, kept)
 
         reconnecting_once(self._store, finish)
@@ -208,8 +207,7 @@ class Operation:
     def _note(self, name: str, error: BaseException) -> None:
         """Keep the reason why the call is in doubt, for the timeline. The call is in doubt without the reason, too."""
         try:
-            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._store.fence(self._claim)
+            with durable_step(self._store, f"the end of operation.call({name!r})"):
                 self._store.note_error(self._claim, name, describe(error))
         except Exception:  # noqa: BLE001 (the call's own error is what the caller must see)
             return

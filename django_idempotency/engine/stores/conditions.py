@@ -107,5 +107,5 @@ class Conditions:
 
     @cached_property
     def unfinished_step(self) -> str:
-        """One call that was started and has no result. Parameters: id of the key, name of the step."""
-        return f"{self.s['key']} = %s AND {self.s['name']} = %s AND {self.unfinished}"
+        """One step of a key that was started and has no result. Parameter: name of the step."""
+        return f"{self.s['name']} = %s AND {self.unfinished}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DatabaseError, IntegrityError, OperationalError
+from django.db import DatabaseError, IntegrityError, OperationalError, transaction
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from .dialect import Dialect
 from .innodb_checks import check_engines
 from .lease_queries import LeaseQueries
 from .leases import lease_lost
@@ -34,11 +35,29 @@ LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 
 
 class InnoDBLeaseQueries(LeaseQueries):
+    def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
+        super().__init__(dialect, quote)
+        self._joined = LeaseQueries(dialect, quote)
+        self._joined.k = {name: f"{self.table}.{column}" for name, column in self.k.items()}
+
+    @cached_property
+    def finish_call(self) -> str:
+        # The claimed row is changed as `touch` does, and its step, by one UPDATE. The row is read and locked first.
+        k = self._joined.k
+        return (
+            f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
+            f"SET {self.finished}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
+        )
+
     @cached_property
     def touch(self) -> str:
         """Change the claimed row in a way that means nothing. Parameters: the fence's."""
+        return f"UPDATE {self.table} SET {self._touched} WHERE {self.fence}"
+
+    @cached_property
+    def _touched(self) -> str:
         until = self.k["locked_until"]
-        return f"UPDATE {self.table} SET {until} = {until} + INTERVAL 1 MICROSECOND WHERE {self.fence}"
+        return f"{until} = {until} + INTERVAL 1 MICROSECOND"
 
 
 class InnoDBStore(Store):
@@ -78,6 +97,11 @@ class InnoDBStore(Store):
         # Not a locking SELECT: a Galera node compares with the other nodes what a transaction has changed, and never
         # what the transaction has locked.
         self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
+
+    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
+        with transaction.atomic(using=self.alias):
+            self.fence(claimed)
+            super().start_call(claimed, name, again=again)
 
     def start_write(self, claimed: Claimed, name: str) -> None:
         self.fence(claimed)

@@ -73,31 +73,39 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def restart_step(self) -> str:
-        """Record that a call in doubt is about to be made again. Parameters: attempt, id of the key, name."""
+        """Record that a call in doubt is about to be made again. Parameters: attempt, those of `own_step`."""
         s, clock = self.s, self.dialect.clock
-        return (
-            f"UPDATE {self.steps} SET {s['attempt']} = %s, {s['started_at']} = {clock}, {s['error']} = NULL "
-            f"WHERE {self.unfinished_step}"
-        )
+        restarted = f"{s['attempt']} = %s, {s['started_at']} = {clock}, {s['error']} = NULL"
+        return f"UPDATE {self.steps} SET {restarted} WHERE {self.own_step}"
 
     @cached_property
     def finish_step(self) -> str:
-        """Record the result of a step that was started. Parameters: result, id of the key, name."""
-        s, clock = self.s, self.dialect.clock
-        return (
-            f"UPDATE {self.steps} SET {s['result']} = %s, {s['finished_at']} = {clock}, {s['error']} = NULL "
-            f"WHERE {self.unfinished_step}"
-        )
+        """Record the result of a step that was started. Parameters: result, those of `own_step`."""
+        return f"UPDATE {self.steps} SET {self.finished} WHERE {self.own_step}"
 
     @cached_property
-    def finish_own_step(self) -> str:
-        """The same, if the row still belongs to this attempt. Parameters: as for `finish_step`, the fence's."""
-        return f"{self.finish_step} AND EXISTS (SELECT 1 FROM {self.table} WHERE {self.fence})"
+    def finish_call(self) -> str:
+        """The same in a statement that commits by itself."""
+        return self.finish_step
 
     @cached_property
     def note_error(self) -> str:
-        """Record why a call is in doubt. Parameters: error, id of the key, name."""
-        return f"UPDATE {self.steps} SET {self.s['error']} = %s WHERE {self.unfinished_step}"
+        """Record why a call is in doubt. Parameters: error, those of `own_step`."""
+        return f"UPDATE {self.steps} SET {self.s['error']} = %s WHERE {self.own_step}"
+
+    @cached_property
+    def own_step(self) -> str:
+        """Lock the claimed row, and find its step without a result. Parameters: the fence's, name of the step.
+
+        The subselect runs once, and before the first step can be found. So no step is changed without the lock.
+        """
+        return f"{self.s['key']} = ({self.lock_own_claim}) AND {self.unfinished_step}"
+
+    @cached_property
+    def finished(self) -> str:
+        """What a step has when it is finished. Parameter: result."""
+        s = self.s
+        return f"{s['result']} = %s, {s['finished_at']} = {self.dialect.clock}, {s['error']} = NULL"
 
     @cached_property
     def delete_steps(self) -> str:
@@ -119,6 +127,11 @@ class LeaseQueries(Conditions):
     def set_failed(self) -> str:
         """Take a locked row away from its worker. Parameters: ttl, decisions, those of `same_row`."""
         return f"{self._set_failed}, {self.k['decisions']} = %s WHERE {self.same_row}"
+
+    @cached_property
+    def record_result(self) -> str:
+        """Record the result of a step of a locked row. Parameters: result, id of the key, name."""
+        return f"UPDATE {self.steps} SET {self.finished} WHERE {self.s['key']} = %s AND {self.unfinished_step}"
 
     @cached_property
     def delete_doubts(self) -> str:

@@ -11,6 +11,21 @@ The condition names the hashes of the identity, too. With a schema or a database
 the connection in another tenant's schema (`SET search_path`, `USE`). There, id and attempt could match another key.
 The hashes also tell the database which partition holds the row.
 
+A step that is one statement locks the row in that statement, and commits by itself. The database looks again at the
+row that the statement had to wait for, so the lock and the condition hold for what is committed then.
+
+# Note [Lost answers]
+A connection may break after a statement was sent and before its answer has come. Then the statement may have been
+committed, as with a COMMIT whose answer is lost. So each step must be right in both cases:
+
+* The claim: the error propagates. If the claim was committed, the key waits for its lease. Nothing was done under it.
+* The start of a call: the error propagates, and nothing is called. If the start was committed, the call is in doubt.
+* The end of a call is sent again, on a new connection. If the first was committed, the second finds no unfinished step
+  under a fence that holds, and changes nothing.
+* A write: the error propagates, and the key is failed. The next attempt reads whether the step was committed.
+* The completion: the key is failed, and the next attempt finds its steps. If the completion was committed, the fence of
+  the failure does not hold, and the client gets the stored response.
+
 # Note [Writes in doubt]
 A local write records "started" in its own transaction, and its result at the end. So no other request ever sees that
 it was started, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw COMMIT). Then the step
@@ -40,7 +55,7 @@ class Leases(Database):
     def fence(self, claimed: Claimed) -> None:
         """Lock the claimed row until the transaction ends. Raises `LeaseLost`. See Note [Fencing].
 
-        A SELECT, not an UPDATE: duplicates can read the row meanwhile, and need not wait for the end of the write.
+        A SELECT, not an UPDATE: duplicates can read the row meanwhile, and need not wait for the end of the transaction.
         """
         if self._fetch(self._lease_sql.lock_own_claim, claimed.fence) is None:
             raise lease_lost()
@@ -74,40 +89,43 @@ class Leases(Database):
         }
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        """Record that a call is about to be made. Raises `LeaseLost`.
+        """Record that a call is about to be made. Raises `LeaseLost`. Opens a transaction if it needs one.
 
         again: an earlier attempt has started the call already.
         """
-        # An UPDATE that changes nothing but the row's version. Under REPEATABLE READ, a takeover with an older snapshot
-        # fails on that version. Without it, the takeover would not see the call that is in doubt from now on.
-        self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
         if again:
-            self._execute(self._lease_sql.restart_step, [claimed.attempt, claimed.id, name])
+            self._execute_or(lease_lost, self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name])
         else:
             self._execute_or(lease_lost, self._lease_sql.start_step, [name, Kind.CALL.value, *claimed.fence])
 
-    def finish_call(self, row: Row | Claimed, name: str, result: str | None) -> bool:
-        """Record a call's result; None: the call is done, but its value could not be kept. Lock the key first.
+    def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
+        """Record a call's result; None: the call is done, but its value could not be kept. Raises `LeaseLost`.
 
-        False if the call is not in doubt.
+        One statement, which may be sent twice. See Note [Lost answers].
         """
-        return self._execute(self._lease_sql.finish_step, [seal(row, "result", result, name), row.id, name]) == 1
+        params = [seal(claimed, "result", result, name), *claimed.fence, name]
+        if not self._execute(self._lease_sql.finish_call, params):
+            self.fence(claimed)  # it holds: the call was finished by the first of two tries
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Record why a call is in doubt. Call `fence` first."""
-        self._execute(self._lease_sql.note_error, [seal(claimed, "error", error, name), claimed.id, name])
+        """Record why a call is in doubt, if the claim is not lost. One statement."""
+        self._execute(self._lease_sql.note_error, [seal(claimed, "error", error, name), *claimed.fence, name])
 
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Lock the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
 
-        The first statement in the transaction of the write. See Note [Writes in doubt].
+        The first statement in the transaction of the write: the BEGIN may travel with it. See Note [Writes in doubt].
         """
-        self._execute_or(lease_lost, self._lease_sql.start_step, [name, Kind.WRITE.value, *claimed.fence])
+        self._begin_with(lease_lost, self._lease_sql.start_step, [name, Kind.WRITE.value, *claimed.fence])
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record a local write's result, in the transaction of the write. Raises `LeaseLost`."""
-        params = [seal(claimed, "result", result, name), claimed.id, name, *claimed.fence]
-        self._execute_or(lease_lost, self._lease_sql.finish_own_step, params)
+        """Record a local write's result. Raises `LeaseLost`.
+
+        The last statement in the transaction of the write: the COMMIT may travel with it. Then errors of the COMMIT are
+        raised from here.
+        """
+        params = [seal(claimed, "result", result, name), *claimed.fence, name]
+        self._end_with(lease_lost, self._lease_sql.finish_step, params)
 
     # --- what an operator decides: see `maintenance.resolution`
 
@@ -130,6 +148,10 @@ class Leases(Database):
         decisions: the trail to store with it.
         """
         self._execute(self._lease_sql.set_failed, [ttl, decisions, *row.found_by])
+
+    def record_result(self, row: Row, name: str, result: str) -> bool:
+        """Record what a person knows about a step. False if the step is not in doubt. Lock the key first."""
+        return self._execute(self._lease_sql.record_result, [seal(row, "result", result, name), row.id, name]) == 1
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""

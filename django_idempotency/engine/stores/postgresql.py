@@ -6,6 +6,7 @@ The transaction that runs the view holds the advisory lock on `scope_hash`, so n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +18,10 @@ from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Row
 from . import round_trips
 from .dialect import Dialect
+from .leases import lease_lost
+from .postgresql_leases import PostgreSQLLeaseQueries
 from .queries import as_new_row, as_stored_key
-from .store import KeyLocked, Store, claim_lost, new_claim, row_of
+from .store import KeyLocked, Store, new_claim, row_of
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -85,10 +88,23 @@ class PostgreSQLStore(Store):
         decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
-    def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
+    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
+        sql = self._lease_sql.restart_call if again else self._lease_sql.start_call
+        self._execute_or(lease_lost, sql, [*claimed.fence, name])
+
+    def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
         with self._cursor() as cursor:
-            if not (last and round_trips.may_close(self.connection, cursor)):
-                super()._end_claim(sql, params, last=last)
+            if not round_trips.may_open(self.connection, cursor):
+                super()._begin_with(lost, sql, params)
+                return
+            round_trips.open_with(self.connection, cursor, sql, params)
+            if cursor.rowcount != 1:
+                raise lost()
+
+    def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
+        with self._cursor() as cursor:
+            if not round_trips.may_close(self.connection, cursor):
+                super()._end_with(lost, sql, params)
                 return
             try:
                 # Fails unless one row was written: the COMMIT behind it must not be reached.
@@ -101,7 +117,7 @@ class PostgreSQLStore(Store):
                 # A trigger of the project may fail at the COMMIT with a data error of its own.
                 if LOST not in str(error):
                     raise
-                raise claim_lost() from error
+                raise lost() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return _sqlstate(error) in REPEATABLE
@@ -142,6 +158,10 @@ class PostgreSQLStore(Store):
             return True
         raw: Any = self.connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)
+
+    @cached_property
+    def _lease_sql(self) -> PostgreSQLLeaseQueries:
+        return PostgreSQLLeaseQueries(self.dialect, self._quote)
 
     @cached_property
     def _insert_sql(self) -> str:

@@ -7,8 +7,11 @@ commits or rolls back together with the business write. All times come from the 
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, assert_never
+
+from django.db import transaction
 
 from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
@@ -35,15 +38,22 @@ class Store(Leases):
 
         May mark the transaction for rollback when the outcome is `Conflicted`. Database errors propagate.
         """
-        wanted = wanted.begun()
-        try:
-            # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
-            for _ in range(2):
-                if (outcome := self._claim_once(wanted)) is not None:
-                    return outcome
-        except KeyLocked:
-            pass
-        return Conflicted()
+        return self._claim_in_rounds(wanted.begun())
+
+    def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
+        """Claim a key for good, or say why not. Does not wait: `wanted.wait` is 0.
+
+        The usual outcomes take no transaction: each statement commits by itself. Another attempt of a known key takes
+        one (inside an outer `atomic()`: a savepoint). Database errors propagate: see Note [Lost answers].
+        """
+        with suppress(KeyLocked):
+            if (row_id := self._insert(wanted)) is not None:
+                return new_claim(row_of(row_id, wanted), attempt=1)
+            decision = None if (stored := self._read(wanted)) is None else decide(stored, wanted)
+            if not isinstance(decision, TakeOver | Resume | None):
+                return decision
+        with transaction.atomic(using=self.alias):
+            return self._claim_in_rounds(wanted)
 
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
@@ -60,7 +70,8 @@ class Store(Leases):
             errors of the COMMIT are raised from here.
         """
         params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, *claimed.fence]
-        self._end_claim(self._sql.complete, params, last=last)
+        end = self._end_with if last else self._execute_or
+        end(claim_lost, self._sql.complete, params)
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
@@ -69,7 +80,8 @@ class Store(Leases):
         """
         if claimed.attempt > 1:
             self._delete_steps(claimed.id)
-        self._end_claim(self._sql.release, claimed.fence, last=last)
+        end = self._end_with if last else self._execute_or
+        end(claim_lost, self._sql.release, claimed.fence)
 
     def note_unleased(self, identity: Identity, error: str) -> bool:
         """Note on a committed claim without a lease that its work has not come to its end. False if there is none.
@@ -139,6 +151,16 @@ class Store(Leases):
         """Read the row of an identity without locking it. Parameters: key_hash, scope_hash."""
         return self._sql.look
 
+    def _claim_in_rounds(self, wanted: ClaimRequest) -> ClaimOutcome:
+        try:
+            # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
+            for _ in range(2):
+                if (outcome := self._claim_once(wanted)) is not None:
+                    return outcome
+        except KeyLocked:
+            pass
+        return Conflicted()
+
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
         if (row_id := self._insert(wanted)) is not None:
@@ -177,10 +199,6 @@ class Store(Leases):
         if isinstance(outcome, Claimed):
             self._execute(sql.resume, [wanted.policy, wanted.ttl, wanted.lease, *found_by])
         return outcome
-
-    def _end_claim(self, sql: str, params: list[Any], *, last: bool) -> None:
-        """Write the last statement of a claim. `last`: as for `complete`."""
-        self._execute_or(claim_lost, sql, params)
 
     def _stored(self, sql: str, params: list[Any]) -> StoredKey | None:
         values = self._fetch(sql, params)
