@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import struct
@@ -25,11 +26,17 @@ class Tap:
         self.delay = delay
         self.messages: list[str] = []
         self._sockets: list[socket.socket] = []
+        self._to_lose, self._losing = 0, threading.Event()
 
     def cut(self) -> None:
         """Break all connections, as a failing network does."""
         for open_socket in self._sockets:
             _end(open_socket)
+
+    def lose_answer(self, number: int) -> None:
+        """Break the connection when the server has answered the n-th message from now on."""
+        self.take()
+        self._to_lose = number
 
     def take(self) -> list[str]:
         """The messages since the last time."""
@@ -39,7 +46,7 @@ class Tap:
     def connect(self, client: socket.socket) -> None:
         with _server() as server:
             self._sockets += [client, server]
-            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+            threading.Thread(target=_copy, args=(server, client, self._losing), daemon=True).start()
             try:
                 self._listen(client, server)
             finally:
@@ -56,11 +63,11 @@ class Tap:
                     break
                 kind, text, pending = pending[:1], pending[header + 4 : length], pending[length:]
                 if started and kind == b"Q":
-                    self.messages.append(text.rstrip(b"\0").decode())
+                    self._note(text.rstrip(b"\0").decode())
                 elif started and kind == b"P":
                     statements += text.split(b"\0")[1].decode()
                 elif started and kind == b"S":
-                    self.messages.append(statements)
+                    self._note(statements)
                     statements = ""
                 started = True
             time.sleep(self.delay)
@@ -68,6 +75,18 @@ class Tap:
                 server.sendall(data)
             except OSError:
                 return
+
+    def _note(self, message: str) -> None:
+        self.messages.append(message)
+        if len(self.messages) == self._to_lose:
+            self._to_lose = 0
+            self._losing.set()
+
+
+def verbs(messages: list[str]) -> list[list[str]]:
+    """The first words of each message's statements."""
+    without_values = (re.sub("'[^']*'", "", message) for message in messages)
+    return [[part.split()[0] for part in message.split("; ")] for message in without_values]
 
 
 @contextmanager
@@ -114,13 +133,16 @@ def _server() -> socket.socket:
     return plain
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket, losing: threading.Event) -> None:
     while data := _received(source):
+        if losing.is_set():
+            losing.clear()
+            break
         try:
             target.sendall(data)
         except OSError:
             return
-    _end(target)  # the server has ended: let the client see it
+    _end(target)  # the server has ended, or its answer is lost: let the client see it
 
 
 def _end(open_socket: socket.socket) -> None:

@@ -55,7 +55,7 @@ class Leases(Database):
     def fence(self, claimed: Claimed) -> None:
         """Lock the claimed row until the transaction ends. Raises `LeaseLost`. See Note [Fencing].
 
-        A SELECT, not an UPDATE: duplicates can read the row meanwhile, and need not wait for the end of the transaction.
+        A SELECT, not an UPDATE: duplicates can read the row meanwhile, and need not wait for its end.
         """
         if self._fetch(self._lease_sql.lock_own_claim, claimed.fence) is None:
             raise lease_lost()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted
 from tests.integration import round_trip_urls, view_urls
 from tests.shopapp.models import Order
-from tests.tap import Tap, tapped
+from tests.tap import Tap, tapped, verbs
 
 Post = Callable[..., Any]
 pytestmark = [
@@ -41,12 +40,6 @@ def tap() -> Iterator[Tap]:
 @pytest.fixture(autouse=True)
 def _no_old_hooks() -> None:
     round_trip_urls.HOOKS.clear()
-
-
-def verbs(messages: list[str]) -> list[list[str]]:
-    """The first words of each message's statements."""
-    without_values = (re.sub("'[^']*'", "", message) for message in messages)
-    return [[part.split()[0] for part in message.split("; ")] for message in without_values]
 
 
 def request_like(*work: Callable[[], Any]) -> None:

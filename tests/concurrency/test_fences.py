@@ -1,0 +1,155 @@
+"""Each step of a leased worker locks the claimed row, also where the step is one statement that commits by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency import ClaimLost
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.claims import SNAPSHOT, a_claim
+from tests.contracts.leased import elsewhere
+from tests.leases import lapse
+from tests.servers import eventually
+from tests.sql import ask
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("postgresql", "mysql")]
+Step = Callable[[Store, Claimed], Any]
+CLAIM = a_claim(lease=60.0, repeats_calls=True)
+
+
+def write(store: Store, claimed: Claimed) -> None:
+    with transaction.atomic():
+        store.start_write(claimed, "order")
+        store.finish_write(claimed, "order", "{}")
+
+
+STEPS: dict[str, Step] = {
+    "start": lambda store, claimed: store.start_call(claimed, "mail", again=False),
+    "restart": lambda store, claimed: store.start_call(claimed, "charge", again=True),
+    "finish": lambda store, claimed: store.finish_call(claimed, "charge", "{}"),
+    "write": write,
+    "renew": lambda store, claimed: store.renew(claimed, 60.0),
+    "complete": lambda store, claimed: store.complete(claimed, SNAPSHOT, ttl=60),
+    "fail": lambda store, claimed: store.fail(claimed, CLAIM, "it broke"),
+}
+
+
+@pytest.fixture
+def store() -> Store:
+    return store_for("default")
+
+
+def claimed_by(outcome: ClaimOutcome) -> Claimed:
+    assert isinstance(outcome, Claimed)
+    return outcome
+
+
+def a_worker(store: Store) -> Claimed:
+    """A worker with a call in doubt, whose lease is over."""
+    worker = claimed_by(store.claim_and_commit(CLAIM))
+    store.start_call(worker, "charge", again=False)
+    lapse()
+    return worker
+
+
+def waits() -> bool:
+    """Whether a transaction waits for the lock of another."""
+    # The second statement rests first: InnoDB refreshes that table only after 0.1 seconds without a look.
+    sql = {
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mysql": (
+            "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
+            "FROM (SELECT SLEEP(0.2)) AS rest"
+        ),
+    }[connection.vendor]
+    return bool(ask(sql)[0])
+
+
+def everything() -> list[list[Any]]:
+    return [list(model._base_manager.order_by("pk").values()) for model in (IdempotencyKey, IdempotencyStep)]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_meets_a_takeover_waits_for_it_and_is_lost(store: Store, name: str) -> None:
+    """The statement was sent before the takeover was committed. What it does then is decided by the committed row."""
+    worker = a_worker(store)
+    with elsewhere() as start:
+        with transaction.atomic():
+            assert claimed_by(store.claim(CLAIM)).attempt == 2
+            zombie = start(STEPS[name], store, worker)
+            eventually("the zombie to wait for the row", waits)
+            after = everything()
+        assert isinstance(zombie.exception(30), ClaimLost)
+    assert everything() == after
+
+
+def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
+    """The call may be running again."""
+    worker = a_worker(store)
+    with elsewhere() as start:
+        with transaction.atomic():
+            claimed_by(store.claim(CLAIM))
+            zombie = start(store.note_error, worker, "charge", "it broke")
+            eventually("the zombie to wait for the row", waits)
+        zombie.result(30)
+    assert IdempotencyStep.objects.get().error is None
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_takeover_does_not_overtake_a_step(store: Store, name: str) -> None:
+    """The step is not committed yet. The rival is told at once that the key is in work, and changes nothing."""
+    worker = a_worker(store)
+    with elsewhere() as start, transaction.atomic():
+        STEPS[name](store, worker)
+        after = everything()
+        assert start(store.claim_and_commit, CLAIM).result(30) == Conflicted()
+    assert everything() == after
+
+
+def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
+    """The first statement is still at work when the second comes. The second waits, and changes nothing."""
+    worker = a_worker(store)
+    with elsewhere() as start:
+        with transaction.atomic():
+            store.finish_call(worker, "charge", '{"value": 1}')
+            second = start(store.finish_call, worker, "charge", '{"value": 2}')
+            eventually("the second to wait for the first", waits)
+        second.result(30)
+    assert IdempotencyStep.objects.get().result == '{"value": 1}'
+
+
+def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:
+    """All others are told that the key is in work."""
+    outcomes = in_threads(20, lambda number: store.claim_and_commit(CLAIM))
+    assert [type(outcome) for outcome in outcomes].count(Claimed) == 1
+    assert [type(outcome) for outcome in outcomes].count(Conflicted) == 19
+
+
+@pytest.mark.parametrize("state", ["abandoned", "failed", "expired"])
+def test_one_of_twenty_takes_over(store: Store, in_threads: Callable[..., list[Any]], state: str) -> None:
+    """The single statements decide nothing about a key that may run again: a transaction does."""
+    worker = a_worker(store)
+    if state == "failed":
+        store.fail(worker, CLAIM, "it broke")
+    elif state == "expired":
+        store.complete(worker, SNAPSHOT, ttl=-1)
+
+    def take_over(wanted: ClaimRequest) -> ClaimOutcome:
+        for _ in range(5):
+            try:
+                return store.claim_and_commit(wanted)
+            except Exception as error:
+                if not store.may_repeat(error):
+                    raise
+        return Conflicted()
+
+    outcomes = in_threads(20, lambda number: take_over(CLAIM))
+    winners = [outcome for outcome in outcomes if isinstance(outcome, Claimed)]
+    assert [winner.attempt for winner in winners] == [2]
