@@ -73,6 +73,7 @@ def _answers(folder: str) -> bool:
         return False
 
 
-def send(url: str, key: str) -> httpx.Response:
-    """Place an order on the test server."""
-    return httpx.post(f"{url}/plain", json={"a": 1}, headers={"Idempotency-Key": key}, timeout=DEADLINE)
+def send(url: str, key: str, path: str = "/plain") -> httpx.Response:
+    """Place an order on the test server. Its reference is the key."""
+    headers = {"Idempotency-Key": key, "X-Reference": key}
+    return httpx.post(f"{url}{path}", json={"a": 1}, headers=headers, timeout=DEADLINE)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from django_idempotency.models import IdempotencyKey
+from tests.crash.retrying import knowing
 from tests.pooler import PGBOUNCER, THREADS, pgbouncer, send
-from tests.servers import gunicorn
+from tests.servers import fake_gateway, gunicorn
 from tests.shopapp.models import Order
 
 pytestmark = [
@@ -51,6 +52,33 @@ def test_duplicates_make_one_order(
     assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
     assert Order.objects.count() == 1
     assert IdempotencyKey.objects.get().status == "completed"
+
+
+@pytest.mark.parametrize("environment", [{}, {"SERVER_SIDE_BINDING": "yes"}], ids=["", "bound-on-the-server"])
+def test_leased_duplicates_make_one_order(
+    in_threads: Callable[..., list[Any]], key: str, environment: dict[str, str]
+) -> None:
+    """In transaction pooling, two steps of one request may run on two connections: none leaves a state behind."""
+    with (
+        fake_gateway() as gateway,
+        serving("transaction", 3, **knowing(gateway, gateway), **environment) as url,
+    ):
+        answers = in_threads(THREADS, lambda number: send(url, key, "/retry"))
+        replay = send(url, key, "/retry")
+        charges = gateway.get("/charges").json()["charges"]
+    assert {a.status_code for a in answers} <= {201, 409}
+    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Counter(charge["reference"] for charge in charges) == {f"charge {key}": 1, f"mail {key}": 1}
+    assert Order.objects.count() == 1
+
+
+def test_under_statement_pooling_a_leased_view_ends_at_its_first_write(key: str) -> None:
+    """Its other steps are single statements. The call is made once, and each retry ends at the same place."""
+    with fake_gateway() as gateway, serving("statement", 3, **knowing(gateway, gateway)) as url:
+        assert [send(url, key, "/retry").status_code for _ in range(2)] == [500, 500]
+        charges = gateway.get("/charges").json()["charges"]
+    assert [charge["reference"] for charge in charges] == [f"charge {key}"]
+    assert not Order.objects.exists()
 
 
 def test_statement_pooling_runs_nothing(key: str) -> None:

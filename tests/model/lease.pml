@@ -1,7 +1,7 @@
 /* Leased mode, exhaustively: claim, calls, fenced writes, completion, crashes, lapsing leases, takeover, cleanup.
  *
- * Every `atomic` block is one transaction of the code that its comment names; between two of them anything may happen.
- * Workers are killed at any point (up to CRASHES in all), and their leases lapse at any time (up to LAPSES), which makes
+ * Every `atomic` block is one transaction of the code that its comment names, or one statement that commits by itself.
+ * Between two of them anything may happen. Workers are killed at any point (up to CRASHES in all), and their leases lapse at any time (up to LAPSES), which makes
  * zombies of those that are still running. Clients retry until they have a final answer.
  *
  *   -DCLIENTS=2 -DHOLD     on_abandoned="hold" and a gateway without keys; otherwise "retry" and one that honours them
@@ -68,7 +68,7 @@ proctype Client(byte me) {
     mtype knows_charge;
     bool knows_order;
 retry:
-    /* Store.claim, in one transaction */
+    /* Store.claim_and_commit: one statement, or one transaction */
     atomic {
         knows_charge = not_started; knows_order = false; mine = 0;
         if
@@ -106,7 +106,7 @@ retry:
                 atomic { if :: MINE -> status = failed; live = false :: else fi; working[me] = false }
                 goto retry
         fi;
-        /* Store.finish_call behind Store.fence */
+        /* Store.finish_call: the fence and the step in one statement */
         atomic { if :: MINE -> charge = done :: else -> goto lost fi }
         if :: crashes < CRASHES -> die() :: true fi
     fi;

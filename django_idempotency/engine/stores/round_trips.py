@@ -1,7 +1,8 @@
 """PostgreSQL: BEGIN and COMMIT travel in one message with the statement beside them, as pgjdbc and Npgsql send them.
 
 Django sends each alone and waits for its answer. In one message with the claim and the result, they cost a keyed
-request no more round trips than the bare view has. This is done only where it makes no other difference:
+request no more round trips than the bare view has. A leased write has them with the start and the end of its step. This
+is done only where it makes no other difference:
 
 * psycopg 3 binds parameters on the client, so that one message of the simple protocol can hold several statements;
 * the `atomic()` block is the outermost one, which commits at its end, in the default isolation level;
