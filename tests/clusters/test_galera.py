@@ -126,22 +126,24 @@ def test_the_winner_ends_a_view_that_is_still_at_work(in_threads: Any) -> None:
     assert answers[0]["Idempotency-Replayed"] == "true"
 
 
-def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threads: Any) -> None:
+@pytest.mark.parametrize("step", ["write", "call"])
+def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threads: Any, step: str) -> None:
     """An operator closes the key on one node. The worker's node is busy, and does not know of it when it commits."""
-    in_write, closed = Event(), Event()
-    options: dict[str, Any] = {"scope": "galera", "key": "late", "operation": "pay", "lease": 0.1, "using": "node1"}
+    in_step, closed, name = Event(), Event(), f"late-{step}"
+    options: dict[str, Any] = {"scope": "galera", "key": name, "operation": "pay", "lease": 0.1, "using": "node1"}
 
-    def late_order() -> int:
-        order = Order.objects.using("node1").create(reference="late")
-        in_write.set()
+    def late() -> int:
+        if step == "write":
+            Order.objects.using("node1").create(reference="late")
+        in_step.set()
         assert closed.wait(DEADLINE)
-        return order.pk
+        return 1
 
     def work(number: int) -> Any:
         if number == 0:
-            return run_once(lambda operation: operation.write("order", late_order), **options)
-        assert in_write.wait(DEADLINE)
-        key = IdempotencyKey.objects.using("node2").get(key="late")
+            return run_once(lambda operation: getattr(operation, step)("late", late), **options)
+        assert in_step.wait(DEADLINE)
+        key = IdempotencyKey.objects.using("node2").get(key=name)
         Order.objects.using("node2").bulk_create([Order(reference="bulk") for _ in range(BULK)])
         snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")
         close_with(key.pk, snapshot, attempt=key.attempt, using="node2")
@@ -152,7 +154,9 @@ def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threa
     assert (told.value, told.replayed) == ("refunded", True)
     synchronize()
     assert not Order.objects.using("node1").filter(reference="late").exists()
-    assert IdempotencyKey.objects.using("node1").get(key="late").status_code == 200
+    row = IdempotencyKey.objects.using("node1").get(key=name)
+    assert row.status_code == 200
+    assert not row.steps.using("node1").exclude(finished_at=None).exists()
 
 
 def check(key: str, answers: Any) -> None:
