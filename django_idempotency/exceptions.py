@@ -99,7 +99,12 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker runs the same operation right now. Try again later: a queue should deliver the message again."""
+    """Another worker runs the same operation right now. Try again later: a queue should deliver the message again.
+
+    `retry_after` is the number of seconds to wait: 1, or with `lease` what is left of the lease, 60 at most.
+    """
+
+    retry_after: int = 1
 
 
 class OutcomeUnknown(NotRun):

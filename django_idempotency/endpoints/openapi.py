@@ -139,7 +139,8 @@ def _add_responses(
     headers = _headers(response)
     headers.setdefault(get_settings().replayed_header, _replayed())
     if any(found.retry_after for found in documented):
-        headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."})
+        text = "Seconds, after which to send the request again. With a lease, what is left of the lease, 60 at most."
+        headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": text})
 
 
 def _headers(response: Schema) -> Schema:

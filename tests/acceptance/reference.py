@@ -211,7 +211,9 @@ def answers() -> str:
         problems.store_busy(),
     ]
     lines = ["| Status | `code` | Title | `Retry-After` |", "|---|---|---|---|"]
-    lines += [f"| {p.status} | `{p.code}` | {p.title} | {p.headers.get('Retry-After', '')} |" for p in found]
+    of_leases = "; [leased mode](leased.md#the-lease): 1 to 60, what is left of the lease"
+    waits = {p.code: p.headers.get("Retry-After", "") + of_leases * (p.code == "in-progress") for p in found}
+    lines += [f"| {p.status} | `{p.code}` | {p.title} | {waits[p.code]} |" for p in found]
     return "\n".join(lines)
 
 

@@ -142,6 +142,13 @@ class TestStoreContract:
         assert batches == [2, 2, 1, 0]
         assert set(IdempotencyKey.objects.values_list("key", flat=True)) == {"running", "new"}
 
+    def test_a_conflict_brings_what_is_left_of_the_lease(self, store: Store) -> None:
+        """By the database's clock. A lease of 1,000 seconds has just begun."""
+        store.claim(a_claim(lease=1000.0))
+        for duplicate in (store.claim(a_claim(lease=1000.0)), store.claim(a_claim()), store.look(a_claim())):
+            assert isinstance(duplicate, Conflicted)
+            assert 900 < duplicate.lease_left <= 1000
+
     def test_a_rolled_back_claim_leaves_nothing(self, store: Store) -> None:
         """The claim lives and dies with its transaction."""
         with transaction.atomic():

@@ -200,6 +200,18 @@ class TestDoubt:
         assert [r.status_code for r in inner] == [409]
         assert inner[0].json()["title"] == "A request is outstanding for this Idempotency-Key"
 
+    def test_a_conflict_says_when_the_lease_will_be_over(self, post: Post) -> None:
+        """In whole seconds. Half a minute of the lease is left."""
+        inner: list[Any] = []
+
+        def in_half_a_minute() -> None:
+            IdempotencyKey.objects.update(locked_until=timezone.now() + timedelta(seconds=30))
+            inner.append(post("/pay").headers["Retry-After"])
+
+        GATEWAY.before = in_half_a_minute
+        assert post("/pay").status_code == 201
+        assert 10 < int(inner[0]) <= 30
+
     def test_an_answer_to_an_exception_of_a_call_is_not_final(self, post: Post) -> None:
         """Whatever the view makes of it by raising; what it returns, it has decided."""
 

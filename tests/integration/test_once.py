@@ -103,8 +103,9 @@ class TestAtomic:
         def work() -> Any:
             return run_once(work, scope="s", key="k", operation="o").value
 
-        with pytest.raises(OperationInProgress, match="o with key 'k' is being run right now"):
+        with pytest.raises(OperationInProgress, match="o with key 'k' is being run right now") as raised:
             run_once(work, scope="s", key="k", operation="o")
+        assert raised.value.retry_after == 1
 
     def test_nested_work_is_its_own(self) -> None:
         """Another key inside the work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -75,6 +76,16 @@ class TestLeased:
         run_once(meet, scope="s", key="k", lease=60, operation="meet")
         assert 3 <= len(looks) < 30
         assert set(looks) == {0}
+
+    def test_a_conflict_says_when_to_come_back(self) -> None:
+        """60 seconds at most, also for a lease of an hour. The error keeps that through pickle, as Celery sends it."""
+
+        def meet(operation: Operation) -> None:
+            with pytest.raises(OperationInProgress) as raised:
+                run_once(pay, scope="s", key="k", lease=3600, operation="meet")
+            assert raised.value.retry_after == pickle.loads(pickle.dumps(raised.value)).retry_after == 60  # noqa: S301
+
+        run_once(meet, scope="s", key="k", lease=3600, operation="meet")
 
     def test_a_call_in_doubt_is_held(self) -> None:
         """A named exception until somebody knows."""

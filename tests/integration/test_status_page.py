@@ -38,6 +38,7 @@ class TestStatusPage:
         accepted, page = inner
         assert (accepted.status_code, accepted.headers["Retry-After"]) == (202, "1")
         assert accepted.headers["Idempotency-Replayed"] == "false"
+        assert (accepted.json()["code"], "code" in page.json()) == ("in-progress", False)
         for answer in (accepted, page):
             assert {k: answer.json()[k] for k in ("status", "attempt", "steps", "completed_at")} == {
                 "status": "in_progress",

@@ -78,6 +78,7 @@ def stored(**changes: Any) -> StoredKey:
         "expired": False,
         "lapsed": False,
         "unleased": False,
+        "lease_left": 0.0,
         "status_code": 201,
         "headers": '[["X-A","b"]]',
         "body": b"{}",

@@ -216,7 +216,9 @@ def _result(outcome: Outcome[T], wanted: ClaimRequest) -> Result[T]:
         case Mismatched():
             raise PayloadMismatch(f"{what} was used before, for another payload. Use a new key for new work.")
         case Conflicted():
-            raise OperationInProgress(f"{what} is being run right now. Try again later.")
+            in_progress = OperationInProgress(f"{what} is being run right now. Try again later.")
+            in_progress.retry_after = outcome.retry_after
+            raise in_progress
         case InDoubt():
             raise OutcomeUnknown(f"{what} was interrupted, and its outcome is unknown. A person has to look.")
         case Unavailable():

@@ -40,6 +40,7 @@ class StoredKey:
     expired: the row counts as if its key had never been seen. Never true of a key in progress or in doubt.
     lapsed: the row has a lease, and the lease is over.
     unleased: the row is in progress and has no lease. See Note [A committed claim without a lease].
+    lease_left: seconds until the lease is over. Not positive: the row has no lease, or the lease is over.
     unsealed: gives headers and body decrypted. Asked for a replay only: a key that has expired needs no decryption.
     """
 
@@ -53,6 +54,7 @@ class StoredKey:
     expired: bool
     lapsed: bool
     unleased: bool
+    lease_left: float
     status_code: int | None
     headers: str | None
     body: bytes | None
@@ -104,7 +106,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if stored.expired:
         return TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
-        return Conflicted()
+        return Conflicted(lease_left=stored.lease_left)
     if not stored.has_payload(wanted.fingerprint):
         return Mismatched()
     if stored.status is Status.COMPLETED:

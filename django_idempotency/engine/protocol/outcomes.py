@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from .snapshots import Snapshot
 
 T = TypeVar("T")
+SHORTEST_RETRY_AFTER = 1
+"""Seconds. An atomic request ends with its transaction. When that will be is unknown, and mostly soon."""
+LONGEST_RETRY_AFTER = 60
+"""Seconds. A worker that lives may end long before its lease. And several client libraries ignore a longer wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,20 @@ class Mismatched:
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Another request is doing the work right now."""
+    """Another request is doing the work right now.
+
+    lease_left: seconds until the lease of that request is over. 0: the request has no lease, or a transaction hides it.
+    """
+
+    lease_left: float = field(default=0, compare=False)
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds after which a retry is worth its while.
+
+        If the worker has died, the key is free when the lease is over. To come back earlier would only cost attempts.
+        """
+        return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _deliver(call: ViewCall, wanted: ClaimRequest, outcome: Outcome[HttpResponse
         case Conflicted() if options.in_progress_status == 202:
             return call.deliver(accepted(alias_of(options), wanted.identity), replayed=False)
         case Conflicted():
-            return _refuse(call, problems.outstanding(options))
+            return _refuse(call, problems.outstanding(options, outcome.retry_after))
         case InDoubt():
             return _refuse(call, problems.outcome_unknown())
         case Unavailable():

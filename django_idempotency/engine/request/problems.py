@@ -15,13 +15,14 @@ from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, get_settings
+from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER
 from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
-RETRY_AFTER = "1"
-"""Seconds. An atomic request ends with its transaction. When that will be is unknown."""
-UNKNOWN_RETRY_AFTER = "60"
-"""Seconds. A person has to find out first."""
+IN_PROGRESS = "in-progress"
+RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
+UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
+"""A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
@@ -80,13 +81,14 @@ def credential_refused() -> Problem:
     return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
 
 
-def outstanding(options: Idempotency) -> Problem:
+def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
+    """`retry_after`: seconds, see `Conflicted.retry_after`."""
     return Problem(
-        code="in-progress",
+        code=IN_PROGRESS,
         status=options.in_progress_status,
         title="A request is outstanding for this Idempotency-Key",
         detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
-        headers={"Retry-After": RETRY_AFTER},
+        headers={"Retry-After": str(retry_after)},
     )
 
 

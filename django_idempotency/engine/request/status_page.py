@@ -20,7 +20,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..protocol.digests import Identity
 from ..stores import store_for
-from .problems import RETRY_AFTER
+from .problems import IN_PROGRESS, RETRY_AFTER
 
 SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
@@ -34,7 +34,8 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    response = JsonResponse(state, status=202)
+    # The code tells this answer from a 202 of the view itself.
+    response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
     return response

@@ -54,6 +54,11 @@ class Conditions:
         return f"{self.k['locked_until']} <= {self.dialect.clock}"
 
     @cached_property
+    def lease_left(self) -> str:
+        """The seconds until the lease is over. NULL: the row has no lease."""
+        return self.dialect.seconds_until.format(self.k["locked_until"])
+
+    @cached_property
     def unleased(self) -> str:
         """The row is in progress without a lease. See Note [A committed claim without a lease]."""
         until = self.k["locked_until"]

@@ -12,6 +12,7 @@ class Dialect:
     clock: the database's time now. Neither the start of the transaction nor the application's clock.
     clock_once: the same, read once per statement, for a condition that bounds an index scan.
     later: the clock plus a parameter in seconds.
+    seconds_until: how many seconds are left until a time; `{}` is the column of that time.
     lock: makes a SELECT lock its row against other writers. Empty where a transaction locks the whole database.
     lock_or_skip: like `lock`, but returns no row that another transaction holds, where the database does that safely.
     skip_locked: makes a cleanup pass over rows that another transaction holds.
@@ -24,6 +25,7 @@ class Dialect:
 
     clock: str
     later: str
+    seconds_until: str
     clock_once: str
     no_lease: str = "'1970-01-01 00:00:00'"
     lock: str = ""

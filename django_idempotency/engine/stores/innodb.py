@@ -32,6 +32,7 @@ UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
 CLOCK = "UTC_TIMESTAMP(6)"
 LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
+SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
 
 
 class InnoDBLeaseQueries(LeaseQueries):

@@ -17,7 +17,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
 from ..protocol.outcomes import Claimed, Conflicted, InDoubt, Row
 from .dialect import Dialect
-from .innodb import CLOCK, LATER, LOCK_WAIT_TIMEOUT, InnoDBStore
+from .innodb import CLOCK, LATER, LOCK_WAIT_TIMEOUT, SECONDS_UNTIL, InnoDBStore
 from .innodb_checks import check_isolation
 from .queries import as_new_row
 
@@ -39,6 +39,7 @@ class MariaDBStore(InnoDBStore):
         clock=CLOCK,
         clock_once=CLOCK,
         later=LATER,
+        seconds_until=SECONDS_UNTIL,
         skip_locked="FOR UPDATE SKIP LOCKED",
         lock="FOR UPDATE",
         # Not SKIP LOCKED: each rival holds the share lock of its reading, so all of them would skip the row.

@@ -16,7 +16,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey, decide
 from ..protocol.outcomes import ClaimOutcome, Conflicted, Row
 from .dialect import Dialect
-from .innodb import CLOCK, LATER, LOCK_WAIT_TIMEOUT, InnoDBStore
+from .innodb import CLOCK, LATER, LOCK_WAIT_TIMEOUT, SECONDS_UNTIL, InnoDBStore
 from .queries import as_new_row
 from .store import KeyLocked
 
@@ -32,6 +32,7 @@ class MySQLStore(InnoDBStore):
         clock=CLOCK,
         clock_once=CLOCK,
         later=LATER,
+        seconds_until=SECONDS_UNTIL,
         skip_locked="FOR UPDATE SKIP LOCKED",
         lock="FOR UPDATE",
         lock_or_skip="FOR UPDATE SKIP LOCKED",

@@ -53,6 +53,7 @@ class PostgreSQLStore(Store):
         # index entry of every living key.
         clock_once=f"(SELECT {CLOCK})",
         later=LATER,
+        seconds_until=f"EXTRACT(EPOCH FROM {{}} - {CLOCK})",
         skip_locked="FOR UPDATE SKIP LOCKED",
         no_lease="'1970-01-01 00:00:00+00'",
         lock="FOR NO KEY UPDATE",

@@ -30,7 +30,7 @@ class ClaimQueries(Conditions):
     def stored_key(self) -> str:
         """The columns that `as_stored_key` reads."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
-        judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})")
+        judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})", self.lease_left)
         after = ("status_code", "headers", "body")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
@@ -125,8 +125,8 @@ class ClaimQueries(Conditions):
 
 def as_stored_key(values: Any) -> StoredKey:
     """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
-    id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *response = values
-    status_code, headers, body = response
+    id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *rest = values
+    lease_left, status_code, headers, body = rest
     return StoredKey(
         id=id_,
         scope=scope,
@@ -138,6 +138,7 @@ def as_stored_key(values: Any) -> StoredKey:
         expired=bool(expired),
         lapsed=bool(lapsed),
         unleased=bool(unleased),
+        lease_left=float(lease_left or 0),
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),

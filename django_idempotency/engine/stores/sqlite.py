@@ -24,11 +24,12 @@ BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 # Text that sorts as Django's own datetimes do. Percent signs are doubled for the parameter substitution.
 CLOCK = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
+SECONDS_UNTIL = "(julianday({}) - julianday('now')) * 86400"
 
 
 class SQLiteStore(Store):
     vendor = "sqlite"
-    dialect = Dialect(clock=CLOCK, clock_once=CLOCK, later=LATER)
+    dialect = Dialect(clock=CLOCK, clock_once=CLOCK, later=LATER, seconds_until=SECONDS_UNTIL)
 
     def is_broken(self) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
