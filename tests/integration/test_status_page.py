@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
@@ -53,6 +54,26 @@ class TestStatusPage:
         assert set(done.json()) == {"status", "attempt", "steps", "created_at", "completed_at", "expires_at"}
         assert "Retry-After" not in done.headers
         assert final.json()["charge"].encode() not in done.content
+
+    def test_the_first_request_knows_the_address_too(self, post: Post) -> None:
+        """`operation.status_url` is the `Location` of a duplicate."""
+        found: list[Any] = []
+
+        def look(operation: Any) -> None:
+            duplicate = post("/pay/poll").headers["Location"]
+            found.extend([operation.status_url, async_to_sync(operation.astatus_url)(), duplicate])
+
+        HOOKS["between"] = look
+        post("/pay/poll")
+        assert found == [found[0]] * 3
+        assert found[0].startswith("/status/status/")
+
+    def test_without_a_key_there_is_no_page(self, post: Post) -> None:
+        """`required=False`."""
+        found: list[Any] = []
+        HOOKS["between"] = lambda operation: found.append(operation.status_url)
+        post("/pay/optional", key=None)
+        assert found == [None]
 
     def test_an_abandoned_operation_is_not_polled_for_ever(self, post: Post, client: Any) -> None:
         """Nobody works on it until the client sends its request again."""

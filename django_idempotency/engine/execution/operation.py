@@ -16,6 +16,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed
 from ..stores import Store
 from .durable import durable_step, durable_transaction, reconnecting_once
+from .status_url import status_url_of
 from .unhurried import finished
 from .values import as_kept, decode, encode_step
 
@@ -49,6 +50,17 @@ class Operation:
     def in_doubt(self) -> tuple[str, ...]:
         """The names of calls that were started and have no result: they may or may not have happened."""
         return tuple(sorted(self._doubts))
+
+    @property
+    def status_url(self) -> str | None:
+        """The path of this key's status page: one query. None without a key (`required=False`).
+
+        For what must know the address before the answer: a row, a message, an answer that is not final.
+
+        Raises:
+            IdempotencyConfigurationError: the project's routes do not include the page.
+        """
+        return status_url_of(self._store.alias, self._claim.row)
 
     def derive_key(self, name: str) -> str:
         """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name."""
@@ -176,6 +188,10 @@ class Operation:
     async def arenew(self) -> None:
         """`renew` for `async def` views."""
         await sync_to_async(self.renew)()
+
+    async def astatus_url(self) -> str | None:
+        """`status_url` for `async def` views."""
+        return await sync_to_async(lambda: self.status_url)()
 
     # --- the two halves of a call ------------------------------------------------------------------------------
 

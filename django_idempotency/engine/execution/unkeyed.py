@@ -32,6 +32,10 @@ class UnkeyedOperation(Operation):
     def in_doubt(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def status_url(self) -> None:
+        return None
+
     def derive_key(self, name: str) -> str:
         return str(uuid5(self._namespace, checked_name(name)))
 

@@ -1,28 +1,21 @@
-"""The status page of a leased request: the `Location` of a 202 answer.
-
-The URL is signed. So every client that got the URL may read the page, and no client can guess one. The URL carries the
-time at which the key was claimed, so it dies with its row: when the key expires, is erased, or is claimed anew.
-"""
+"""The status page of a leased request: the `Location` of a 202 answer. Its address is `execution.status_url`."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.urls import NoReverseMatch, reverse
 from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
+from ..execution.status_url import SALT, stamp, status_url
 from ..protocol.digests import Identity
 from ..stores import store_for
 from .problems import IN_PROGRESS, RETRY_AFTER
 
-SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
 """Reported for a key in progress that its worker has left: a retry takes it over, or a person decides."""
 
@@ -41,38 +34,15 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
     return response
 
 
-def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
-    """The path of a key's status page.
-
-    Args:
-        created_at: of the row. None: there is no row, and there will be no page.
-
-    Raises:
-        IdempotencyConfigurationError: the project's routes do not include the page.
-    """
-    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, _stamp(created_at)])
-    try:
-        return reverse("django_idempotency:status", args=[token])
-    except NoReverseMatch as error:
-        raise IdempotencyConfigurationError(
-            "in_progress_status=202 needs the status page. Add it to the urlpatterns of the project: "
-            'path("idempotency/", include("django_idempotency.urls")).'
-        ) from error
-
-
-def _stamp(created_at: datetime | None) -> str | None:
-    return None if created_at is None else created_at.isoformat()
-
-
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
     """The state of one request as JSON, without its response and without data of other callers."""
     try:
-        alias, key_hash, scope_hash, stamp = Signer(salt=SALT).unsign_object(token)
+        alias, key_hash, scope_hash, claimed_at = Signer(salt=SALT).unsign_object(token)
     except (BadSignature, ValueError) as error:
         raise Http404(_("There is no such request.")) from error
     state = _state(alias, key_hash, scope_hash)
-    if state is None or _stamp(state["created_at"]) != stamp:
+    if state is None or stamp(state["created_at"]) != claimed_at:
         raise Http404(_("There is no such request."))
     response = JsonResponse(state)
     add_never_cache_headers(response)
