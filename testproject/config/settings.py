@@ -74,5 +74,7 @@ OLD_GATEWAY_URL = env("OLD_GATEWAY_URL", default="http://127.0.0.1:8002")
 """A second gateway, which ignores idempotency keys."""
 GATEWAY_TIMEOUT = env.float("GATEWAY_TIMEOUT", default=10)
 """Seconds."""
+REPORT_LEASE = env.float("REPORT_LEASE", default=30)
+"""Seconds. The view of a report only writes a row and starts a task."""
 PAYMENT_LEASE = env.float("PAYMENT_LEASE", default=120)
 """Seconds. Well above the gateway's timeout, so that the lease expires only if the worker died."""

@@ -7,7 +7,7 @@ from django.contrib.staticfiles.views import serve
 from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import DefaultRouter
-from shop import api, charges, payments, views, webhooks
+from shop import api, charges, payments, reports, views, webhooks
 
 router = DefaultRouter()
 router.register("orders", api.OrderViewSet)
@@ -17,6 +17,8 @@ urlpatterns = [
     path("unprotected/orders/", views.create_order_unprotected),
     path("payments/", payments.pay),
     path("careful-payments/", payments.pay_carefully),
+    path("reports/", reports.order_report),
+    path("reports/<uuid:pk>/", reports.show_report, name="report"),
     path("webhooks/", webhooks.receive),
     path("webhooks/decorated/", webhooks.receive_decorated),
     path("v1/charges", charges.charge),

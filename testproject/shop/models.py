@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import uuid
+
 from django.conf import settings
 from django.db import models
+from django.urls import reverse
 
 PRINTABLE = r"^[!-~]([ -~]*[!-~])?$"
 """ASCII without spaces at the ends, so that the OpenAPI schema can describe an item exactly."""
@@ -25,3 +28,25 @@ class Payment(models.Model):
 
     def __str__(self) -> str:
         return f"{self.amount} for {self.order}"
+
+
+class Report(models.Model):
+    """How many orders of an item there are. Counting takes long."""
+
+    class Status(models.TextChoices):
+        IN_PROGRESS = "in_progress", "in progress"
+        COMPLETED = "completed", "completed"
+        FAILED = "failed", "failed"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    item = models.CharField(max_length=100)
+    key = models.CharField(max_length=255)
+    status = models.CharField(max_length=20, choices=Status, default=Status.IN_PROGRESS)
+    orders = models.PositiveIntegerField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"report on {self.item}"
+
+    def get_absolute_url(self) -> str:
+        return reverse("report", args=[self.pk])

@@ -58,10 +58,11 @@ def shop() -> Iterator[RunningShop]:
     pytest.importorskip("rest_framework")
     pytest.importorskip("drf_spectacular")
     with fake_gateway() as gateway:
-        yield from _running_shop(gateway)
+        yield from running_shop(gateway)
 
 
-def _running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
+def running_shop(gateway: httpx.Client, **changed: str) -> Iterator[RunningShop]:
+    """The shop on gunicorn, with these changes to its environment."""
     url = embedded_postgresql()
     environment = {
         **os.environ,
@@ -72,6 +73,7 @@ def _running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
         "GATEWAY_URL": str(gateway.base_url).rstrip("/"),
         "GATEWAY_TIMEOUT": "2",
         "DEMO": "1",
+        **changed,
     }
     subprocess.run(
         [sys.executable, str(SHOP / "manage.py"), "migrate", "--verbosity", "0"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from contextlib import contextmanager, suppress
 from tests.acceptance.conftest import RunningShop
 from tests.servers import PAUSE, eventually
 
+KEY = re.compile(rb"(?i)\nidempotency-key: *(\S+)")
+
 
 class BrokenLine:
     """A proxy between client and shop: what it does with each request in turn.
 
-    lose: hand it on, and hang up without the answer. refuse: hang up at once. pass: hand both on.
+    lose: hand it on, and hang up without the answer. refuse: hang up at once. pass: hand both on, as are all GETs and
+    what comes after the script.
     """
 
     def __init__(self, shop: RunningShop, *script: str) -> None:
@@ -22,6 +26,15 @@ class BrokenLine:
         self.script = list(script)
         self.statuses: list[int | str] = []
         self.requests: list[bytes] = []
+
+    @property
+    def methods(self) -> list[str]:
+        return [request.split(b" ")[0].decode() for request in self.requests]
+
+    @property
+    def keys(self) -> set[str]:
+        """The different keys that were sent."""
+        return {key.decode() for request in self.requests for key in KEY.findall(request)}
 
     @contextmanager
     def listening(self) -> Iterator[str]:
@@ -37,7 +50,7 @@ class BrokenLine:
 
     def serve(self, line: socket.socket) -> None:
         with line, line.makefile("rb") as reading:
-            request = b""
+            request, length = b"", 0
             while (header := reading.readline()) not in (b"\r\n", b""):
                 if not header.lower().startswith(b"connection:"):
                     request += header
@@ -46,7 +59,7 @@ class BrokenLine:
             if not request:
                 return
             body = reading.read(length)
-            what = self.script.pop(0)
+            what = self.script.pop(0) if self.script and request.startswith(b"POST") else "pass"
             self.requests.append(request)
             if what == "refuse":
                 self.statuses.append("refused")
@@ -58,6 +71,13 @@ class BrokenLine:
                     eventually("the shop to be in the middle of its work", self.shop.held)
                     self.statuses.append("lost")
                     return
-                answer = server.makefile("rb").read()
-                self.statuses.append(int(answer.split(b" ")[1]))
+                answer = self.read(server)
+                self.statuses.append(int(answer.split(b" ")[1]) if answer else "cut")
                 line.sendall(answer)
+
+    def read(self, server: socket.socket) -> bytes:
+        """The whole answer. Nothing: the worker has died."""
+        try:
+            return server.makefile("rb").read()
+        except ConnectionResetError:
+            return b""

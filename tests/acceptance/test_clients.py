@@ -1,68 +1,42 @@
-"""The client snippets of docs/clients.md, word for word, against the shop through a line that breaks."""
+"""The documented clients against the shop: through a line that breaks, and with workers that die."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
+import os
+import signal
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 
-from tests.acceptance.conftest import RunningShop
+from tests.acceptance.conftest import RunningShop, running_shop
+from tests.acceptance.documented_clients import Place, place_order
 from tests.acceptance.lines import BrokenLine
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, eventually, fake_gateway
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/clients.md").read_text()
-NODE = shutil.which("node")
-
-
-def snippet(language: str) -> str:
-    (code,) = re.findall(rf"```{language}\n((?:#|//) client.*?)```", PAGE, re.DOTALL)
-    return str(code)
+__all__ = ["place_order"]
+LEASE = 3
+"""Seconds. More than a client waits before its second attempt."""
 
 
-def in_python(url: str, key: str, order: dict[str, Any]) -> str:
-    documented: dict[str, Any] = {}
-    exec(compile(snippet("python"), "docs/clients.md", "exec"), documented)
-    with httpx.Client(base_url=url, timeout=DEADLINE) as client:
-        try:
-            return str(documented["place_order"](client, key, order)["id"])
-        except httpx.HTTPStatusError as error:
-            return f"refused with {error.response.status_code}"
+@pytest.fixture(scope="module")
+def patient_shop() -> Iterator[RunningShop]:
+    """With a short lease. It waits for its gateway until it is killed."""
+    pytest.importorskip("drf_spectacular")
+    with fake_gateway() as gateway:
+        yield from running_shop(gateway, PAYMENT_LEASE=str(LEASE), GATEWAY_TIMEOUT=str(2 * DEADLINE))
 
 
-def in_javascript(url: str, key: str, order: dict[str, Any]) -> str:
-    assert NODE is not None
-    call = (
-        f"placeOrder('{url}/orders/', '{key}', {order!r}).then((answer) => console.log(answer.id))"
-        ".catch((error) => console.log(`refused with ${error.message.slice(0, 3)}`))"
-    )
-    result = subprocess.run(
-        [NODE, "-e", f"{snippet('js')}\n{call}"], capture_output=True, text=True, timeout=DEADLINE, check=True
-    )
-    return result.stdout.strip()
-
-
-@pytest.fixture(params=[in_python, in_javascript], ids=["Python", "JavaScript"])
-def place_order(request: pytest.FixtureRequest) -> Callable[..., str]:
-    if request.param is in_python:
-        pytest.importorskip("stamina")
-    elif NODE is None:
-        pytest.skip("Node is not on this machine")
-    return request.param  # type: ignore[no-any-return]
-
-
-def test_it_retries_until_there_is_an_answer(shop: RunningShop, place_order: Callable[..., str]) -> None:
-    """Nobody answers, the answer is lost, 409 while the first is running: one order, and its id."""
+def test_it_retries_until_there_is_an_answer(shop: RunningShop, place_order: Place) -> None:
+    """The line is down, the answer is lost, 409 while the first is running: one order, and its id."""
     item = f"item {uuid4()}"
-    line = BrokenLine(shop, "refuse", "lose", "pass", *["pass"] * 5)
-    told: list[str] = []
+    line = BrokenLine(shop, "refuse", "lose")
+    told: list[Any] = []
     with line.listening() as url, shop.holding() as release:
         thread = threading.Thread(target=lambda: told.append(place_order(url, str(uuid4()), {"item": item})))
         thread.start()
@@ -71,15 +45,111 @@ def test_it_retries_until_there_is_an_answer(shop: RunningShop, place_order: Cal
         thread.join(DEADLINE)
     assert line.statuses[:3] == ["refused", "lost", 409]
     assert line.statuses[-1] == 201
-    assert told == [str(shop.one("SELECT id FROM shop_order WHERE item = %s", item))]
+    assert [answer["id"] for answer in told] == [shop.one("SELECT id FROM shop_order WHERE item = %s", item)]
     assert shop.one("SELECT count(*) FROM shop_order WHERE item = %s", item) == 1
 
 
-def test_it_does_not_retry_what_is_final(shop: RunningShop, place_order: Callable[..., str]) -> None:
-    """A key that was used for something else: one request, and the answer is told."""
+def test_it_does_not_retry_what_is_final(shop: RunningShop, place_order: Place) -> None:
+    """A key that was used for another order: one request, and the answer is told."""
     key = str(uuid4())
     httpx.post(f"{shop.url}/orders/", json={"item": "another"}, headers={"Idempotency-Key": key})
-    line = BrokenLine(shop, "pass")
+    line = BrokenLine(shop)
     with line.listening() as url:
-        assert place_order(url, key, {"item": "a book"}) == "refused with 422"
+        assert place_order(url, key, {"item": "a book"}) == "refused 422"
     assert line.statuses == [422]
+
+
+class TestADeadWorker:
+    """It is killed while the gateway charges: the key is busy until the lease is over."""
+
+    @pytest.fixture
+    def shop(self, patient_shop: RunningShop) -> RunningShop:
+        return patient_shop
+
+    @pytest.fixture
+    def payment(self, shop: RunningShop) -> dict[str, int]:
+        """Of an order whose first charge gets no answer."""
+        order = httpx.post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
+        pk = order.json()["id"]
+        shop.gateway.put("/behaviour", json={"reference": f"order {pk}", "behaviour": "timeout-after"})
+        return {"order": pk, "amount": 1000}
+
+    def charges(self, shop: RunningShop, payment: dict[str, int]) -> list[dict[str, Any]]:
+        found = shop.gateway.get("/charges", params={"reference": f"order {payment['order']}"})
+        charges: list[dict[str, Any]] = found.json()["charges"]
+        return charges
+
+    def kill(self, shop: RunningShop, payment: dict[str, int]) -> None:
+        (charge,) = eventually("the charge", lambda: self.charges(shop, payment))
+        os.kill(int(charge["caller"].removeprefix("shop-")), signal.SIGKILL)
+
+    def place(self, shop: RunningShop, payment: dict[str, int], place: Callable[[], Any]) -> Any:
+        told: list[Any] = []
+        thread = threading.Thread(target=lambda: told.append(place()))
+        thread.start()
+        self.kill(shop, payment)
+        thread.join(2 * DEADLINE)
+        return told[0]
+
+    def test_the_client_outlives_the_lease(
+        self, shop: RunningShop, payment: dict[str, int], place_order: Place
+    ) -> None:
+        """The conflict says when the lease will be over. One charge, one payment, no stuck key."""
+        line, key = BrokenLine(shop), str(uuid4())
+        with line.listening() as url:
+            told = self.place(shop, payment, lambda: place_order(url, key, payment, "/payments/"))
+        assert line.statuses == ["cut", 409, 201]
+        (charge,) = self.charges(shop, payment)
+        assert told["charge"] == charge["id"]
+        assert shop.one("SELECT count(*) FROM shop_payment WHERE charge_id = %s", charge["id"]) == 1
+        assert shop.one("SELECT status FROM django_idempotency_idempotencykey WHERE key = %s", key) == "completed"
+
+    def test_a_client_that_gives_up_keeps_its_key(
+        self, shop: RunningShop, payment: dict[str, int], place_order: Place
+    ) -> None:
+        """It had less time than the lease. With the same key it comes to the same end later."""
+        key = str(uuid4())
+        send = lambda seconds: place_order(shop.url, key, payment, "/payments/", seconds)  # noqa: E731
+        assert self.place(shop, payment, lambda: send(LEASE / 2)) == "NotConfirmed"
+        assert send(DEADLINE)["charge"] == self.charges(shop, payment)[0]["id"]
+        assert len(self.charges(shop, payment)) == 1
+
+
+class TestAStatusPage:
+    @contextmanager
+    def no_reports(self, shop: RunningShop) -> Iterator[Callable[[], None]]:
+        """The view of a report stops at its write; gives what lets the view go on."""
+        with psycopg.connect(shop.dsn) as holder:
+            holder.execute("LOCK TABLE shop_report IN SHARE MODE")
+            yield holder.close
+
+    def order(self, shop: RunningShop) -> str:
+        item = f"item {uuid4()}"
+        httpx.post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
+        return item
+
+    def test_it_is_followed_while_another_request_is_at_work(self, shop: RunningShop, place_order: Place) -> None:
+        """The package's 202, then the view's own, then the end of the task."""
+        report, key = {"item": self.order(shop)}, str(uuid4())
+        line, told = BrokenLine(shop), []
+        first = BrokenLine(shop)
+        with line.listening() as url, first.listening() as other, self.no_reports(shop) as release:
+            send = {"json": report, "headers": {"Idempotency-Key": f'"{key}"'}, "timeout": DEADLINE}
+            worker = threading.Thread(target=lambda: httpx.post(f"{other}/reports/", **send))
+            worker.start()
+            claimed = "SELECT count(*) FROM django_idempotency_idempotencykey WHERE key = %s"
+            eventually("the first request to claim the key", lambda: shop.one(claimed, key))
+            thread = threading.Thread(target=lambda: told.append(place_order(url, key, report, "/reports/")))
+            thread.start()
+            eventually("the client to ask the page", lambda: line.statuses[:2] == [202, 200])
+            release()
+            thread.join(DEADLINE)
+            worker.join(DEADLINE)
+        assert told == [{"status": "completed", "orders": 1}]
+        assert line.methods.count("POST") == 2
+        assert (first.statuses, set(line.statuses)) == ([202], {202, 200})
+        assert shop.one("SELECT count(*) FROM shop_report WHERE key = %s", key) == 1
+
+    def test_a_task_that_fails_is_a_refusal(self, shop: RunningShop, place_order: Place) -> None:
+        """Nothing of that item was ordered. The view's 202 said only that the task has begun."""
+        assert place_order(shop.url, str(uuid4()), {"item": f"item {uuid4()}"}, "/reports/") == "refused 200"

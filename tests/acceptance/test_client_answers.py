@@ -1,0 +1,117 @@
+"""What the documented clients do with each answer: a server with a script, on a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.acceptance.documented_clients import Place, place_order
+
+__all__ = ["place_order"]
+Answer = tuple[int, dict[str, str], Any]
+DONE: Answer = (201, {}, {"id": 7})
+OURS = {"code": "in-progress"}
+
+
+class Scripted:
+    """Gives these answers one after the other. The last one is given for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.times: list[float] = []
+        self.keys: set[str | None] = set()
+        self.url = ""
+
+    def next(self, key: str | None) -> Answer:
+        self.times.append(time.monotonic())
+        self.keys.add(key)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    script = Scripted()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, headers, body = script.next(self.headers["Idempotency-Key"])
+            content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        script.url = f"http://127.0.0.1:{listener.server_port}"
+        yield script
+        listener.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param((409, {}, {"error": "sold out"}), "refused 409", id="of the business"),
+        pytest.param((409, {"Retry-After": "1"}, {"code": "sold-out"}), "refused 409", id="of the business, inviting"),
+        pytest.param((409, {}, ["sold out"]), "refused 409", id="a list"),
+        pytest.param((409, {}, {"code": "already-used"}), "refused 409", id="mismatch as 409"),
+        pytest.param((422, {}, {"code": "already-used"}), "refused 422", id="mismatch"),
+        pytest.param((409, {}, {"code": "response-not-stored"}), "refused 409", id="not stored"),
+        pytest.param((400, {}, {"code": "missing-key"}), "refused 400", id="no key"),
+        pytest.param((402, {}, {"refused": "declined"}), "refused 402", id="declined"),
+        pytest.param((204, {}, ""), {}, id="no content"),
+        pytest.param((202, {}, {"status": "in_progress"}), {"status": "in_progress"}, id="202 without a page"),
+        pytest.param((401, {}, ""), "NotConfirmed", id="the token is over"),
+        pytest.param((403, {}, "no"), "NotConfirmed", id="forbidden"),
+        pytest.param((302, {"Location": "/login"}, ""), "NotConfirmed", id="to the login"),
+        pytest.param((503, {"Retry-After": "3600"}, ""), "NotConfirmed", id="too late"),
+    ],
+)
+def test_one_request_is_enough(server: Scripted, place_order: Place, answer: Answer, told: Any) -> None:
+    """Final, or nothing that a retry changes now."""
+    server.answers = [answer]
+    assert place_order(server.url, "k", {"item": "a book"}) == told
+    assert len(server.times) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param((409, {"Retry-After": "1"}, OURS), id="busy"),
+        pytest.param((409, {"Retry-After": "1"}, {"code": "outcome-unknown"}), id="outcome unknown"),
+        pytest.param((429, {"Retry-After": "1"}, ""), id="too many"),
+        pytest.param((520, {"Retry-After": "1"}, "<html>"), id="a proxy's own 5xx"),
+    ],
+)
+def test_a_retry_is_the_same_request(server: Scripted, place_order: Place, answer: Answer) -> None:
+    """With the same key, and not earlier than the server asks."""
+    server.answers = [answer, DONE]
+    assert place_order(server.url, "k", {"item": "a book"}) == {"id": 7}
+    assert server.keys == {'"k"'}
+    first, second = server.times
+    assert second - first >= 1
+
+
+def test_an_odd_retry_after_does_no_harm(server: Scripted, place_order: Place) -> None:
+    """A date, a negative number, and a digit that is no number."""
+    server.answers = [(503, {"Retry-After": odd}, "") for odd in ("Fri, 31 Dec 1999 23:59:59 GMT", "-5", "²")]
+    server.answers.append(DONE)
+    assert place_order(server.url, "k", {"item": "a book"}) == {"id": 7}
+
+
+def test_time_ends_the_attempts(server: Scripted, place_order: Place) -> None:
+    """A third one would come after 4 seconds at the earliest."""
+    server.answers = [(503, {"Retry-After": "2"}, "")]
+    assert place_order(server.url, "k", {}, give_up_after=3.5) == "NotConfirmed"
+    assert len(server.times) <= 2

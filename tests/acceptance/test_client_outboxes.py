@@ -1,0 +1,143 @@
+"""What the documented clients keep: over a kill, over a reload of the page, and after a refusal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.acceptance.conftest import RunningShop
+from tests.acceptance.documented_clients import NODE, TOLD, node, python_client, snippet
+from tests.acceptance.lines import BrokenLine
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.servers import DEADLINE, eventually
+
+ORDERS = "SELECT count(*) FROM shop_order WHERE item = %s"
+MEMORY = "new class { getItem(name) { return this[name] ?? null } setItem(name, text) { this[name] = text } }"
+needs_node = pytest.mark.skipif(NODE is None, reason="Node is not on this machine")
+
+
+def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, tmp_path: Path) -> None:
+    """kill -9 after the answer was lost. The next process sends the same key: one order."""
+    item, box = f"item {uuid4()}", str(tmp_path / "outbox")
+    documented = python_client()
+    documented["Outbox"](box).put({"item": item})
+    line = BrokenLine(shop, "lose")
+    with line.listening() as url, shop.holding() as release:
+        deliver = f"list(Outbox({box!r}).deliver(httpx.Client(base_url={url!r}, timeout={DEADLINE})))"
+        process = subprocess.Popen([sys.executable, "-c", f"{snippet('python')}\n{deliver}"])
+        eventually("the answer to be lost", lambda: line.statuses)
+        process.kill()
+        process.wait(DEADLINE)
+        release()
+        with httpx.Client(base_url=url, timeout=DEADLINE) as client:
+            ((order, answer),) = documented["Outbox"](box).deliver(client)
+            assert list(documented["Outbox"](box).deliver(client)) == []
+    assert order == {"item": item}
+    assert answer["id"] == shop.one("SELECT id FROM shop_order WHERE item = %s", item)
+    assert (len(line.keys), shop.one(ORDERS, item)) == (1, 1)
+
+
+def test_an_order_without_an_answer_stays(shop: RunningShop, tmp_path: Path) -> None:
+    """And does not stop the others."""
+    documented = python_client()
+    outbox = documented["Outbox"](tmp_path / "outbox")
+    outbox.put({"item": f"item {uuid4()}"})
+    line = BrokenLine(shop, "refuse", "pass", "pass")
+    with line.listening() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        assert list(outbox.deliver(client, give_up_after=0.1)) == []
+        assert len(list(outbox.deliver(client))) == 1
+    assert (line.statuses, len(line.keys)) == (["refused", 201], 1)
+
+
+def test_after_a_refusal_python_sends_a_new_key(shop: RunningShop, tmp_path: Path) -> None:
+    """The corrected order is another one."""
+    documented = python_client()
+    outbox = documented["Outbox"](tmp_path / "outbox")
+    line = BrokenLine(shop)
+    with line.listening() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        outbox.put({"item": ""})
+        ((_, refused),) = outbox.deliver(client)
+        outbox.put({"item": "a book"})
+        ((_, answer),) = outbox.deliver(client)
+    assert (refused.args[0], answer["item"]) == (400, "a book")
+    assert (line.statuses, len(line.keys)) == ([400, 201], 2)
+
+
+@needs_node
+class TestJavaScript:
+    def run(self, url: str, story: str, path: str = "/orders/") -> Any:
+        """Tell what each `await` of the story comes to."""
+        outbox = f"const outbox = new Outbox('{url}{path}', 'outbox', {MEMORY}); const told = {TOLD}"
+        return node(f"(async () => {{ {outbox}; const seen = []; {story}; return seen }})()")
+
+    def test_paying_again_after_a_refusal_is_a_new_payment(self, shop: RunningShop) -> None:
+        """The card was declined; the customer takes another one and clicks again."""
+        order = httpx.post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
+        pk = order.json()["id"]
+        shop.gateway.put("/behaviour", json={"reference": f"order {pk}", "behaviour": "refuse"})
+        line = BrokenLine(shop)
+        click = f"seen.push(await outbox.submit('checkout', {{order: {pk}, amount: 1000}}).catch(told))"
+        with line.listening() as url:
+            refused, paid = self.run(url, f"{click}; {click}", "/payments/")
+        assert (refused, paid["charge"][:3]) == ("refused 402", "ch_")
+        assert (line.statuses, len(line.keys)) == ([402, 201], 2)
+        assert len(shop.gateway.get("/charges", params={"reference": f"order {pk}"}).json()["charges"]) == 1
+
+    def test_a_double_click_is_one_order(self, shop: RunningShop) -> None:
+        """Both clicks have the same key, and get the same answer."""
+        item = f"item {uuid4()}"
+        click = f"outbox.submit('checkout', {{item: '{item}'}})"
+        first, second = self.run(shop.url, f"seen.push(...await Promise.all([{click}, {click}]))")
+        assert first == second
+        assert shop.one(ORDERS, item) == 1
+
+    def test_corrected_data_wait_for_the_order_before(self, shop: RunningShop) -> None:
+        """There is no answer yet, so the first order may have been placed. Then its end comes first."""
+        item = f"item {uuid4()}"
+        line = BrokenLine(shop, "refuse", "pass")
+        submit = "seen.push(await outbox.submit('checkout', {item: '%s'}, %s).catch(told))"
+        corrected = f"{item} corrected"
+        story = "; ".join(
+            [
+                submit % (item, 0.1),
+                submit % (corrected, 0.1),
+                "seen.push((await Promise.all(outbox.resume()))[0].item)",
+                submit % (corrected, DEADLINE),
+            ]
+        )
+        with line.listening() as url:
+            seen = self.run(url, story)
+        assert seen[:3] == ["NotConfirmed", "NotConfirmed", item]
+        assert seen[3]["item"] == corrected
+        assert (line.statuses, len(line.keys)) == (["refused", 201, 201], 2)
+
+
+def test_a_page_that_is_loaded_again_finds_its_order(shop: RunningShop) -> None:
+    """In Chromium: the page is gone before the answer comes. One order, and the storage is empty then."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+    item = f"item {uuid4()}"
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(base_url=shop.url)
+        page.goto("/orders/")  # 405, and the origin of the shop
+        page.add_script_tag(content=snippet("js"))
+        sent: list[int] = []
+        page.route("**/orders/", lambda route: sent.append(route.fetch().status))  # and no answer for the page
+        page.evaluate("item => void new Outbox('/orders/').submit('checkout', {item})", item)
+        eventually("the shop to answer", lambda: page.evaluate("1") and sent)
+        page.unroute("**/orders/")
+        page.reload()
+        page.add_script_tag(content=snippet("js"))
+        (answer,) = page.evaluate("Promise.all(new Outbox('/orders/').resume())")
+        assert page.evaluate("new Outbox('/orders/').entries()") == {}
+        browser.close()
+    assert (sent, answer["item"]) == ([201], item)
+    assert shop.one(ORDERS, item) == 1

@@ -1,0 +1,107 @@
+"""Long-running work in the shop: 202, a task that runs once, and a page that tells the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+import pytest
+
+from tests.acceptance.conftest import SHOP, RunningShop
+from tests.acceptance.pages import ROOT, blocks
+from tests.servers import DEADLINE, eventually
+
+WAITING = (
+    "SELECT coalesce(max(application_name), '') FROM pg_stat_activity "
+    "WHERE wait_event_type = 'Lock' AND query LIKE '%%shop_order%%' AND application_name LIKE 'shop-%%'"
+)
+
+
+def order_report(shop: RunningShop, item: str, key: str) -> httpx.Response:
+    return httpx.post(f"{shop.url}/reports/", json={"item": item}, headers={"Idempotency-Key": key}, timeout=DEADLINE)
+
+
+def make_reports(shop: RunningShop) -> None:
+    """What cron does."""
+    environment = {**os.environ, "DATABASE_URL": shop.dsn, "PYTHONPATH": str(SHOP.parent)}
+    environment["DJANGO_SETTINGS_MODULE"] = "config.settings"
+    command = [sys.executable, str(SHOP / "manage.py"), "make_reports"]
+    subprocess.run(command, env=environment, check=True, timeout=DEADLINE)
+
+
+def page(shop: RunningShop, answer: httpx.Response) -> Any:
+    return httpx.get(shop.url + answer.headers["Location"], timeout=DEADLINE).json()
+
+
+@contextmanager
+def counting_takes_long(shop: RunningShop) -> Iterator[None]:
+    with psycopg.connect(shop.dsn) as holder:
+        holder.execute("LOCK TABLE shop_order")
+        yield
+
+
+def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
+    """While the task runs and after its end. The page tells the end; the task has the client's key."""
+    key = str(uuid4())
+    with counting_takes_long(shop):
+        first = order_report(shop, "a book", key)
+        again = order_report(shop, "a book", key)
+        assert page(shop, first) == {"status": "in_progress", "orders": None}
+    assert (first.status_code, first.json(), first.headers["Retry-After"]) == (202, {"status": "in_progress"}, "1")
+    for retry in (again, order_report(shop, "a book", key)):
+        assert retry.headers["Idempotency-Replayed"] == "true"
+        assert (retry.status_code, retry.content) == (202, first.content)
+        assert retry.headers["Location"] == first.headers["Location"]
+    # No order of that item.
+    assert eventually("the end", lambda: (found := page(shop, first))["orders"] is not None and found) == {
+        "status": "failed",
+        "orders": 0,
+    }
+    operations = "SELECT string_agg(operation, ', ' ORDER BY id) FROM django_idempotency_idempotencykey WHERE key = %s"
+    assert shop.one(operations, key) == "POST reports/, make_report"
+
+
+def test_a_task_that_is_killed_is_done_by_another(shop: RunningShop) -> None:
+    """kill -9 in its middle, then cron: nothing is stuck, and a second delivery changes nothing."""
+    item, key = f"item {uuid4()}", str(uuid4())
+    httpx.post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
+    with counting_takes_long(shop):
+        answer = order_report(shop, item, key)
+        worker = eventually("the task to count", lambda: shop.one(WAITING))
+        os.kill(int(worker.removeprefix("shop-")), signal.SIGKILL)
+        eventually("the task's session to end", lambda: not shop.one(WAITING))
+    assert page(shop, answer) == {"status": "in_progress", "orders": None}
+    for _ in range(2):
+        make_reports(shop)
+        assert page(shop, answer) == {"status": "completed", "orders": 1}
+
+
+def test_two_callers_with_one_key_have_two_reports(shop: RunningShop) -> None:
+    """Each is made: the task's scope names the report."""
+    key = str(uuid4())
+    sent = [{"Idempotency-Key": key, "X-Api-Key": caller} for caller in ("ann", "ben")]
+    answers = [httpx.post(f"{shop.url}/reports/", json={"item": "a book"}, headers=headers) for headers in sent]
+    assert len({answer.headers["Location"] for answer in answers}) == 2
+    make_reports(shop)
+    assert [page(shop, answer)["status"] != "in_progress" for answer in answers] == [True, True]
+
+
+@pytest.mark.parametrize("body", [{"item": ""}, {}])
+def test_a_report_on_nothing_is_refused(shop: RunningShop, body: dict[str, str]) -> None:
+    """By the form, with 400."""
+    answer = httpx.post(f"{shop.url}/reports/", json=body, headers={"Idempotency-Key": str(uuid4())})
+    assert answer.status_code == 400
+
+
+def test_the_page_shows_the_shop() -> None:
+    """Its code is the shop's own."""
+    shown = blocks("docs/long-running.md")["shop/reports.py"].strip()
+    assert shown in (ROOT / "testproject/shop/reports.py").read_text()
