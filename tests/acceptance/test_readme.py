@@ -358,6 +358,7 @@ def test_every_python_block_is_executed_by_a_test():
         "docs/graphql.md": ["shop/graphql.py"],
         "docs/leased-failures.md": ["shop/careful.py", "shop/support.py", "shop/after_an_outage.py"],
         "docs/leased.md": ["shop/payments.py"],
+        "docs/long-running.md": ["shop/reports.py"],  # test_long_running.py
         "docs/monitoring.md": [  # test_monitoring.py
             "shop/logging.py",
             "shop/references.py",
