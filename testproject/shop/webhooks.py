@@ -46,8 +46,9 @@ def receive(request: HttpRequest) -> HttpResponse:
     key = request.headers["webhook-id"]
     try:
         result = run_once(work, operation="webhook", scope="provider", key=key, payload=event)
-    except OperationInProgress:
-        return JsonResponse({"error": "the event is being handled, send it again later"}, status=503)
+    except OperationInProgress as error:
+        headers = {"Retry-After": str(error.retry_after)}
+        return JsonResponse({"error": "the event is being handled, send it again later"}, status=503, headers=headers)
     except PayloadMismatch as error:
         return JsonResponse({"error": str(error)}, status=422)
     return JsonResponse({**result.value, "replayed": result.replayed})
