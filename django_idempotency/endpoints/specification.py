@@ -131,7 +131,7 @@ def documented_responses(options: Idempotency) -> list[DocumentedResponse]:
         ]
     if options.in_progress_status == 202:
         still = "The first request with this key is still being processed. Location is the page of its state."
-        found.append(DocumentedResponse(202, "Accepted", still, retry_after=True))
+        found.append(DocumentedResponse(202, "Accepted", still, retry_after=True, code=problems.IN_PROGRESS))
     return sorted(found, key=lambda response: response.status)
 
 
