@@ -62,7 +62,7 @@ def test_leased_endpoints(urlconf: Any) -> None:
         held=require_POST(idempotent(lease=60, on_abandoned="hold")(view)),
     )
     accepted, held = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
-    assert "- 202 “Accepted”: The first request with this key is still being processed. Location is" in accepted
+    assert "- 202 `in-progress` “Accepted”: The first request with this key is still being processed" in accepted
     assert ("is outstanding" in accepted, "is unknown" in accepted) == (False, False)
     assert "- 409 `outcome-unknown` “The outcome for this Idempotency-Key is unknown”" in held
     assert [(e["mode"], e["lease_seconds"]) for e in json.loads(run("--format", "json", urlconf=urls)[0])] == [
