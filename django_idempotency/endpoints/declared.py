@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.http.response import HttpResponseBase
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, get_settings, resolve
 from ..engine.declare.callables import unwrapped
 from ..engine.declare.decorators import VERBS
 from ..engine.declare.placement import MARK, method_name
+from ..engine.request.view_call import rendered
 
 Layers = tuple[Idempotency, ...]
 
@@ -26,12 +28,14 @@ class Declaration:
         view: its dotted name.
         layers: the option layers, nearest first; None: not protected.
         decides_by_request: the view may decide otherwise for a request.
+        answer: makes a rendered response of what the view's `reconcile` has returned without a request.
     """
 
     method: str | None
     view: str
     layers: Layers | None
     decides_by_request: bool = False
+    answer: Callable[[Any], HttpResponseBase] = rendered
 
     def options_for(self, method: str) -> Idempotency | None:
         """The resolved options; None: this method is not protected.

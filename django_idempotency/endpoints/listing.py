@@ -86,8 +86,8 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
             own=route.route not in suffixes and not _of_the_admin(route, declaration.view),
         )
         for route in found
-        for declaration in _declarations(route.callback)
-        for method in _methods(declaration)
+        for declaration in declarations_of(route.callback)
+        for method in methods_of(declaration)
     ]
 
 
@@ -96,7 +96,8 @@ def _of_the_admin(route: Route, view: str) -> bool:
     return route.in_admin and view.startswith(SHIPPED)
 
 
-def _declarations(callback: Any) -> Iterator[Declaration]:
+def declarations_of(callback: Any) -> Iterator[Declaration]:
+    """What the callback of a route declares, for each of its methods."""
     for candidate in unwrapped(callback):
         for framework in frameworks.in_use():
             if (found := framework.declared(candidate)) is not None:
@@ -129,7 +130,7 @@ def _of_class(callback: Any) -> Iterator[Declaration]:
         yield Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
 
 
-def _methods(declaration: Declaration) -> list[str]:
+def methods_of(declaration: Declaration) -> list[str]:
     """One line of the list for each. A function that does not declare its methods has its protected ones."""
     if declaration.method is not None:
         return [declaration.method]

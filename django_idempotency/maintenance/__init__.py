@@ -5,11 +5,14 @@ from .bulk import Resolved, resolve_all
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
 from .lookups import find_key, in_doubt, in_flight, stuck
+from .recovery import Asked, Recovered, recover_idempotency_keys
 from .resolution import close_with, record_outcome, release_for_retry
 
 __all__ = [
+    "Asked",
     "Cleanup",
     "Forgotten",
+    "Recovered",
     "Resolved",
     "Snapshot",
     "cleanup_idempotency_keys",
@@ -20,6 +23,7 @@ __all__ = [
     "in_doubt",
     "in_flight",
     "record_outcome",
+    "recover_idempotency_keys",
     "release_for_retry",
     "resolve_all",
     "scope_of_user",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ninja.operation import Operation, PathView
 
@@ -10,6 +11,7 @@ from ..endpoints.declared import Declaration, Layers
 from ..engine.conf import SAFE_METHODS
 from ..engine.declare.callables import dotted_name, unwrapped
 from .decorators import HANDLER, _Handler
+from .view_call import without_request
 
 
 def declarations(path_view: PathView) -> Iterator[Declaration]:
@@ -23,7 +25,8 @@ def declarations(path_view: PathView) -> Iterator[Declaration]:
 def declaration_of(operation: Operation, method: str) -> Declaration:
     """The declaration of one method of an operation."""
     view = operation.view_func
-    return Declaration(method=method, view=dotted_name(view), layers=_layers(view))
+    answer = partial(without_request, operation, method)
+    return Declaration(method=method, view=dotted_name(view), layers=_layers(view), answer=answer)
 
 
 def _layers(view: object) -> Layers | None:

@@ -15,7 +15,7 @@ from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.atomic_requests import alias_of
 from ..engine.request.callers import auth_scope
-from ..engine.request.view_call import ViewCall
+from ..engine.request.view_call import ViewCall, rendered
 from ..exceptions import IdempotencyConfigurationError
 
 
@@ -50,6 +50,13 @@ class NinjaViewCall(ViewCall):
             # On its way out the exception meets `Operation.run`, which would ask the same handler again.
             api.add_exception_handler(Unanswered, _give_up)
             raise Unanswered(describe(unanswered)) from unanswered
+
+
+def without_request(operation: Operation, method: str, result: Any) -> HttpResponseBase:
+    """Convert what `reconcile` has returned while no client was there, by an empty request: Django Ninja needs one."""
+    request = HttpRequest()
+    request.method = method
+    return rendered(operation._result_to_response(request, result, operation.api.create_temporal_response(request)))
 
 
 class Unanswered(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rest_framework import decorators
@@ -11,6 +12,7 @@ from rest_framework import decorators
 from ..endpoints.declared import Declaration, layers_of, unsafe_verbs
 from ..engine.declare.callables import dotted_name
 from .mixins import IdempotencyMixin, _layers
+from .view_call import without_request
 
 
 def actions_of(callback: Any) -> Iterator[tuple[str, str | None]]:
@@ -44,4 +46,11 @@ def declaration_of(cls: Any, attributes: Mapping[str, Any], verb: str, action: s
         # Made by @api_view: the class has the name of the function, and its methods keep the function in a closure.
         view = f"{cls.__module__}.{cls.__name__}"
         layers = layers_of(inspect.getclosurevars(function).nonlocals.get("func"))
-    return Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
+    renderers = attributes.get("renderer_classes", cls.renderer_classes)
+    return Declaration(
+        method=verb.upper(),
+        view=view,
+        layers=layers,
+        decides_by_request=by_request,
+        answer=partial(without_request, renderers),
+    )

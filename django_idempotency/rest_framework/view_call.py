@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
 
@@ -11,6 +11,7 @@ from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework.exceptions import ParseError, UnsupportedMediaType
 from rest_framework.parsers import JSONParser
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
@@ -22,7 +23,7 @@ from ..engine.request.atomic_requests import alias_of
 from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
 from ..engine.request.fingerprints import fingerprint_of
-from ..engine.request.view_call import ViewCall
+from ..engine.request.view_call import ViewCall, rendered
 
 
 class RestFrameworkViewCall(ViewCall):
@@ -118,6 +119,25 @@ class RestFrameworkViewCall(ViewCall):
             return (parsers or [JSONParser()])[0].parse(BytesIO(response.content), media_type, {"encoding": "utf-8"})
         except (ParseError, RecursionError):
             return None
+
+
+def without_request(renderers: Iterable[Any], response: Any) -> HttpResponseBase:
+    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
+
+    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
+    """
+    if isinstance(response, Response) and not response.is_rendered:
+        renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
+        response.accepted_renderer = renderer
+        response.accepted_media_type = renderer.media_type
+        vars(response)["renderer_context"] = {
+            "view": None,
+            "request": None,
+            "args": (),
+            "kwargs": {},
+            "response": response,
+        }
+    return rendered(response)
 
 
 def _raise(error: Exception) -> Any:

@@ -56,7 +56,8 @@ async def pay(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"order": placed.pk, **charged, "attempt": operation.attempt}, status=201)
 
 
-async def ask(request: HttpRequest, operation: Any) -> HttpResponse:
+async def ask(operation: Any) -> HttpResponse:
+    assert get_operation(operation.request) is operation
     await asyncio.sleep(0)
     return HttpResponse("charged: " + str(operation.in_doubt))
 

@@ -57,8 +57,8 @@ def hooked(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"result": HOOKS["view"](request)}, status=int(request.GET.get("status", 201)))
 
 
-def reconciled(request: HttpRequest, operation: Any) -> Any:
-    return HOOKS["reconcile"](request, operation)
+def reconciled(operation: Any) -> Any:
+    return HOOKS["reconcile"](operation)
 
 
 retry = Idempotency(lease=LEASE)

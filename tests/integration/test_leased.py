@@ -267,9 +267,9 @@ class TestReconcile:
         """It has asked the gateway; the view does not run."""
         seen: list[Any] = []
 
-        def look_up(request: Any, operation: Any) -> HttpResponse:
+        def look_up(operation: Any) -> HttpResponse:
             seen.append((operation.in_doubt, operation.derive_key("charge") in GATEWAY.charges, operation.attempt))
-            assert get_operation(request) is operation
+            assert get_operation(operation.request) is operation
             return HttpResponse("charged", status=201)
 
         HOOKS["reconcile"] = look_up
@@ -282,7 +282,7 @@ class TestReconcile:
     def test_it_may_record_what_it_found_and_let_the_view_go_on(self, post: Post, in_doubt: None) -> None:
         """The call is answered from its record."""
 
-        def record(request: Any, operation: Any) -> None:
+        def record(operation: Any) -> None:
             operation.call("charge", lambda: {"charge": "found"})
 
         HOOKS["reconcile"] = record
@@ -291,7 +291,7 @@ class TestReconcile:
 
     def test_none_runs_the_view_again(self, post: Post, in_doubt: None) -> None:
         """Then it rests on the gateway honouring the derived key."""
-        HOOKS["reconcile"] = lambda request, operation: None
+        HOOKS["reconcile"] = lambda operation: None
         assert post("/pay/reconcile").status_code == 201
         assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
 
@@ -301,7 +301,7 @@ class TestReconcile:
         with pytest.raises(Broken):
             post("/pay/reconcile")
         assert (row().status, GATEWAY.calls) == ("failed", 1)
-        HOOKS["reconcile"] = lambda request, operation: HttpResponse("now we know")
+        HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
 
     def test_it_is_asked_about_a_dead_worker_without_doubts(self, post: Post) -> None:
@@ -310,7 +310,7 @@ class TestReconcile:
         with pytest.raises(Broken):
             post("/pay/reconcile")
         as_if_killed()
-        HOOKS["reconcile"] = lambda request, operation: HttpResponse(f"doubts: {operation.in_doubt}")
+        HOOKS["reconcile"] = lambda operation: HttpResponse(f"doubts: {operation.in_doubt}")
         assert post("/pay/reconcile").content == b"doubts: ()"
 
     def test_a_clean_failure_is_not_its_business(self, post: Post) -> None:

@@ -46,7 +46,7 @@ async def acharge(amount: int, *, idempotency_key: str) -> dict[str, str]:
     return charge(amount, idempotency_key=idempotency_key)
 
 
-def look_up(request: HttpRequest, operation: Operation) -> HttpResponse | None:
+def look_up(operation: Operation) -> HttpResponse | None:
     return HttpResponse(operation.derive_key("charge"))
 
 

@@ -65,6 +65,14 @@ def test_an_impossible_fingerprint_is_refused(given: dict[str, Any]) -> None:
     assert str(caught.value).startswith(f"Fingerprint({name}={value!r}): ")
 
 
+def test_reconcile_gets_the_operation_alone() -> None:
+    """A callable of version 0.1, with the request before the operation, is refused where it is declared."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"called as reconcile\(operation\).*operation\.request"):
+        Idempotency(reconcile=lambda request, operation: None)  # type: ignore[arg-type, misc]
+    assert Idempotency(reconcile=lambda operation: None).given().keys() == {"reconcile"}
+    assert Idempotency(reconcile=max).reconcile is max  # it shows no signature
+
+
 def test_an_unknown_option_gets_a_suggestion() -> None:
     """A typo is the usual reason."""
     with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):

@@ -120,6 +120,22 @@ def is_callable(text: str = "give a callable.") -> Check:
     return lambda value: None if callable(value) else text
 
 
+def takes_one_argument(value: Any) -> str | None:
+    """A check for a callable that can be called with one argument: the operation."""
+    if not callable(value):
+        return "give a callable."
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError:
+        return (
+            "it is called as reconcile(operation), with one argument. The request is operation.request, or None when "
+            "recover_idempotency_keys asks. Write: def reconcile(operation): ..."
+        )
+    except ValueError:
+        pass  # some callables written in C do not show their parameters
+    return None
+
+
 def name_of_something(value: Any) -> str | None:
     """A check for a name, or None."""
     return None if value is None or (isinstance(value, str) and value) else "give a non-empty string."

@@ -26,7 +26,7 @@ class OnceKeywords(UnleasedKeywords, total=False):
 
     lease: timedelta | float | None
     on_abandoned: Literal["retry", "hold"]
-    reconcile: Callable[..., Any] | None
+    reconcile: Callable[[Any], Any] | None
 
 
 class Keywords(OnceKeywords, total=False):

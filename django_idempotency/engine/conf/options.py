@@ -21,6 +21,7 @@ from .fields import (
     option,
     or_none,
     seconds_of,
+    takes_one_argument,
     unknown_name,
 )
 from .fingerprint import Fingerprint
@@ -97,11 +98,12 @@ class Idempotency:
         one_of("retry", "hold"),
         '"retry" or "hold": may an external call be made again while its first outcome is unknown?',
     )
-    reconcile: Callable[..., Any] | None = option(
+    reconcile: Callable[[Any], Any] | None = option(
         None,
-        or_none(is_callable()),
-        "`callable(request, operation) -> HttpResponse | None`, called when an abandoned key is taken over.\n"
-        "Returns the final response, or None to run again.",
+        or_none(takes_one_argument),
+        "`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over.\n"
+        "Returns the final response, or None to run again. `operation.request` is the request, or None when\n"
+        "`recover_idempotency_keys` asks.",
     )
     scope: Callable[[Any], str] | None = option(
         None, or_none(is_callable()), "`callable(request) -> str`, which identifies the caller."

@@ -8,10 +8,13 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack, overload
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import OnceKeywords, UnleasedKeywords, resolve
+from ..conf import Idempotency, OnceKeywords, UnleasedKeywords, resolve
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..execution.operation import synchronous
+from .callables import dotted_name
 
+_DECORATED: dict[str, dict[str, Idempotency]] = {}
+"""The options of the functions that `once` has decorated: by operation, then by the function's dotted name."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +72,7 @@ def once(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options)
+        remember(name, function, layer)
 
         def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
             return {
@@ -96,3 +100,13 @@ def once(
         return aprotected if iscoroutinefunction(function) else protected
 
     return decorate
+
+
+def remember(operation: str, function: Callable[..., Any], layer: Idempotency) -> None:
+    """Let `recover_idempotency_keys` find the options of this operation."""
+    _DECORATED.setdefault(operation, {})[dotted_name(function)] = layer
+
+
+def decorated(operation: str) -> list[Idempotency]:
+    """The option layers of the functions with this operation that `once` has decorated, of imported modules."""
+    return list(_DECORATED.get(operation, {}).values())

@@ -40,8 +40,11 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         IdempotencyConfigurationError: inside a transaction.
     """
     claim = _claim(store, wanted)
-    if not isinstance(claim, Claimed):
-        return claim
+    return run_claimed(store, wanted, claim, work) if isinstance(claim, Claimed) else claim
+
+
+def run_claimed(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T]) -> Outcome[T]:
+    """Run the work under a claim that is committed."""
     try:
         with _failing(store, wanted, claim):
             report(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)

@@ -159,14 +159,18 @@ class _Function:
         """Exceptions go on to the caller."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
-        if self.reconciling is None or (result := self.reconciling(operation)) is None:
+        if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
             return None
-        if not isinstance(result, Result):
-            raise IdempotencyConfigurationError(
-                f"reconcile={self.reconciling!r} returned {result!r}; return Result(value, replayed=False), or None to "
-                "run again."
-            )
-        return _finished(result.value)
+        return final_result(result, self.reconciling)
+
+
+def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
+    """What `reconcile` has returned, as the end of the work. Raises `IdempotencyConfigurationError`."""
+    if not isinstance(result, Result):
+        raise IdempotencyConfigurationError(
+            f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
+        )
+    return _finished(result.value)
 
 
 def _finished(value: T) -> Finished[T]:
@@ -193,6 +197,7 @@ def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payloa
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
+        holds=options.on_abandoned == "hold",
     )
 
 

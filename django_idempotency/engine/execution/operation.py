@@ -32,7 +32,10 @@ class Operation:
     Args:
         key: the key that the client sent.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
+        request: what the view is called with. None without a client: in `run_once`, and in `recover_idempotency_keys`.
     """
+
+    request: Any = None
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self.key: str | None = wanted.identity.key
@@ -61,6 +64,11 @@ class Operation:
             IdempotencyConfigurationError: the project's routes do not include the page.
         """
         return status_url_of(self._store.alias, self._claim.row)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The results of the steps that earlier attempts have finished, by name."""
+        return {name: decode(kept) for name, (finished, kept) in self._earlier.items() if finished}
 
     def derive_key(self, name: str) -> str:
         """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name."""

@@ -36,6 +36,10 @@ class UnkeyedOperation(Operation):
     def status_url(self) -> None:
         return None
 
+    @property
+    def results(self) -> dict[str, Any]:
+        return {}
+
     def derive_key(self, name: str) -> str:
         return str(uuid5(self._namespace, checked_name(name)))
 

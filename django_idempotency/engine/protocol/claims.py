@@ -21,6 +21,7 @@ class ClaimRequest:
         wait: seconds that a duplicate of a running request waits for its result.
         lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt.
+        holds: the work's `on_abandoned` is "hold". With `reconcile` it may run again all the same.
         deadline: when `wait` is over, by the monotonic clock. None: the claim has not begun.
     """
 
@@ -30,6 +31,7 @@ class ClaimRequest:
     wait: float = 0
     lease: float | None = None
     repeats_calls: bool = False
+    holds: bool = False
     deadline: float | None = None
 
     def begun(self) -> ClaimRequest:
@@ -40,10 +42,10 @@ class ClaimRequest:
 
     @property
     def policy(self) -> str | None:
-        """What a retry may do while a call is in doubt, as the row keeps it: `IdempotencyKey.Policy`."""
+        """What the work has declared about calls in doubt, as the row keeps it: `IdempotencyKey.Policy`."""
         if self.lease is None:
             return None
-        return "retry" if self.repeats_calls else "hold"
+        return "hold" if self.holds or not self.repeats_calls else "retry"
 
     @property
     def left(self) -> float:

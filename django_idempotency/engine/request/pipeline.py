@@ -88,6 +88,7 @@ def _wish(call: ViewCall) -> Wish:
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
+        holds=options.on_abandoned == "hold",
     )
 
 

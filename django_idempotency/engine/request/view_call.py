@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings
+from ..execution.operation import Operation, synchronous
 from ..protocol.outcomes import Finished, Verdict
 from .callers import scope_of
 from .capture import capture
 from .fingerprints import fingerprint_of
-
-if TYPE_CHECKING:
-    from ..execution.operation import Operation
 
 RUNNING = "_idempotency_running"
 """Set on the request while its protected view runs."""
@@ -76,14 +73,13 @@ class ViewCall:
 
     def run(self, operation: Operation | None) -> Finished[HttpResponseBase]:
         """Call the view and judge its response."""
-        request: Any = self.request
         if operation is not None:
-            request.idempotency = operation
-        setattr(request, RUNNING, True)
+            self._attach(operation)
+        setattr(self.request, RUNNING, True)
         try:
             response = self.ready(self.view(*self.args, **self.kwargs))
         finally:
-            delattr(request, RUNNING)
+            delattr(self.request, RUNNING)
         return self.judge(response)
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
@@ -93,7 +89,7 @@ class ViewCall:
             return Finished(value=response, verdict=Verdict.ROLL_BACK, reason=reason)
         if not self.options.record(response):
             return Finished(value=response, verdict=Verdict.RELEASE, reason=reason)
-        return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
+        return final(response, self.options)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
         """Plain Django answers no exception here: it goes on to Django's own handlers, after the rollback."""
@@ -101,18 +97,17 @@ class ViewCall:
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
         """Ask the project for the final response of an abandoned attempt. None: run the view again."""
-        reconcile: Any = self.options.reconcile
-        if reconcile is None:
+        if self.options.reconcile is None:
             return None
+        self._attach(operation)
+        response = synchronous(self.options.reconcile)(operation)
+        return None if response is None else final(self.ready(response), self.options)
+
+    def _attach(self, operation: Operation) -> None:
+        """Let the view find its operation, and `reconcile` its request."""
         request: Any = self.request
         request.idempotency = operation
-        if iscoroutinefunction(reconcile):
-            reconcile = async_to_sync(reconcile)
-        response = reconcile(self.asked_with, operation)
-        if response is None:
-            return None
-        response = self.ready(response)
-        return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
+        operation.request = self.asked_with
 
     def pass_through(self) -> HttpResponseBase:
         """Call the view as if it were not protected."""
@@ -129,10 +124,7 @@ class ViewCall:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
             raise ValueError(self._no_response(response))
-        if callable(getattr(response, "render", None)):
-            rendered: HttpResponseBase = response.render()  # type: ignore[attr-defined]
-            return rendered
-        return response
+        return rendered(response)
 
     def _no_response(self, returned: Any) -> str:
         """Django's own complaint, which would come after our COMMIT."""
@@ -157,3 +149,20 @@ class ViewCall:
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         delivered: HttpResponseBase = response
         return delivered
+
+
+def rendered(response: Any) -> HttpResponseBase:
+    """The response, rendered if it renders late. Raises for what is no response, before the COMMIT."""
+    if not isinstance(response, HttpResponseBase):
+        raise IdempotencyConfigurationError(
+            f"reconcile returned {response!r}; return an HttpResponse, or None to leave the key to the next retry."
+        )
+    if callable(getattr(response, "render", None)):
+        done: HttpResponseBase = response.render()  # type: ignore[attr-defined]
+        return done
+    return response
+
+
+def final(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
+    """A rendered response that completes the key."""
+    return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))

@@ -55,6 +55,24 @@ class Store(Leases):
         with transaction.atomic(using=self.alias):
             return self._claim_in_rounds(wanted)
 
+    def resume(self, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
+        """Begin the next attempt of a failed or abandoned key, as `claim` does for a retry. Never inserts a row.
+
+        The first statement of its transaction. Fingerprint and steps stay as they are.
+
+        attempt: the attempt at which the caller has seen the key. At another one, the outcome is `Conflicted`.
+        """
+        stored = self._stored(self._sql.look, [wanted.identity.key_hash, wanted.identity.scope_hash])
+        if stored is None or stored.attempt != attempt:
+            return Conflicted()
+        match decide(stored, wanted):
+            case Resume():
+                return self._resume(stored, wanted)
+            case InDoubt() as doubt:
+                return doubt
+            case _:
+                return Conflicted()
+
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity

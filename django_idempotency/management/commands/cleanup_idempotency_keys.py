@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
@@ -12,10 +9,11 @@ from django.db import DatabaseError, connections, router
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 from ...models import IdempotencyKey
+from ..databases import known
+from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Command(BaseCommand):
@@ -59,7 +57,7 @@ class Command(BaseCommand):
         aliases = _aliases(options)
         stop = Event()
         results: list[Cleanup] = []
-        with _stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
+        with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
             for alias in aliases:
                 result = self._clean_up_or_report(alias, options, stop, alone=len(aliases) == 1)
                 if result is not None:
@@ -120,10 +118,7 @@ def _aliases(options: dict[str, Any]) -> list[str | None]:
     chosen = options["database"]
     # `call_command(…, database="other")` gives the text itself.
     aliases: list[str | None] = [chosen] if chosen is None or isinstance(chosen, str) else list(dict.fromkeys(chosen))
-    for alias in aliases:
-        if alias is not None and alias not in connections:
-            raise CommandError(f"There is no database {alias!r}. Known are: {', '.join(connections)}.")
-    return aliases
+    return [known(alias) for alias in aliases]
 
 
 def _described(result: Cleanup, *, dry_run: bool) -> str:
@@ -143,24 +138,3 @@ def _described(result: Cleanup, *, dry_run: bool) -> str:
     if result.in_doubt:
         sentences.append(f"With an external call in doubt: {result.in_doubt}.")
     return " ".join(sentences)
-
-
-@contextmanager
-def _stoppable(stop: Event, signals: Iterable[signal.Signals]) -> Iterator[list[int]]:
-    """Collect these signals, so that the running batch is finished before the process ends."""
-    received: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        received.append(number)
-        stop.set()
-
-    try:
-        previous = {number: signal.signal(number, note) for number in signals}
-    except ValueError:
-        yield received  # not the main thread: signals are the business of the program that called us
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from importlib import import_module
+from threading import Event
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+
+from ...exceptions import IdempotencyConfigurationError
+from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempotency_keys
+from ..databases import known
+from ..stopping import SIGNALS, stoppable
+
+NEED_ATTENTION = 3
+"""Exit status. 1 is Django's for errors, 2 is argparse's."""
+
+
+class Command(BaseCommand):
+    help = (
+        "Ask reconcile about each idempotency key that needs attention, in the place of a client that does not come "
+        "back: complete the key, record what took effect, or leave the key and say why. For cron. Prints one line for "
+        "each key. Exit status: 0 nothing is left, 1 error or a reconcile raised, 3 keys are left that need attention, "
+        "128 plus the signal's number if stopped by a signal."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
+        parser.add_argument(
+            "--older-than",
+            type=float,
+            default=OLDER_THAN.total_seconds(),
+            metavar="S",
+            help="Only keys whose state has not changed for S seconds (%(default)s): the client's retries come first.",
+        )
+        parser.add_argument(
+            "--operation",
+            action="append",
+            default=[],
+            help="Only keys of this operation, such as 'POST orders/'. May be repeated.",
+        )
+        parser.add_argument("--limit", type=int, metavar="N", help="Ask about N keys at most.")
+        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds, between two keys.")
+        parser.add_argument("--dry-run", action="store_true", help="Only say what would be asked about which key.")
+        parser.add_argument("--urlconf", help="Dotted path of the URLconf of the views. Default: ROOT_URLCONF.")
+        parser.add_argument(
+            "--import",
+            action="append",
+            default=[],
+            dest="modules",
+            metavar="MODULE",
+            help="Import this module first, so that its functions with @once are found. May be repeated.",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stop = Event()
+        with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
+            try:
+                for module in options["modules"]:
+                    import_module(module)
+                result = self._recover(options, stop)
+            except (IdempotencyConfigurationError, DatabaseError, ImportError, ValueError) as error:
+                raise CommandError(str(error)) from error
+        if options["verbosity"]:
+            self.stdout.write(_described(result, dry_run=options["dry_run"]))
+        if received:
+            raise SystemExit(128 + received[0])
+        if result.failed:
+            raise CommandError(f"reconcile raised for {result.failed} idempotency keys; see the log.")
+        if result.left:
+            raise CommandError("Idempotency keys need attention; see the admin.", returncode=NEED_ATTENTION)
+
+    def _recover(self, options: dict[str, Any], stop: Event) -> Recovered:
+        def progress(asked: Asked) -> None:
+            if options["verbosity"]:
+                self.stdout.write(str(asked))
+                self.stdout.flush()  # a pipe would hold the line back until the end
+
+        return recover_idempotency_keys(
+            using=known(options["database"]),
+            older_than=options["older_than"],
+            operations=options["operation"],
+            limit=options["limit"],
+            max_seconds=options["max_seconds"],
+            dry_run=options["dry_run"],
+            urlconf=options["urlconf"],
+            stop=stop,
+            progress=progress,
+        )
+
+
+def _described(result: Recovered, *, dry_run: bool) -> str:
+    """The last line, for cron's mail."""
+    sentences = (
+        [] if dry_run else [f"Completed {result.completed} idempotency key{'' if result.completed == 1 else 's'}."]
+    )
+    if not result.complete:
+        sentences.append("Stopped early: more may be left.")
+    sentences.append(f"Need attention: {result.left}.")
+    return " ".join(sentences)

@@ -1,0 +1,326 @@
+"""Recovery without the client: `reconcile` is asked about each key that needs attention, under the key's fence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.http import HttpResponse
+
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
+from django_idempotency.maintenance.resolution import close_with
+from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, as_if_killed, breaks, row
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+Post = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+@pytest.fixture
+def post(client: Any) -> Post:
+    def send(path: str, key: str = "k") -> Any:
+        return client.post(path, {"amount": 5}, content_type="application/json", headers={"Idempotency-Key": key})
+
+    return send
+
+
+@pytest.fixture
+def doubt(post: Post) -> None:
+    """A charge that took effect, and whose answer was lost."""
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/reconcile")
+    GATEWAY.after = lambda: None
+
+
+def recover(**options: Any) -> tuple[Recovered, list[Asked]]:
+    told: list[Asked] = []
+    return recover_idempotency_keys(**{"older_than": 0, "progress": told.append, **options}), told
+
+
+def only(**options: Any) -> Asked:
+    (asked,) = recover(**options)[1]
+    return asked
+
+
+@pytest.mark.usefixtures("doubt")
+class TestWhatReconcileDoes:
+    def test_its_response_completes_the_key(self, post: Post) -> None:
+        """The client's next retry gets it, with the payload that was stored; the view does not run."""
+        seen: list[Any] = []
+
+        def settle(operation: Any) -> HttpResponse:
+            seen.append((operation.request, operation.in_doubt, operation.results, operation.attempt))
+            operation.write("order", Order.objects.create, reference=operation.key)
+            return HttpResponse("settled", status=201)
+
+        HOOKS["reconcile"] = settle
+        result, (asked,) = recover()
+        assert result == Recovered(completed=1, failed=0, left=0, complete=True)
+        assert str(asked) == f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201."
+        assert seen == [(None, ("charge",), {}, 2)]
+        answer = post("/pay/reconcile")
+        assert (answer.status_code, answer.content, answer.headers["Idempotency-Replayed"]) == (201, b"settled", "true")
+        assert (GATEWAY.calls, Order.objects.get().reference) == (1, "k")
+
+    def test_another_payload_is_still_a_mismatch(self, post: Post, client: Any) -> None:
+        """The recovery knows no payload, and keeps the stored fingerprint."""
+        HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
+        recover()
+        assert client.post("/pay/reconcile", {"amount": 6}, headers={"Idempotency-Key": "k"}).status_code == 422
+
+    def test_none_leaves_the_key_as_it_was(self, post: Post) -> None:
+        """Failed, with its doubt and its last error; the retry asks again."""
+        before = row()
+        HOOKS["reconcile"] = lambda operation: None
+        result, (asked,) = recover()
+        assert result == Recovered(completed=0, failed=0, left=1, complete=True)
+        assert asked.reason == "reconcile has left the key to the next retry. In doubt: charge"
+        after = row()
+        assert (after.status, after.last_error, after.policy) == ("failed", before.last_error, "hold")
+        assert in_doubt().get() == after
+        assert (post("/pay/reconcile").status_code, len(GATEWAY.charges)) == (201, 1)
+
+    def test_what_it_records_is_kept(self, post: Post) -> None:
+        """The retry goes on behind the recorded call."""
+
+        def record(operation: Any) -> None:
+            operation.call("charge", lambda: {"charge": "found"})
+
+        HOOKS["reconcile"] = record
+        result, (asked,) = recover()
+        assert (result.left, asked.outcome) == (1, "left")  # half done: the order is missing
+        assert asked.reason == "reconcile has recorded charge, and has left the key to the next retry"
+        HOOKS["reconcile"] = lambda operation: None
+        assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
+
+    def test_if_it_raises_the_key_is_as_it_was(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
+        """The doubt remains, and the next run asks again."""
+        HOOKS["reconcile"] = breaks
+        result, (asked,) = recover()
+        assert result == Recovered(completed=0, failed=1, left=1, complete=True)
+        assert asked.outcome == "failed"
+        assert asked.reason == "reconcile raised tests.leases.Broken: it broke, token=****"
+        assert (row().status, in_doubt().count()) == ("failed", 1)
+        assert "reconcile raised" in caplog.text
+        HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
+        assert only().outcome == "completed"
+
+    def test_what_is_no_response_is_refused(self) -> None:
+        """As an error of reconcile."""
+        HOOKS["reconcile"] = lambda operation: {"charge": 1}
+        assert "return an HttpResponse, or None" in only().reason
+
+    def test_a_late_worker_cannot_write(self) -> None:
+        """The key is taken over under its fence: another attempt."""
+
+        def settle(operation: Any) -> HttpResponse:
+            key = row()
+            assert (key.status, key.attempt) == ("in_progress", 2)
+            assert key.locked_until is not None
+            return HttpResponse()
+
+        HOOKS["reconcile"] = settle
+        assert only().outcome == "completed"
+
+
+@pytest.mark.usefixtures("doubt")
+class TestOneWinner:
+    @pytest.mark.parametrize("how", ["a retry", "a recovery"])
+    def test_the_key_is_in_progress_meanwhile(self, post: Post, how: str) -> None:
+        """A retry gets a conflict, another recovery passes."""
+        during: list[Any] = []
+
+        def settle(operation: Any) -> HttpResponse:
+            during.append(post("/pay/reconcile").status_code if how == "a retry" else recover()[1])
+            return HttpResponse()
+
+        HOOKS["reconcile"] = settle
+        assert only().outcome == "completed"
+        assert during == ([409] if how == "a retry" else [[]])
+
+    def test_a_key_that_has_moved_on_is_passed(self, post: Post) -> None:
+        """Another recovery has asked about it between the list and the claim."""
+        GATEWAY.after = breaks
+        with pytest.raises(Broken):
+            post("/pay/reconcile", "k2")
+        GATEWAY.after = lambda: None
+        HOOKS["reconcile"] = lambda operation: HttpResponse()
+
+        def other(asked: Asked) -> None:
+            IdempotencyKey.objects.filter(key="k2").update(attempt=7)
+
+        result, _ = recover(progress=other)
+        assert (result.completed, result.left) == (1, 1)
+
+    def test_a_recovery_that_was_taken_over_changes_nothing(self) -> None:
+        """A person has decided while `reconcile` was asking, after its lease."""
+
+        def slow(operation: Any) -> HttpResponse:
+            IdempotencyKey.objects.update(locked_until="2020-01-01T00:00Z")
+            close_with(row().pk, Snapshot(status_code=410, headers=(), body=b"by hand"), attempt=2)
+            with pytest.raises(LeaseLost):
+                operation.write("order", Order.objects.create)
+            return HttpResponse("late")
+
+        HOOKS["reconcile"] = slow
+        assert only().outcome == "passed"
+        assert (row().status_code, Order.objects.count()) == (410, 0)
+
+
+@pytest.mark.usefixtures("doubt")
+class TestBounds:
+    def test_a_young_key_is_left_to_its_client(self) -> None:
+        """Its age counts from the last change of its state."""
+        result, told = recover(older_than=timedelta(minutes=1))
+        assert (result, told) == (Recovered(completed=0, failed=0, left=0, complete=True), [])
+        IdempotencyKey.objects.update(created_at="2020-01-01T00:00Z")
+        result, told = recover(older_than=timedelta(minutes=1))
+        assert (result.left, told) == (1, [])
+        IdempotencyKey.objects.update(updated_at=None)  # a row of version 0.1
+        HOOKS["reconcile"] = lambda operation: HttpResponse()
+        assert recover()[0].completed == 1
+
+    def test_a_limit_counts_what_was_asked(self, post: Post) -> None:
+        """Keys without reconcile do not use it up."""
+        GATEWAY.after = breaks
+        for path, key in (("/pay/hold", "held"), ("/pay/reconcile", "k2")):
+            with pytest.raises(Broken):
+                post(path, key)
+        IdempotencyKey.objects.filter(key="held").update(updated_at="2020-01-01T00:00Z")
+        HOOKS["reconcile"] = lambda operation: HttpResponse()
+        result, told = recover(limit=1)
+        assert [asked.outcome for asked in told] == ["left", "completed"]
+        assert result == Recovered(completed=1, failed=0, left=2, complete=False)
+        assert recover(operations=["POST pay/reconcile"])[0] == Recovered(completed=1, failed=0, left=0, complete=True)
+
+    def test_time_and_a_signal_end_a_run(self) -> None:
+        """Between two keys."""
+        stop = Event()
+        stop.set()
+        for bound in ({"max_seconds": 0}, {"stop": stop}):
+            assert recover(**bound) == (Recovered(completed=0, failed=0, left=1, complete=False), [])
+        HOOKS["reconcile"] = lambda operation: HttpResponse()
+        assert recover(max_seconds=60)[0].completed == 1
+
+    def test_a_dry_run_asks_nothing(self) -> None:
+        """And says what would be asked."""
+        before = row()
+        assert only(dry_run=True).reason == "tests.integration.leased_urls.reconciled"
+        assert (row().updated_at, row().attempt) == (before.updated_at, 1)
+
+    @pytest.mark.parametrize("name", ["limit", "max_seconds", "older_than"])
+    def test_impossible_numbers_are_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name} must be at least"):
+            recover(**{name: -1})
+
+
+class TestWhatCannotBeAsked:
+    def test_without_reconcile(self, post: Post) -> None:
+        """Under "hold" a person decides; under "retry" the client's retry goes on."""
+        GATEWAY.after = breaks
+        for path in ("/pay", "/pay/hold"):
+            with pytest.raises(Broken):
+                post(path, path)
+        assert sorted((asked.operation, asked.reason) for asked in recover()[1]) == [
+            ("POST pay", "no reconcile: it waits for the next retry of the client, or for a person"),
+            ("POST pay/hold", "on hold without reconcile: a person decides"),
+        ]
+        assert set(IdempotencyKey.objects.values_list("attempt", flat=True)) == {1}
+
+    @pytest.mark.usefixtures("doubt")
+    def test_a_write_in_doubt_is_for_a_person(self) -> None:
+        """No other side could recognise its repetition."""
+        row().steps.update(kind="write")
+        assert only().reason.startswith("a write is in doubt")
+        assert row().attempt == 1
+
+    @pytest.mark.usefixtures("doubt")
+    def test_a_claim_without_a_lease_is_for_a_person(self) -> None:
+        """Its view has ended its own transaction."""
+        IdempotencyKey.objects.update(status="in_progress", locked_until="1970-01-01T00:00Z")
+        assert only().outcome == "left"
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.usefixtures("doubt")
+    def test_not_inside_a_transaction(self) -> None:
+        """What it records must be committed before the next call."""
+        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="recover_idempotency_keys was"):
+            recover()
+
+
+def test_a_dead_worker_is_asked_about(post: Post) -> None:
+    """Stuck: in progress, and its lease is over."""
+    HOOKS["between"] = breaks
+    with pytest.raises(Broken):
+        post("/pay/reconcile")
+    as_if_killed()
+    HOOKS["reconcile"] = lambda operation: HttpResponse(str(operation.results))
+    assert only().outcome == "completed"
+    assert b"charge" in post("/pay/reconcile").content
+
+
+def test_half_done_is_asked_about(post: Post) -> None:
+    """Charged, and failed before the order: no doubt, and the client does not come back."""
+    HOOKS["between"] = breaks
+    with pytest.raises(Broken):
+        post("/pay/reconcile")
+    HOOKS["reconcile"] = lambda operation: HttpResponse(operation.results["charge"]["charge"])
+    assert only().outcome == "completed"
+
+
+def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture) -> None:
+    """One record for each key, without the key itself."""
+    caplog.set_level(logging.INFO, "django_idempotency")
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    recover()
+    (record,) = (record for record in caplog.records if vars(record).get("event") == "recovery")
+    assert (record.outcome, record.operation) == ("completed", "POST pay/reconcile")  # type: ignore[attr-defined]
+
+
+class TestOnce:
+    @pytest.fixture
+    def broken(self) -> Any:
+        @once(scope="s", key=lambda: "k", operation="once.pay", lease=60, reconcile=lambda operation: self.returned)
+        def pay(*, operation: Any) -> Any:
+            return operation.call("charge", GATEWAY.charge, "key")
+
+        GATEWAY.after = breaks
+        with pytest.raises(Broken):
+            pay()
+        return pay
+
+    def test_a_decorated_function_is_found(self, broken: Any) -> None:
+        """Its reconcile returns a Result, which the next call gets."""
+        self.returned: Any = Result({"id": 1}, replayed=False)
+        assert only().outcome == "completed"
+        assert broken() == {"id": 1}
+
+    def test_another_value_is_refused(self, broken: Any) -> None:
+        self.returned = {"id": 1}
+        assert "return Result(value, replayed=False)" in only().reason
+
+    def test_an_unknown_operation_is_left(self, broken: Any) -> None:
+        """run_once cannot be found."""
+        IdempotencyKey.objects.update(operation="gone.pay")
+        asked = only()
+        assert (asked.outcome, "run_once without the decorator cannot be found" in asked.reason) == ("left", True)
+
+
+def test_nothing_needs_attention() -> None:
+    assert recover() == (Recovered(completed=0, failed=0, left=0, complete=True), [])
