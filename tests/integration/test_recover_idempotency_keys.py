@@ -1,0 +1,109 @@
+"""`manage.py recover_idempotency_keys`: its lines, its exit status and its limits."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+
+from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, row
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _doubt(client: Any) -> None:
+    """A charge that took effect, and whose answer was lost."""
+    GATEWAY.reset()
+    HOOKS.clear()
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
+
+
+def run(*args: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command("recover_idempotency_keys", "--older-than=0", *args, stdout=out, **options)
+    return out.getvalue()
+
+
+def failing(*args: str) -> tuple[str, int]:
+    out = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command("recover_idempotency_keys", *args, stdout=out)
+    return out.getvalue(), caught.value.returncode
+
+
+def test_nothing_is_left() -> None:
+    """Exit status 0: a line for each key, and one for cron's mail."""
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
+    assert run() == (
+        f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201.\n"
+        "Completed 1 idempotency key. Need attention: 0.\n"
+    )
+    assert run() == "Completed 0 idempotency keys. Need attention: 0.\n"
+    assert run(verbosity=0) == ""
+
+
+def test_keys_are_left() -> None:
+    """Exit status 3."""
+    HOOKS["reconcile"] = lambda operation: None
+    text, status = failing("--older-than=0")
+    assert (text.splitlines()[-1], status) == ("Completed 0 idempotency keys. Need attention: 1.", 3)
+
+
+def test_reconcile_raises() -> None:
+    """Exit status 1."""
+    HOOKS["reconcile"] = breaks
+    assert failing("--older-than=0")[1] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--database=gone"], ["--limit=0"], ["--import=tests.gone"], ["--urlconf=tests.gone"]]
+)
+def test_what_cannot_work(arguments: list[str]) -> None:
+    """Exit status 1, and nothing was asked."""
+    assert failing("--older-than=0", *arguments)[1] == 1
+    assert row().attempt == 1
+
+
+def test_a_dry_run_says_what_would_be_asked() -> None:
+    """Exit status 3 also then: the key needs attention."""
+    assert failing("--older-than=0", "--dry-run") == (
+        f"{row().reference} POST pay/reconcile: would ask, tests.integration.leased_urls.reconciled.\n"
+        "Need attention: 1.\n",
+        3,
+    )
+
+
+def test_only_what_was_chosen() -> None:
+    """By operation and age. The default age leaves the key to its client."""
+    assert run("--operation=POST other") == "Completed 0 idempotency keys. Need attention: 0.\n"
+    out = io.StringIO()
+    call_command("recover_idempotency_keys", "--import=tests.works", stdout=out)
+    assert out.getvalue() == "Completed 0 idempotency keys. Need attention: 0.\n"
+
+
+def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
+    """The key at hand is completed."""
+    with pytest.raises(Broken):
+        client.post("/pay/reconcile", headers={"Idempotency-Key": "k2"})
+
+    def stopped(operation: Any) -> HttpResponse:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return HttpResponse()
+
+    HOOKS["reconcile"] = stopped
+    out = io.StringIO()
+    with pytest.raises(SystemExit) as caught:
+        call_command("recover_idempotency_keys", "--older-than=0", stdout=out)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert out.getvalue().endswith("Stopped early: more may be left. Need attention: 1.\n")
+    assert sorted(IdempotencyKey.objects.values_list("status", flat=True)) == ["completed", "failed"]
