@@ -27,7 +27,9 @@ class Resolved:
     refused: int
 
 
-def resolve_all(keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *args: Any) -> Resolved:
+def resolve_all(
+    keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *args: Any, by: str = "", reason: str = ""
+) -> Resolved:
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
     Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). An error leaves the keys
@@ -37,6 +39,7 @@ def resolve_all(keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *
         keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
         args: what the decision needs: a step and its result, or a response.
+        by, reason: who decides, and why. Kept with each key: see `maintenance.decisions`.
 
     Returns:
         How many keys were resolved, and how many refused.
@@ -47,7 +50,7 @@ def resolve_all(keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *
     resolved = refused = 0
     for row_id, attempt in list(keys.values_list("pk", "attempt")):
         try:
-            decision(row_id, *args, attempt=attempt, using=keys.db)
+            decision(row_id, *args, attempt=attempt, by=by, reason=reason, using=keys.db)
         except NotResolvable:
             refused += 1
         else:

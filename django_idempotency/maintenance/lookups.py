@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from django.db.models import BooleanField, DateTimeField, Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import Coalesce
 
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
@@ -142,6 +144,21 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     steps = IdempotencyStep.objects.filter(key=OuterRef("pk"))
     effects = steps.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None))
     return _idle(using).filter(Q(status=Status.IN_PROGRESS) | Exists(effects))
+
+
+def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
+    """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock."""
+    now = database_now(keys)
+    if now is None:
+        return keys.none()
+    changed = keys.annotate(changed_at=Coalesce("updated_at", "created_at"))
+    return changed.filter(changed_at__lte=now - timedelta(seconds=seconds)).order_by("changed_at", "pk")
+
+
+def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:
+    """The database's time. None if there are no such keys."""
+    now: datetime | None = keys.values_list(database_clock(keys.db), flat=True).first()
+    return now
 
 
 BY_LEASE = ("locked_until",)

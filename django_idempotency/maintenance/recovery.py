@@ -6,11 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from threading import Event
-from typing import TYPE_CHECKING, Literal
-
-from django.db.models.functions import Coalesce
+from typing import Literal
 
 from ..endpoints.operations import Operations, Unrecoverable
 from ..engine.conf import Idempotency
@@ -27,10 +25,7 @@ from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .lookups import database_clock, needs_attention
-
-if TYPE_CHECKING:
-    from django.db.models import QuerySet
+from .lookups import database_now, needs_attention, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
 """Longer than the retries of a usual client, which should come first: a retry has the whole request."""
@@ -123,20 +118,16 @@ def recover_idempotency_keys(
     keys = needs_attention(using=store.alias)
     if operations:
         keys = keys.filter(operation__in=operations)
-    now = keys.values_list(database_clock(store.alias), flat=True).first()
+    now = database_now(keys)
     if now is None:
         return Recovered(completed=0, failed=0, left=0, complete=True)
-    before = now - timedelta(seconds=seconds_of(older_than))
     run = _Run(store, Operations(urlconf), progress, dry_run=dry_run)
-    complete = run.through(_oldest_first(keys, before), limit, max_seconds, stop or Event())
-    left = keys.filter(created_at__lte=before).count()
+    # What was asked about has changed, and so comes last the next time.
+    oldest = unchanged_for(keys, seconds_of(older_than))
+    listed = list(oldest.values_list("key_hash", "scope_hash", "pk", "attempt"))
+    complete = run.through(listed, limit, max_seconds, stop or Event())
+    left = keys.filter(created_at__lte=now - timedelta(seconds=seconds_of(older_than))).count()
     return Recovered(completed=run.completed, failed=run.failed, left=left, complete=complete)
-
-
-def _oldest_first(keys: QuerySet[IdempotencyKey], before: datetime) -> list[tuple[int, int, int, int]]:
-    """The keys whose state has not changed since: hashes, id, attempt. What was asked about comes last next time."""
-    changed = keys.annotate(changed_at=Coalesce("updated_at", "created_at")).filter(changed_at__lte=before)
-    return list(changed.order_by("changed_at", "pk").values_list("key_hash", "scope_hash", "pk", "attempt"))
 
 
 class _Run:

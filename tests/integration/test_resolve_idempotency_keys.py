@@ -1,0 +1,152 @@
+"""`manage.py resolve_idempotency_keys`: which keys, which decision, and its trail."""
+
+from __future__ import annotations
+
+import getpass
+import io
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
+
+from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.expired import make_leased
+
+pytestmark = pytest.mark.django_db
+WHY = "--reason=TICKET-1"
+
+
+@pytest.fixture(autouse=True)
+def _keys() -> None:
+    make_leased("doubt", "failed", doubt=True)
+    make_leased("half", "failed")
+    make_leased("stuck", "in_progress", lapsed=True, call=False)
+    make_leased("running", "in_progress", lapsed=False, doubt=True)
+    make_leased("done", "completed")
+    IdempotencyKey.objects.update(policy="retry")
+    IdempotencyKey.objects.filter(key="doubt").update(
+        policy="hold", operation="POST refund/", resource_type="order", resource_id="59"
+    )
+    IdempotencyKey.objects.filter(key="half").update(updated_at=timezone.now() - timedelta(days=7))
+    IdempotencyKey.objects.filter(key="stuck").update(updated_at=timezone.now())
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("resolve_idempotency_keys", WHY, *args, stdout=out)
+    return out.getvalue()
+
+
+def refused(*args: str) -> CommandError:
+    with pytest.raises(CommandError) as caught:
+        run(*args)
+    return caught.value
+
+
+def listed(*args: str) -> list[str]:
+    references = {key.reference: key.key for key in IdempotencyKey.objects.all()}
+    return sorted(references[line.split()[0]] for line in run("--close=410", *args).splitlines()[:-1])
+
+
+def get(key: str) -> IdempotencyKey:
+    return IdempotencyKey.objects.get(key=key)
+
+
+@pytest.mark.parametrize(
+    ("selectors", "keys"),
+    [
+        (["--older-than=0"], ["doubt", "half", "stuck"]),
+        (["--state=stuck"], ["stuck"]),
+        (["--state=stuck", "--state=in-doubt"], ["doubt", "stuck"]),
+        (["--state=half-done"], ["half"]),
+        (["--operation=POST refund/"], ["doubt"]),
+        (["--operation=POST refund/", "--state=stuck"], []),
+        (["--resource=59"], ["doubt"]),
+        (["--resource=order 59"], ["doubt"]),
+        (["--resource=invoice 59"], []),
+        (["--key=half", '--key="doubt"', "--key=done"], ["doubt", "half"]),
+        (["--older-than=86400"], ["doubt", "half"]),
+    ],
+)
+def test_which_keys(selectors: list[str], keys: list[str]) -> None:
+    """Never a completed key, nor one with a worker."""
+    assert listed(*selectors) == keys
+
+
+def test_without_apply_nothing_changes() -> None:
+    """The keys are listed, with what is in doubt and what they are about."""
+    before = list(IdempotencyKey.objects.order_by("pk").values())
+    assert run("--close=410", "--resource=59") == (
+        f"{get('doubt').reference} POST refund/: failed, policy hold, attempt 1, in doubt: call, about order 59.\n"
+        "Close: 1. Nothing was changed: --apply is missing.\n"
+    )
+    assert list(IdempotencyKey.objects.order_by("pk").values()) == before
+
+
+def test_release_takes_keys_that_may_be_retried() -> None:
+    """Keys on hold are passed over, with exit status 3."""
+    error = refused("--release", "--older-than=0", "--apply")
+    assert error.returncode == 3
+    assert (get("stuck").status, get("doubt").steps.filter(finished_at=None).count()) == ("failed", 1)
+    assert decisions_of(get("doubt")) == []
+
+
+def test_release_of_what_did_not_happen() -> None:
+    """Also on hold, by a person who has looked; the trail keeps the call."""
+    assert run("--release", "--calls-did-not-happen", "--key=doubt", "--apply", "--by=ann").endswith("Release: 1.\n")
+    assert not get("doubt").steps.filter(finished_at=None).exists()
+    (decision,) = decisions_of(get("doubt"))
+    assert (decision.action, decision.by, decision.reason) == ("release", "ann", "TICKET-1")
+    assert [step["name"] for step in decision.steps] == ["call"]
+
+
+def test_record() -> None:
+    """Only where the step is in doubt; `by` is the user of the operating system."""
+    assert run("--record", 'call={"id": "ch_1"}', "--older-than=0", "--apply").endswith("Record: 1.\n")
+    assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == '{"value": {"id": "ch_1"}}'
+    assert decisions_of(get("doubt"))[0].by == getpass.getuser()
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type"), [('{"refunded": true}', "application/json"), ("refunded", "text/plain; charset=utf-8")]
+)
+def test_close(body: str, media_type: str) -> None:
+    run("--close=200", f"--body={body}", "--key=half", "--apply")
+    key = get("half")
+    assert (key.status, key.status_code, bytes(key.body or b"")) == ("completed", 200, body.encode())
+    assert media_type in (key.headers or "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--release"], "Choose the keys"),
+        (["--record=call", "--key=k"], "write STEP=JSON"),
+        (["--record=call=ch_1", "--key=k"], "is not JSON"),
+        (["--close=500", "--key=k"], "is no final answer"),
+        (["--release", "--key=k", "--database=gone"], "There is no database 'gone'"),
+        (["--release", "--key=k", "--apply", "--reason= "], "--reason is empty"),
+        (["--key=k"], "one of the arguments --release --record --close is required"),
+    ],
+)
+def test_what_cannot_work(arguments: list[str], message: str) -> None:
+    assert message in str(refused(*arguments))
+
+
+def test_a_key_that_has_changed_is_refused() -> None:
+    """Between the list and the decision: exit status 3, and the others are decided about."""
+    locks: list[str] = []
+
+    def a_retry_comes(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "decisions" in sql and "last_error" not in sql and not locks:
+            locks.append(sql)
+            IdempotencyKey.objects.filter(key="stuck").update(attempt=2)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(a_retry_comes):
+        assert refused("--close=410", "--older-than=0", "--apply").returncode == 3
+    assert (get("half").status, get("stuck").status) == ("completed", "in_progress")
