@@ -4,10 +4,15 @@
  * Between two of them anything may happen. Workers are killed at any point (up to CRASHES in all), and their leases lapse at any time (up to LAPSES), which makes
  * zombies of those that are still running. Clients retry until they have a final answer.
  *
+ * With -DRECOVERY clients may also go away for ever, and recover_idempotency_keys runs in their place.
+ *
  *   -DCLIENTS=2 -DHOLD     on_abandoned="hold" and a gateway without keys; otherwise "retry" and one that honours them
  *   -DNO_FENCE             every fence passes: the checker must find a second order
  *   -DCARELESS             hold, and the person does not know whether the worker is dead: the checker must find a second charge
  *   -DNO_DOUBT             hold, but doubts are not looked at: the checker must find a second charge
+ *   -DSAME_ATTEMPT         recovery takes a key over at the attempt of its worker: the checker must find a second order
+ *   -DHASTY                reconcile answers "not charged" while the worker may be slow: the checker must find a charge
+ *                          without an order
  */
 #ifndef CLIENTS
 #define CLIENTS 2
@@ -17,6 +22,10 @@
 #endif
 #ifndef LAPSES
 #define LAPSES 2
+#endif
+
+#ifndef LEFT
+#define LEFT 2              /* how often reconcile may be asked in vain: each time is like the one before */
 #endif
 
 mtype = { none, in_progress, completed, failed };   /* IdempotencyKey.status; none: no row */
@@ -32,9 +41,10 @@ byte result = 0;            /* the stored response: which attempt made it */
 byte charges = 0;           /* the gateway's books */
 byte orders = 0;            /* our books */
 
-byte crashes = 0, lapses = 0, finished = 0;
-bool working[CLIENTS];      /* a worker process is alive for this client */
-byte doing[CLIENTS];        /* its attempt */
+byte crashes = 0, lapses = 0, finished = 0, gone = 0, left = 0;
+bool settled = false;       /* the key has been completed */
+bool working[CLIENTS + 1];  /* a worker process is alive for this client; the last one is the recovery */
+byte doing[CLIENTS + 1];    /* its attempt */
 
 #ifdef NO_FENCE
 #define MINE true
@@ -54,9 +64,11 @@ byte doing[CLIENTS];        /* its attempt */
 
 #define AT_WORK(who) (working[who] && doing[who] == attempt)
 #if CLIENTS == 2
-#define DEAD (!AT_WORK(0) && !AT_WORK(1))
-#else
 #define DEAD (!AT_WORK(0) && !AT_WORK(1) && !AT_WORK(2))
+#define NOBODY (!working[0] && !working[1] && !working[2])
+#else
+#define NOBODY (!working[0] && !working[1] && !working[2] && !working[3])
+#define DEAD (!AT_WORK(0) && !AT_WORK(1) && !AT_WORK(2) && !AT_WORK(3))
 #endif
 
 inline die() { /* kill -9: whatever was not committed is gone */
@@ -73,6 +85,9 @@ retry:
         knows_charge = not_started; knows_order = false; mine = 0;
         if
         :: status == completed -> goto answered
+#ifdef RECOVERY
+        :: gone++; goto away                                /* this client does not come back */
+#endif
         :: status == none ->
             status = in_progress; attempt++; live = true; mine = attempt
         :: (status == failed || (status == in_progress && !live)) && MAY_RUN ->
@@ -120,7 +135,7 @@ retry:
     fi;
 
     /* Store.complete */
-    atomic { if :: MINE -> assert(status != completed); status = completed; live = false; result = mine :: else -> goto lost fi }
+    atomic { if :: MINE -> assert(status != completed); status = completed; live = false; result = mine; settled = true :: else -> goto lost fi }
     if :: crashes < CRASHES -> die() :: true fi;
     goto answered;
 lost:
@@ -133,7 +148,59 @@ answered:
         assert(orders == 1 && charges == 1);
         finished++
     }
+away:
+    skip
 }
+
+#ifdef RECOVERY
+#define ATTENTION ((status == failed && charge != not_started) || (status == in_progress && !live))   /* needs_attention */
+/* recover_idempotency_keys, by cron: reconcile looks into the gateway's books, and makes up for what is missing. */
+active proctype Recovery() {
+    byte mine;
+end:
+again:
+    /* Store.resume */
+    atomic {
+        working[CLIENTS] = false;
+        ATTENTION && (charges > 0 || left < LEFT);
+        status = in_progress; live = true;
+#ifndef SAME_ATTEMPT
+        attempt++;
+#endif
+        mine = attempt; working[CLIENTS] = true; doing[CLIENTS] = mine
+    }
+    if :: crashes < CRASHES -> crashes++; goto again :: true fi;
+    if
+    :: charges == 0 ->
+#ifdef HASTY
+        goto complete
+#else
+        /* reconcile returns None: Store.fail, with the doubt as it was */
+        atomic { if :: MINE -> status = failed; live = false; left++ :: else fi }
+        goto again
+#endif
+    :: else
+    fi;
+    /* what it has found: Store.start_call, Store.finish_call */
+    if
+    :: charge == done
+    :: else ->
+        atomic { if :: MINE -> charge = started :: else -> goto again fi }
+        if :: crashes < CRASHES -> crashes++; goto again :: true fi;
+        atomic { if :: MINE -> charge = done :: else -> goto again fi }
+        if :: crashes < CRASHES -> crashes++; goto again :: true fi
+    fi;
+    if
+    :: ordered
+    :: else ->
+        atomic { if :: MINE -> orders++; ordered = true :: else -> goto again fi }
+        if :: crashes < CRASHES -> crashes++; goto again :: true fi
+    fi;
+complete:
+    atomic { if :: MINE -> status = completed; live = false; result = mine; settled = true :: else fi }
+    goto again
+}
+#endif
 
 /* Time passes: a lease may lapse while its worker is still running, and does so when its worker is dead. */
 active proctype Clock() {
@@ -149,7 +216,7 @@ end:
 active proctype Cleanup() {
 end:
     do
-    :: atomic { status == completed && finished == CLIENTS -> status = none; charge = not_started; ordered = false; break }
+    :: atomic { status == completed && finished + gone == CLIENTS -> status = none; charge = not_started; ordered = false; break }
     od
 }
 
@@ -157,7 +224,11 @@ end:
 #ifdef CARELESS
 #define KNOWS true
 #else
+#ifdef RECOVERY
+#define KNOWS NOBODY        /* a recovery in vain has a new attempt: the worker of an earlier one may still be about to call */
+#else
 #define KNOWS DEAD
+#endif
 #endif
 /* A person (execution.resolution), who knows that the worker is dead: the books of the gateway decide. */
 active proctype Person() {
@@ -181,4 +252,5 @@ init {
 
 #define TWICE (orders > 1 || charges > 1)
 ltl once { [] !TWICE }
-ltl nobody_is_stuck { <> (finished == CLIENTS) }
+ltl nobody_is_stuck { <> (finished + gone == CLIENTS) }
+ltl no_charge_is_left { [] (charges > 0 -> <> (settled && orders > 0)) }

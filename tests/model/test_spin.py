@@ -63,6 +63,42 @@ def test_nobody_waits_for_ever(tmp_path: Path, policy: list[str]) -> None:
     assert states > 10_000
 
 
+# One crash and one lease that lapses are enough for each of the failures below, and keep the model small.
+SMALL = ["-DRECOVERY", "-DCRASHES=1", "-DLAPSES=1", "-DLEFT=1"]
+RECOVERY = [SMALL, [*SMALL, "-DHOLD"]]
+
+
+@pytest.mark.parametrize("policy", RECOVERY, ids=["retry", "hold"])
+def test_recovery_makes_nothing_take_effect_twice(tmp_path: Path, policy: list[str]) -> None:
+    """Clients, zombies, a person and the recovery at once, each of them killed at any point."""
+    errors, states = check(tmp_path, "once", *policy)
+    assert errors == 0
+    assert states > 10_000
+
+
+@pytest.mark.parametrize("policy", RECOVERY, ids=["retry", "hold"])
+@pytest.mark.parametrize("claim", ["nobody_is_stuck", "no_charge_is_left"])
+def test_a_charge_gets_its_order_although_no_client_comes_back(tmp_path: Path, policy: list[str], claim: str) -> None:
+    """The key is completed in the end."""
+    errors, states = check(tmp_path, claim, *policy, fair=True)
+    assert errors == 0
+    assert states > 10_000
+
+
+@pytest.mark.parametrize(
+    ("claim", "sabotage"),
+    [
+        ("once", [*SMALL, "-DSAME_ATTEMPT"]),
+        ("once", [*SMALL, "-DNO_FENCE"]),
+        ("no_charge_is_left", [*SMALL, "-DHOLD", "-DHASTY"]),
+    ],
+)
+def test_the_checker_finds_a_broken_recovery(tmp_path: Path, claim: str, sabotage: list[str]) -> None:
+    """One that does not take the key over, and a reconcile that does not ask whether the worker is dead."""
+    errors, _ = check(tmp_path, claim, *sabotage, fair=claim != "once")
+    assert errors == 1
+
+
 @pytest.mark.parametrize(
     "sabotage",
     [["-DNO_FENCE"], ["-DHOLD", "-DNO_FENCE"], ["-DHOLD", "-DNO_DOUBT"], ["-DHOLD", "-DCARELESS"]],

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 from asgiref.sync import sync_to_async
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -92,11 +93,43 @@ def three_steps(request: HttpRequest) -> HttpResponse:
     """A charge, an order, a mail."""
     operation = get_operation(request)
     reference = request.headers["X-Reference"]
-    gateway = os.environ["OLD_GATEWAY" if request.path == "/hold" else "GATEWAY"]
+    gateway = os.environ["GATEWAY" if request.path == "/retry" else "OLD_GATEWAY"]
     charge = operation.call("charge", call_gateway, gateway, "charge", reference, operation.derive_key("charge"))
     order = operation.write("order", Order.objects.create, reference=reference)
     mail = operation.call("mail", call_gateway, gateway, "mail", reference, operation.derive_key("mail"))
     return JsonResponse({"id": order.pk, "charge": charge, "mail": mail}, status=201)
+
+
+def found(gateway: str, reference: str) -> Any:
+    """The charge in the gateway's books, or None."""
+    charges = httpx.get(f"{gateway}/charges", params={"reference": reference}, timeout=30).json()["charges"]
+    return charges[0]["id"] if charges else None
+
+
+def settle(operation: Any) -> HttpResponse:
+    """What the books of /settled say: not charged, so there is no order; or charged, and all else is made up for."""
+    gateway, reference = os.environ["OLD_GATEWAY"], operation.key
+    charge = operation.results.get("charge") or found(gateway, f"charge {reference}")
+    if charge is None:
+        return JsonResponse({"charge": None}, status=402)
+
+    def mail() -> Any:
+        sent = found(gateway, f"mail {reference}")
+        return sent or call_gateway(gateway, "mail", reference, operation.derive_key("mail"))
+
+    operation.call("charge", lambda: charge)
+    order = operation.write("order", Order.objects.create, reference=reference)
+    return JsonResponse({"id": order.pk, "charge": charge, "mail": operation.call("mail", mail)}, status=201)
+
+
+@csrf_exempt
+def recover(request: HttpRequest) -> HttpResponse:
+    """The command, in a process that can be killed at any boundary."""
+    try:
+        call_command("recover_idempotency_keys", "--older-than=0", "--operation=POST settled")
+    except CommandError as error:
+        return JsonResponse({"status": error.returncode})
+    return JsonResponse({"status": 0})
 
 
 async def hang(request: HttpRequest, place: str) -> None:
@@ -154,6 +187,8 @@ LEASE = 0.5
 urlpatterns = [
     path("retry", csrf_exempt(idempotent(lease=LEASE)(three_steps))),
     path("hold", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold")(three_steps))),
+    path("settled", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold", reconcile=settle)(three_steps))),
+    path("recover", recover),
     path("async", asynchronous),
     path("async/leased", leased_async),
     path("async/class", csrf_exempt(AsyncView.as_view())),
