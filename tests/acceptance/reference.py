@@ -38,7 +38,12 @@ def public() -> dict[str, list[str]]:
 
 ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
-COMMANDS = ("cleanup_idempotency_keys", "idempotency_endpoints")
+COMMANDS = (
+    "cleanup_idempotency_keys",
+    "idempotency_endpoints",
+    "recover_idempotency_keys",
+    "resolve_idempotency_keys",
+)
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
 
