@@ -41,7 +41,7 @@ byte result = 0;            /* the stored response: which attempt made it */
 byte charges = 0;           /* the gateway's books */
 byte orders = 0;            /* our books */
 
-byte crashes = 0, lapses = 0, finished = 0, gone = 0, left = 0;
+byte crashes = 0, lapses = 0, finished = 0, gone = 0, in_vain = 0;
 bool settled = false;       /* the key has been completed */
 bool working[CLIENTS + 1];  /* a worker process is alive for this client; the last one is the recovery */
 byte doing[CLIENTS + 1];    /* its attempt */
@@ -162,7 +162,7 @@ again:
     /* Store.resume */
     atomic {
         working[CLIENTS] = false;
-        ATTENTION && (charges > 0 || left < LEFT);
+        ATTENTION && (charges > 0 || in_vain < LEFT);
         status = in_progress; live = true;
 #ifndef SAME_ATTEMPT
         attempt++;
@@ -176,7 +176,7 @@ again:
         goto complete
 #else
         /* reconcile returns None: Store.fail, with the doubt as it was */
-        atomic { if :: MINE -> status = failed; live = false; left++ :: else fi }
+        atomic { if :: MINE -> status = failed; live = false; in_vain++ :: else fi }
         goto again
 #endif
     :: else

@@ -187,7 +187,7 @@ LEASE = 0.5
 urlpatterns = [
     path("retry", csrf_exempt(idempotent(lease=LEASE)(three_steps))),
     path("hold", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold")(three_steps))),
-    path("settled", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold", reconcile=settle)(three_steps))),
+    path("settled", csrf_exempt(idempotent(lease=4 * LEASE, on_abandoned="hold", reconcile=settle)(three_steps))),
     path("recover", recover),
     path("async", asynchronous),
     path("async/leased", leased_async),
