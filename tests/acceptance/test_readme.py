@@ -258,24 +258,6 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 
 
 @pytest.mark.django_db
-def test_the_recovery_asks_the_example(run, serve, client, gateway):
-    """Its client does not come back: the charge is recorded, and the key waits for the next retry."""
-    sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased-failures.md", "shop/careful.py").pay))
-    client.raise_request_exception = False
-    gateway.down = True
-    assert client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code == 500
-    recover = run("docs/operations.md", "shop/recovery.py").every_five_minutes
-    assert recover() == 0  # too young
-
-    IdempotencyKey.objects.update(created_at="2020-01-01T00:00Z", updated_at="2020-01-01T00:00Z")
-
-    assert recover() == 1
-    assert IdempotencyKey.objects.get().steps.get().result == '{"value": {"id": "ch_1"}}'
-    assert len(gateway.books) == 1
-
-
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("decision", "args", "status", "content"),
     [

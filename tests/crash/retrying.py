@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -69,6 +70,21 @@ class Retrying:
 
         answer: httpx.Response = eventually("a final answer", attempt)
         return answer
+
+
+def at_every_boundary(client: httpx.Client, path: str, check: Callable[[Retrying], None]) -> int:
+    """Kill and check once at each; returns how many there were."""
+    boundaries = Retrying(client, path).boundaries()
+
+    def one(number: int) -> None:
+        retrying = Retrying(client, path)
+        retrying.killed_at(number)
+        check(retrying)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for future in [pool.submit(one, number) for number in range(1, boundaries + 1)]:
+            future.result(2 * DEADLINE)
+    return boundaries
 
 
 def look_into_the_books(gateway: httpx.Client, key: str) -> str:

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("rest_framework")
 
 
 from django_idempotency.models import IdempotencyKey
-from tests.crash.retrying import AT_ONCE, Retrying, knowing, look_into_the_books, serving
-from tests.servers import DEADLINE, fake_gateway
+from tests.crash.retrying import Retrying, at_every_boundary, knowing, look_into_the_books, serving
+from tests.servers import fake_gateway
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 BOTH_WAYS = pytest.mark.parametrize("plain", [False, True], ids=["BEGIN and COMMIT travel along", "each by itself"])
-
-
-def at_every_boundary(client: httpx.Client, path: str, check: Callable[[Retrying], None]) -> int:
-    """Kill and check once at each; returns how many there were."""
-    boundaries = Retrying(client, path).boundaries()
-
-    def one(number: int) -> None:
-        retrying = Retrying(client, path)
-        retrying.killed_at(number)
-        check(retrying)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for future in [pool.submit(one, number) for number in range(1, boundaries + 1)]:
-            future.result(2 * DEADLINE)
-    return boundaries
 
 
 @BOTH_WAYS

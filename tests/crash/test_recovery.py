@@ -19,8 +19,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim
-from tests.crash.retrying import Retrying, knowing, recover_to_the_end, serving
-from tests.crash.test_boundaries import at_every_boundary
+from tests.crash.retrying import Retrying, at_every_boundary, knowing, recover_to_the_end, serving
 from tests.leases import lapse
 from tests.servers import fake_gateway
 from tests.shopapp.models import Order
