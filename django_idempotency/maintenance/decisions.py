@@ -18,18 +18,23 @@ if TYPE_CHECKING:
     from ..models import IdempotencyKey
 
 
+RECORDED = frozenset({"record", "correct"})
+"""Actions that gave a step its result."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One decision.
 
     Attributes:
-        action: "release", "record", "answer" or "fail".
+        action: "release", "record", "correct", "answer" or "fail".
         at: when, as ISO 8601 with the zone.
         by: the user name, or the name of the command.
         reason: why, as the person has written it.
         attempt: the attempt that the decision was about.
         detail: what was decided: the step that was recorded, or the status that was answered.
         steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
+        replaced: of "correct", the result that was replaced, as the step has kept it.
     """
 
     action: str
@@ -39,11 +44,17 @@ class Decision:
     attempt: int = 0
     detail: str = ""
     steps: list[dict[str, Any]] = field(default_factory=list)
+    replaced: str | None = None
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database."""
     return _read(key, key.decisions)
+
+
+def recorded_steps(row: Row, stored: str | None) -> set[str]:
+    """Return the names of the steps whose result a person has recorded. Raises `NotDecryptable`."""
+    return {decision.detail for decision in _read(row, stored) if decision.action in RECORDED}
 
 
 def with_decision(row: Row, stored: str | None, decision: Decision) -> str | None:

@@ -14,6 +14,7 @@ from django_idempotency.maintenance import (
     resolve_all,
     stuck,
 )
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.expired import make_leased
 
@@ -61,3 +62,10 @@ def test_it_works_on_the_database_of_the_keys() -> None:
     assert resolve_all(in_doubt(using="other"), release_for_retry) == Resolved(resolved=0, refused=0)
     IdempotencyKey.objects.filter(key="doubt 1").update(attempt=7)
     assert resolve_all(in_doubt(using="default"), release_for_retry) == Resolved(resolved=2, refused=0)
+
+
+def test_each_key_says_who_decided_and_why() -> None:
+    """In its trail."""
+    resolve_all(in_doubt(), release_for_retry, by="ada", reason="the gateway was down")
+    for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
+        assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "the gateway was down")]

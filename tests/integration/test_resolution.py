@@ -11,8 +11,10 @@ from django.utils import timezone
 
 from django_idempotency import NotResolvable
 from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.at_rest import OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -109,15 +111,51 @@ def test_what_was_not_seen_is_refused(post: Post, in_doubt: IdempotencyKey, deci
         decisions(in_doubt)[decision]()
 
 
-def test_a_call_that_is_not_in_doubt_cannot_be_recorded(in_doubt: IdempotencyKey) -> None:
-    """Its result stands, and the key is left as it was."""
-    record_outcome(in_doubt.pk, "charge", 1, attempt=1)
+def test_a_result_of_the_worker_cannot_be_recorded(in_doubt: IdempotencyKey) -> None:
+    """The result stands, and the key is left as it was. So is a step that does not exist."""
+    IdempotencyStep.objects.update(finished_at=timezone.now(), result='{"value": 1}')
     before = list(IdempotencyKey.objects.values())
     for step in ("charge", "nothing"):
         with pytest.raises(NotResolvable, match=f"The call '{step}' is not in doubt"):
             record_outcome(in_doubt.pk, step, 2, attempt=1)
     assert list(IdempotencyKey.objects.values()) == before
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
+
+
+def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Post, in_doubt: IdempotencyKey) -> None:
+    """The trail keeps the result that was replaced."""
+    record_outcome(in_doubt.pk, "charge", {"value": {"charge": "ch_1"}}, attempt=1, by="ada")
+    with pytest.raises(KeyError):
+        post("/pay/hold")
+    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=2, by="bob", reason="T-7")
+    trail = decisions_of(row())
+    assert [(made.action, made.by, made.detail) for made in trail] == [
+        ("record", "ada", "charge"),
+        ("correct", "bob", "charge"),
+    ]
+    assert [made.replaced for made in trail] == [None, '{"value": {"value": {"charge": "ch_1"}}}']
+    assert post("/pay/hold").json()["charge"] == "ch_1"
+    with pytest.raises(NotResolvable, match="the key is completed"):
+        record_outcome(in_doubt.pk, "charge", {"charge": "ch_2"}, attempt=3)
+    assert GATEWAY.calls == 1
+
+
+def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, settings: Any) -> None:
+    """As the result that it replaces, in the step and in the trail."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    for charge in ("ch_1", "ch_2"):
+        record_outcome(in_doubt.pk, "charge", {"charge": charge}, attempt=1)
+    stored = f"{IdempotencyKey.objects.values().get()}{IdempotencyStep.objects.values().get()}"
+    assert "ch_" not in stored
+    assert [made.replaced for made in decisions_of(row())] == [None, '{"value": {"charge": "ch_1"}}']
+    assert post("/pay/hold").json()["charge"] == "ch_2"
+
+
+def test_a_row_can_be_recorded(post: Post, in_doubt: IdempotencyKey) -> None:
+    """For a step that returns a model instance."""
+    order = Order.objects.create(reference="by hand")
+    record_outcome(in_doubt.pk, "charge", order, attempt=1)
+    assert IdempotencyStep.objects.get().result == f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
 
 
 @pytest.mark.parametrize("value", [object(), float("nan")])

@@ -39,6 +39,13 @@ from tests.at_rest import OLD
         ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"UNSETTLED_TTL": -1}, "IDEMPOTENCY['UNSETTLED_TTL']=-1: give 0 or more seconds, at most 100 years, or None."),
+        (
+            {"RUNBOOK_URL": "javascript:alert(1)"},
+            "IDEMPOTENCY['RUNBOOK_URL']='javascript:alert(1)': give an address such",
+        ),
+        ({"RUNBOOK_URL": "//evil.example"}, "give an address such as"),
+        ({"RUNBOOK_URL": "https://a b"}, "give an address such as"),
+        ({"RUNBOOK_URL": 5}, "give an address such as"),
         ({"UNSETTLED_TTL": "1d"}, "IDEMPOTENCY['UNSETTLED_TTL']='1d': give a timedelta or a number of seconds."),
     ],
 )
@@ -82,3 +89,10 @@ def test_callables_may_be_dotted_paths(settings: Any) -> None:
     assert conf.header_meta == "HTTP_IDEMPOTENCY_KEY"
     with pytest.raises(ValidationError):
         validate_slug("a b")
+
+
+@pytest.mark.parametrize("address", [None, "https://wiki.example.com/a#b", "/runbook/"])
+def test_a_runbook_is_a_page(settings: Any, address: str | None) -> None:
+    """Of the web, or of this site."""
+    settings.IDEMPOTENCY = {"RUNBOOK_URL": address}
+    assert django_idempotency.engine.conf.get_settings().runbook_url == address

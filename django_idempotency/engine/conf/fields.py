@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from dataclasses import Field, field, fields
 from datetime import timedelta
@@ -139,6 +140,16 @@ def takes_one_argument(value: Any) -> str | None:
 def name_of_something(value: Any) -> str | None:
     """A check for a name, or None."""
     return None if value is None or (isinstance(value, str) and value) else "give a non-empty string."
+
+
+def address_of_a_page(value: Any) -> str | None:
+    """A check for an address that a link may have: of the web, or a path of this site. Never a script."""
+    form = r"(https?://|/(?![/\\]))[^\s\x00-\x1f]*"
+    return (
+        None
+        if isinstance(value, str) and re.fullmatch(form, value)
+        else 'give an address such as "https://wiki.example.com/runbook", or a path of this site such as "/runbook/".'
+    )
 
 
 def number_of_bytes(value: Any) -> str | None:

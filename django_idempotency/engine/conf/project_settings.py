@@ -13,6 +13,7 @@ from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from .fields import (
+    address_of_a_page,
     declared,
     described,
     duration,
@@ -80,6 +81,11 @@ class Settings:
         or_none(duration(0, "give 0 or more seconds, at most 100 years, or None.")),
         "how long a key that needs attention (stuck, or with a call in doubt) is kept beyond its `ttl`.\n"
         "Then `cleanup_idempotency_keys` deletes it, and logs an error for each. None: until a person decides.",
+    )
+    runbook_url: str | None = setting(
+        None,
+        or_none(address_of_a_page),
+        "where the project's own runbook is: the admin links it beside a key that needs attention.",
     )
     enabled: bool = setting(
         True, of_type(bool), "False lets every request pass through. For a test, never in production."
