@@ -81,3 +81,24 @@ def step(row: IdempotencyKey, *, finished: bool = False) -> None:
     IdempotencyStep.objects.create(
         key=row, name="charge", kind="call", attempt=1, started_at=now, finished_at=now if finished else None
     )
+
+
+def address(key: IdempotencyKey, decision: str) -> str:
+    return reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[key.pk])
+
+
+def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
+    """Look at the preview, press the button; the text of the page afterwards."""
+    given = {
+        "release": {"looked": "on"},
+        "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
+        "answer": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},
+    }[decision]
+    entered = {"attempt": key.attempt, "reason": "T-7", **given, **data}
+    seen = client.post(address(key, decision), entered, follow=True)
+    context: Any = seen.context or {}
+    if not context.get("previewed"):
+        return seen.content.decode()
+    return client.post(
+        address(key, decision), {**entered, "previewed": context["previewed"]}, follow=True
+    ).content.decode()

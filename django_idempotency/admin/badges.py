@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..maintenance import lookups
-from ..models import IdempotencyKey
-from . import limits
+from ..models import IdempotencyKey, IdempotencyStep
 
 Status = IdempotencyKey.Status
+ATTENTION = ("in_doubt", "half_done", "stuck")
+"""The states that need a person, the worst first: in doubt, it is unknown whether money has moved."""
 
 BADGES: dict[str, tuple[str, Any]] = {
-    Status.COMPLETED.value: ("✓", Status.COMPLETED.label),
-    Status.IN_PROGRESS.value: ("▶", Status.IN_PROGRESS.label),
-    Status.FAILED.value: ("✕", Status.FAILED.label),
-    "in_flight": ("▶", _("in flight")),
-    "stuck": ("▲", _("stuck")),
     "in_doubt": ("?", _("in doubt")),
+    "half_done": ("◐", _("half done")),
+    "stuck": ("▲", _("stuck")),
+    "failed": ("✕", Status.FAILED.label),
+    "in_flight": ("▶", _("in flight")),
+    "completed": ("✓", Status.COMPLETED.label),
 }
-"""Shape and word of each state; the style sheet has a class for each."""
+"""Shape and word of each state, the worst first. The style sheet has a class for each."""
 
 
 def badge(name: str) -> SafeString:
@@ -36,29 +37,38 @@ def badge(name: str) -> SafeString:
     )
 
 
-def badges(row: IdempotencyKey) -> SafeString:
-    """The status of a key, and whether the key needs attention."""
-    marks: list[str] | None = getattr(row, "attention_marks", None)
-    if marks is None:
-        mark([row], str(row._state.db))
-        marks = row.attention_marks  # type: ignore[attr-defined]
-    return format_html_join(" ", "{}", ((badge(name),) for name in (row.status, *marks)))
+def worst(row: IdempotencyKey, *, live: bool, in_doubt: bool, called: bool) -> str:
+    """Return the worst state that is true of a key.
+
+    Args:
+        row: the key.
+        live: whether a worker holds its lease.
+        in_doubt: whether a step was started and has no result.
+        called: whether an external call has ended.
+    """
+    if row.status == Status.COMPLETED:
+        return "completed"
+    if live:
+        return "in_flight"
+    if in_doubt:
+        return "in_doubt"
+    if called:
+        return "half_done"
+    return "failed" if row.status == Status.FAILED else "stuck"
 
 
 def mark(rows: Iterable[IdempotencyKey], using: str) -> None:
-    """Note on each row whether it is stuck or in doubt. Two queries for all rows; none if all are completed."""
+    """Note its state on each row, as `worst_state`. Two queries for all rows; none if all are completed."""
     open_ids = [row.pk for row in rows if row.status != Status.COMPLETED]
-    found = {name: attention_ids(name, using, pk__in=open_ids) for name in ("stuck", "in_doubt")}
-    # Not noted yet, so no index has found it: committed without a lease.
-    found["stuck"] += [row.pk for row in rows if row.status == Status.IN_PROGRESS and row.locked_until is None]
+    live = set(lookups.in_flight(using=using).filter(pk__in=open_ids).values_list("pk", flat=True))
+    steps = IdempotencyStep.objects.using(using).filter(key__in=open_ids)
+    in_doubt, called = set(), set()
+    for key, kind, finished_at in steps.values_list("key_id", "kind", "finished_at"):
+        if finished_at is None:
+            in_doubt.add(key)
+        elif kind == IdempotencyStep.Kind.CALL:
+            called.add(key)
     for row in rows:
-        row.attention_marks = [name for name, ids in found.items() if row.pk in ids]  # type: ignore[attr-defined]
-
-
-ATTENTION = {"stuck": lookups.stuck, "in_doubt": lookups.in_doubt, "in_flight": lookups.in_flight}
-
-
-def attention_ids(name: str, using: str, **among: Any) -> list[int]:
-    """Primary keys of the keys that are `stuck`, `in_doubt` or `in_flight`: at most as many as the list shows."""
-    keys = ATTENTION[name](using=using).filter(**among)
-    return list(keys.values_list("pk", flat=True)[: limits.LISTED])
+        row.worst_state = worst(  # type: ignore[attr-defined]
+            row, live=row.pk in live, in_doubt=row.pk in in_doubt, called=row.pk in called
+        )

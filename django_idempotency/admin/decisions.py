@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -17,160 +16,110 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.protocol.snapshots import Snapshot
-from ..exceptions import NotResolvable
-from ..maintenance.resolution import close_with, record_outcome, release_for_retry
+from ..engine.conf import get_settings
+from ..exceptions import NotDecryptable, NotResolvable
+from ..maintenance.decisions import RECORDED, decisions_of
 from ..models import IdempotencyKey
-from .timeline import calls_in_doubt, has_live_lease
+from .examples import past_result
+from .facts import Facts, facts_of
+from .forms import AnswerForm, DecisionForm, RecordForm, ReleaseForm
+from .permissions import may_resolve, may_see_responses
+from .story import story_of
+from .texts import readable_operation
+from .timeline import pasteable
 
-PERMISSION = "django_idempotency.resolve_idempotencykey"
-CONTENT_TYPES = (
-    ("application/json", "JSON"),
-    ("application/problem+json", "JSON (RFC 9457)"),
-    ("text/plain; charset=utf-8", gettext_lazy("plain text")),
-)
-"""Nothing that a browser runs: the answer goes out in the name of the site."""
-AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""Browsers take the content type for true, and do not look into the body for HTML."""
-
-
-class DecisionForm(forms.Form):
-    """What the operator enters. `decide()` of each form returns what was done, for the operator and the admin's log."""
-
-    # The attempt that the operator saw. The decision is refused if a worker has started another one since.
-    attempt = forms.IntegerField(widget=forms.HiddenInput)
-
-    def __init__(self, *args: Any, calls: list[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-
-
-class ReleaseForm(DecisionForm):
-    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
-        release_for_retry(row.pk, attempt=attempt, using=using)
-        return _("Released for retry.")
-
-
-class RecordForm(DecisionForm):
-    step = forms.ChoiceField(label=gettext_lazy("call"))
-    result = forms.CharField(
-        label=gettext_lazy("result"),
-        widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField"}),
-        help_text=gettext_lazy(
-            "The return value of the call, as JSON. Look it up in the records of the called service."
-        ),
-    )
-
-    def __init__(self, *args: Any, calls: list[str], **kwargs: Any) -> None:
-        super().__init__(*args, calls=calls, **kwargs)
-        self.fields["step"].choices = [(name, name) for name in calls]  # type: ignore[attr-defined]
-
-    def clean_result(self) -> Any:
-        return _parsed(self.cleaned_data["result"])
-
-    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
-        step = self.cleaned_data["step"]
-        record_outcome(row.pk, step, self.cleaned_data["result"], attempt=attempt, using=using)
-        return _("Recorded the outcome of the call “%(step)s”.") % {"step": step}
-
-
-class CloseForm(DecisionForm):
-    status = forms.IntegerField(label=gettext_lazy("status code"), min_value=200, max_value=499, initial=200)
-    content_type = forms.ChoiceField(label=gettext_lazy("content type"), choices=CONTENT_TYPES)
-    body = forms.CharField(
-        label=gettext_lazy("body"),
-        required=False,
-        strip=False,
-        widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField"}),
-    )
-
-    def clean(self) -> None:
-        super().clean()
-        body: str = self.cleaned_data.get("body", "")
-        # An empty body, such as that of a 204, is no JSON and needs none.
-        if body and self.cleaned_data.get("content_type", "").endswith("json"):
-            try:
-                _parsed(body)
-            except forms.ValidationError as error:
-                self.add_error("body", error)
-
-    def decide(self, row: IdempotencyKey, *, attempt: int, using: str | None) -> str:
-        data = self.cleaned_data
-        headers = (("Content-Type", data["content_type"]), AS_IT_IS)
-        snapshot = Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode())
-        close_with(row.pk, snapshot, attempt=attempt, using=using)
-        return _("Closed with status %(status)s.") % {"status": data["status"]}
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise forms.ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
+TEMPLATES = "admin/django_idempotency/idempotencykey"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One button on the page of a key, and the page that the button opens."""
+    """One button on the page of a key, and the page that the button opens.
+
+    Attributes:
+        name: the last part of the address.
+        label: of the button.
+        explanation: what will happen.
+        form: what the operator enters.
+        warning: what may go wrong while something is in doubt.
+        harmful: whether that is worse than an error. Such a button is red.
+        steps: the names of the steps that the decision can be about. None: it is about the key.
+    """
 
     name: str
     label: Any
     explanation: Any
-    form: type[ReleaseForm | RecordForm | CloseForm]
-    only_in_doubt: bool = False
+    form: type[DecisionForm]
+    warning: Any = ""
+    harmful: bool = False
+    steps: Callable[[Facts], list[str]] | None = None
+
+
+def recordable(facts: Facts) -> list[str]:
+    """Return the names of the steps in doubt, and of those whose result a person has recorded."""
+    try:
+        recorded = {made.detail for made in decisions_of(facts.row) if made.action in RECORDED}
+    except NotDecryptable:
+        recorded = set()
+    return [*facts.doubts, *(name for name in facts.finished if name in recorded)]
 
 
 DECISIONS = (
-    Decision(
-        name="release",
-        label=gettext_lazy("Release for retry"),
-        explanation=gettext_lazy(
-            "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
-            "made again, with the same derived key. Choose this only if you know that these calls did not happen, or "
-            "that the called service honours the key."
-        ),
-        form=ReleaseForm,
-    ),
     Decision(
         name="record",
         label=gettext_lazy("Record an outcome"),
         explanation=gettext_lazy(
             "The call gets the result that you enter and is not made again. The next retry of the client continues "
-            "with the step after the call."
+            "with the step after the call. You can correct the result until the key is completed."
         ),
         form=RecordForm,
-        only_in_doubt=True,
+        steps=recordable,
     ),
     Decision(
-        name="close",
-        label=gettext_lazy("Close with a response"),
+        name="answer",
+        label=gettext_lazy("Answer by hand"),
         explanation=gettext_lazy(
             "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
-            "enter."
+            "enter. This cannot be undone."
         ),
-        form=CloseForm,
+        form=AnswerForm,
+        warning=gettext_lazy(
+            "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
+            "other side first, and say in the reason what you have found."
+        ),
+    ),
+    Decision(
+        name="release",
+        label=gettext_lazy("Release for retry"),
+        explanation=gettext_lazy(
+            "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
+            "made again, with the same derived key."
+        ),
+        form=ReleaseForm,
+        harmful=True,
+        warning=gettext_lazy(
+            "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
+            "only if it did not happen, or if the called service honours the derived key."
+        ),
     ),
 )
+"""The safe ones first."""
 
 
-def may_see_responses(request: HttpRequest) -> bool:
-    """Whether this user may see stored responses, and the keys that get them."""
-    return request.user.has_perm("django_idempotency.view_response")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Button:
+    """A decision that a user may take about a key now."""
+
+    address: str
+    decision: Decision
 
 
-def possible_decisions(request: HttpRequest, obj: IdempotencyKey) -> list[tuple[str, Any]]:
-    """Return address and label of each decision that this user may take about this key now."""
-    if not request.user.has_perm(PERMISSION) or not _is_resolvable(obj):
+def possible_decisions(request: HttpRequest, obj: IdempotencyKey) -> list[Button]:
+    """Return the decisions that this user may take about this key now."""
+    facts = facts_of(obj)
+    if not may_resolve(request) or not facts.resolvable:
         return []
-    in_doubt = bool(calls_in_doubt(obj))
-    return [
-        (reverse(f"admin:{_url_name(decision)}", args=[obj.pk]), decision.label)
-        for decision in DECISIONS
-        if in_doubt or not decision.only_in_doubt
-    ]
+    possible = (decision for decision in DECISIONS if decision.steps is None or decision.steps(facts))
+    return [Button(address=reverse(f"admin:{_url_name(made)}", args=[obj.pk]), decision=made) for made in possible]
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -184,44 +133,56 @@ def decision_urls(model_admin: Any) -> list[Any]:
     ]
 
 
+def needs_a_look(facts: Facts) -> bool:
+    """Whether a release needs the operator's word: something is in doubt, and the policy is not to repeat it."""
+    return bool(facts.doubts) and facts.row.policy != IdempotencyKey.Policy.RETRY
+
+
 def _url_name(decision: Decision) -> str:
     return f"django_idempotency_idempotencykey_{decision.name}"
 
 
-def _is_resolvable(obj: IdempotencyKey) -> bool:
-    return obj.status != IdempotencyKey.Status.COMPLETED and not has_live_lease(obj)
-
-
 def _decide(model_admin: Any, decision: Decision, request: HttpRequest, pk: int) -> HttpResponse:
-    """Show the form on GET, carry the decision out on POST."""
+    """Show the form on GET; on POST show the preview, or carry out what the preview has shown."""
     obj = model_admin.get_queryset(request).filter(pk=pk).first()
-    if not (request.user.has_perm(PERMISSION) and model_admin.has_view_permission(request, obj)):
+    if not (may_resolve(request) and model_admin.has_view_permission(request, obj)):
         raise PermissionDenied
     if obj is None:
         raise Http404(f"There is no idempotency key with the id {pk}.")
-    calls = calls_in_doubt(obj)
+    facts = facts_of(obj)
     key_page = reverse("admin:django_idempotency_idempotencykey_change", args=[pk])
-    if not _is_resolvable(obj) or (decision.only_in_doubt and not calls):
+    if not facts.resolvable or (decision.steps is not None and not decision.steps(facts)):
         model_admin.message_user(request, _("There is nothing to decide about this key now."), messages.ERROR)
         return HttpResponseRedirect(key_page)
-    if request.method == "POST":
-        form = decision.form(request.POST, calls=calls)
-        if form.is_valid():
-            _carry_out(model_admin, request, obj, form)
-            return HttpResponseRedirect(key_page)
-    else:
-        form = decision.form(initial={"attempt": obj.attempt}, calls=calls)
-    return _form_page(model_admin, request, obj, decision, form, calls)
+    examples = _examples(model_admin, request, decision, facts)
+    given: dict[str, Any] = {"attempt": obj.attempt, "looked": needs_a_look(facts)}
+    if decision.steps is not None:
+        given |= {"steps": decision.steps(facts), "examples": examples}
+    form = decision.form(request.POST if request.method == "POST" else None, **given)
+    if form.is_valid() and form.was_previewed:
+        _carry_out(model_admin, request, obj, form)
+        return HttpResponseRedirect(key_page)
+    return _form_page(model_admin, request, decision, facts, form, examples)
 
 
-def _carry_out(
-    model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form: ReleaseForm | RecordForm | CloseForm
-) -> None:
+def _examples(model_admin: Any, request: HttpRequest, decision: Decision, facts: Facts) -> dict[str, str]:
+    """A past result of each step that can be recorded, as it is kept, for those who may see results."""
+    if decision.steps is None or not may_see_responses(request):
+        return {}
+    keys = model_admin.get_queryset(request)
+    found = {name: past_result(keys, facts.row, name) for name in decision.steps(facts)}
+    return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def _carry_out(model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form: DecisionForm) -> None:
     """Carry the decision out and write it to the admin's log, in one transaction."""
     using = obj._state.db
+    decide, needed, done = form.decision()
+    attempt, reason = form.cleaned_data["attempt"], form.cleaned_data["reason"]
+    by = request.user.get_username()
     try:
         with transaction.atomic(using=using):
-            done = form.decide(obj, attempt=form.cleaned_data["attempt"], using=using)
+            decide(obj.pk, *needed, attempt=attempt, by=by, reason=reason, using=using)
             model_admin.log_change(request, obj, done)
     except NotResolvable:
         text = _("Nothing was changed: this key has changed since you opened the page. Check the key again.")
@@ -233,11 +194,13 @@ def _carry_out(
 def _form_page(
     model_admin: Any,
     request: HttpRequest,
-    obj: IdempotencyKey,
     decision: Decision,
+    facts: Facts,
     form: DecisionForm,
-    calls: list[str],
+    examples: dict[str, str],
 ) -> HttpResponse:
+    obj = facts.row
+    previewed = form.is_valid()
     context = {
         **model_admin.admin_site.each_context(request),
         "title": decision.label,
@@ -245,8 +208,16 @@ def _form_page(
         "media": model_admin.media + form.media,
         "object": obj,
         "key": obj.key if may_see_responses(request) else obj.reference,
+        "operation": readable_operation(obj.operation),
         "decision": decision,
-        "calls_in_doubt": calls,
+        "in_doubt": decision.warning if facts.doubts else "",
+        "calls_in_doubt": facts.doubts,
+        "story": story_of(facts),
+        "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
+        "runbook": get_settings().runbook_url,
         "form": form,
+        "previewed": form.seen if previewed else "",
+        "preview": getattr(form, "preview", "") if previewed else "",
+        "warnings": form.warnings() if previewed else [],
     }
-    return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
+    return TemplateResponse(request, f"{TEMPLATES}/decision.html", context)

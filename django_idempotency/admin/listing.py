@@ -5,19 +5,21 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db.models import Max, QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
 
 from ..models import IdempotencyKey
 from . import limits
-from .badges import ATTENTION, attention_ids, mark
-from .overview import Overview, overview
+from .attention import BY_INDEX, find
+from .badges import ATTENTION, mark
+from .filters import StateFilter, latest
+from .links import attach_links
+from .overview import overview
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     _Paginator = Paginator[IdempotencyKey]
 else:  # Django's class takes no parameters when it runs
     _Paginator = Paginator
@@ -32,72 +34,36 @@ class BoundedPaginator(_Paginator):
         return int(rows.values("pk")[: limits.LISTED].count())
 
 
-class NewestFirst(ChangeList):
-    """Keeps the order of the primary key: `?o=` in the address would sort the whole table."""
+class BoundedChangeList(ChangeList):
+    """The newest keys first; of those that need attention, the oldest. `?o=` would sort the whole table."""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
-        return ["-pk"]
+        return ["pk"] if self._oldest_first else ["-pk"]
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[IdempotencyKey]:
+        """Look the keys of a state up last, so that the other filters and the search choose among all of them.
+
+        Other filters look at the latest keys only. A search is by an index, and needs no such limit.
+        """
+        found = super().get_queryset(request, exclude_parameters)
+        if self._state in BY_INDEX:
+            ids = find(self._state, found).ids
+            return found.filter(pk__in=ids[: limits.LISTED] if self._oldest_first else ids[-limits.LISTED :])
+        return latest(found, limits.FILTERED) if self.has_active_filters and not self.query else found
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         mark(self.result_list, self.root_queryset.db)
-        self.is_plain = not request.GET
+        attach_links(self.result_list, self.model_admin, request)
+        # Above the plain list only: a search, a filter or another page does not wait for the overview.
+        self.overview = None if request.GET else overview(self.root_queryset)
+        if self.overview:
+            attach_links([waiting.row for waiting in self.overview.oldest], self.model_admin, request)
 
-    @cached_property
-    def overview(self) -> Overview | None:
-        """Above the plain list only: a search, a filter or another page does not wait for the overview."""
-        return overview(self.root_queryset) if self.is_plain else None
+    @property
+    def _state(self) -> str:
+        return str(self.params.get(StateFilter.parameter_name))
 
-
-class LatestFilter(admin.SimpleListFilter):
-    """A filter over the latest keys only."""
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyKey]) -> QuerySet[IdempotencyKey]:
-        if self.value() is None:
-            return queryset
-        newest = IdempotencyKey.objects.using(queryset.db).aggregate(newest=Max("pk"))["newest"] or 0
-        return queryset.filter(pk__gt=newest - limits.FILTERED, **self.condition(str(self.value())))
-
-    def condition(self, value: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class StatusFilter(LatestFilter):
-    title = _("status (latest 100,000)")
-    parameter_name = "status"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return IdempotencyKey.Status.choices
-
-    def condition(self, value: str) -> dict[str, Any]:
-        return {"status": value}
-
-
-class ResponseFilter(LatestFilter):
-    title = _("response (latest 100,000)")
-    parameter_name = "response"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("2", "2xx"), ("3", "3xx"), ("4", "4xx")]
-
-    def condition(self, value: str) -> dict[str, Any]:
-        first = int(value) * 100 if value in ("2", "3", "4") else 0
-        return {"status_code__range": (first, first + 99)}
-
-
-class AttentionFilter(admin.SimpleListFilter):
-    """Keys with a lease or a call in doubt. They are few, and partial indexes find them, however old they are."""
-
-    title = _("attention")
-    parameter_name = "attention"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [
-            ("stuck", _("Stuck: the lease is over")),
-            ("in_doubt", _("In doubt: a call without a result")),
-            ("in_flight", _("In flight: a worker holds the lease")),
-        ]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[IdempotencyKey]) -> QuerySet[IdempotencyKey]:
-        name = self.value()
-        return queryset.filter(pk__in=attention_ids(name, queryset.db)) if name in ATTENTION else queryset
+    @property
+    def _oldest_first(self) -> bool:
+        return self._state in ("attention", *ATTENTION)

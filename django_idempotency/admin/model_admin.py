@@ -14,16 +14,24 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..engine.conf import get_settings
 from ..engine.protocol.snapshots import decode_headers
 from ..engine.stores.sealing import unseal_response
-from ..maintenance.lookups import find_key
 from ..models import IdempotencyKey
-from .badges import badges
+from .badges import badge
 from .bodies import encodable, readable_body
-from .decisions import decision_urls, may_see_responses, possible_decisions
-from .listing import AttentionFilter, BoundedPaginator, NewestFirst, ResponseFilter, StatusFilter
+from .decisions import decision_urls, possible_decisions
+from .facts import expiry, facts_of
+from .filters import DateFilter, OperationFilter, ResponseFilter, StateFilter
+from .links import attach_links
+from .listing import BoundedChangeList, BoundedPaginator
+from .permissions import may_resolve, may_see_responses
 from .sealed import or_why_not, readable_error
-from .timeline import attention_text, timeline
+from .search import search
+from .selections import answer_selected, release_selected
+from .story import story_of
+from .texts import moment, readable_operation, shortened
+from .timeline import last_decision, timeline
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
@@ -39,9 +47,9 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     responses, and `resolve_idempotencykey` to take decisions. Nothing else can be changed.
     """
 
-    actions = None
-    list_display = ("key", "state", "operation", "scope", "status_code", "attempt", "age", "created_at", "expires_at")
-    list_filter = (AttentionFilter, StatusFilter, ResponseFilter)
+    actions = (answer_selected, release_selected)
+    list_display = ("short_key", "resource", "route", "caller", "state", "age", "response_status")
+    list_filter = (StateFilter, OperationFilter, DateFilter, ResponseFilter)
     sortable_by = ()
     # Facets count every key of the table for every choice of every filter.
     show_facets = admin.ShowFacets.NEVER
@@ -49,22 +57,26 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     show_full_result_count = False
     search_fields = ("key",)
     search_help_text = _(
-        "The complete key as the client sent it, with or without quotes, or the key's reference in the log."
+        "The complete key as the client sent it, its reference in the log, a resource (“59”, “order 59”), or a user "
+        "name."
     )
     fieldsets = (
-        (None, {"fields": ("key", "state", "attention", "operation", "scope", "attempt", "error")}),
-        (_("Steps"), {"fields": ("timeline",)}),
-        (_("Times"), {"fields": ("age", "created_at", "completed_at", "expires_at", "locked_until")}),
+        (_("Timeline"), {"fields": ("timeline",)}),
+        (None, {"fields": ("key", "resource", "route", "caller", "scope", "policy_text", "attempt", "error")}),
+        (_("Times"), {"fields": ("created", "updated", "completed", "expires", "lease")}),
         (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
         (_("Request"), {"fields": ("fingerprint_hex",)}),
     )
     readonly_fields = (
-        *("state", "attention", "error", "timeline", "age", "response_headers", "response_body", "fingerprint_hex"),
+        *("state", "resource", "route", "caller", "policy_text", "error", "timeline", "age"),
+        *("created", "updated", "completed", "expires", "lease"),
+        *("response_headers", "response_body", "fingerprint_hex"),
         *("reference", "error_unless_encrypted", "response_hidden", "timeline_without_results"),
     )
 
     class Media:
         css = {"all": ["django_idempotency/admin.css"]}
+        js = ["django_idempotency/admin.js"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -79,22 +91,29 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return NewestFirst
+        return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
         """Allow only the filters: `?body__startswith=` would reveal a body letter by letter without permission."""
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        return super().get_queryset(request).defer("body", "headers", "last_error")
+        return super().get_queryset(request).defer("body", "headers", "last_error", "decisions")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str
     ) -> tuple[QuerySet[IdempotencyKey], bool]:
-        """Find the exact key or its reference by the leading column of the unique index."""
-        if search_term.strip():
-            queryset = queryset.filter(pk__in=find_key(search_term, using=queryset.db).values("pk"))
-        return queryset, False
+        return search(queryset, search_term), False
+
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        """For the actions on a selection."""
+        return may_resolve(request)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> IdempotencyKey | None:
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            attach_links([found], self, request)
+        return found
 
     def get_list_display(self, request: HttpRequest) -> Any:
         return self.list_display if may_see_responses(request) else _without_secrets(self.list_display)
@@ -110,25 +129,74 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        obj = kwargs.get("obj")
-        context["decisions"] = possible_decisions(request, obj) if obj else []
+        obj = kwargs["obj"]
+        facts = facts_of(obj)
+        context |= {
+            "decisions": possible_decisions(request, obj),
+            "story": story_of(facts),
+            "badge": badge(facts.state),
+            "needs_attention": facts.needs_attention,
+            "last_decision": last_decision(obj, results=may_see_responses(request)),
+            "runbook": get_settings().runbook_url,
+            "subtitle": f"{readable_operation(obj.operation)} {obj.reference}",
+        }
         return super().render_change_form(request, context, *args, **kwargs)
+
+    @admin.display(description=_("key"))
+    def short_key(self, obj: IdempotencyKey) -> str:
+        return shortened(obj.key)
 
     @admin.display(description=_("reference"))
     def reference(self, obj: IdempotencyKey) -> str:
         return obj.reference
 
-    @admin.display(description=_("status"))
+    @admin.display(description=_("resource"))
+    def resource(self, obj: IdempotencyKey) -> str:
+        return obj.resource_link  # type: ignore[attr-defined, no-any-return]
+
+    @admin.display(description=_("operation"))
+    def route(self, obj: IdempotencyKey) -> str:
+        return readable_operation(obj.operation)
+
+    @admin.display(description=_("caller"))
+    def caller(self, obj: IdempotencyKey) -> str:
+        return obj.caller_link  # type: ignore[attr-defined, no-any-return]
+
+    @admin.display(description=_("state"))
     def state(self, obj: IdempotencyKey) -> str:
-        return badges(obj)
+        return badge(obj.worst_state)  # type: ignore[attr-defined]
 
     @admin.display(description=_("age"))
     def age(self, obj: IdempotencyKey) -> str:
-        return timesince(obj.created_at)
+        return timesince(obj.created_at, depth=1)
 
-    @admin.display(description=_("attention"))
-    def attention(self, obj: IdempotencyKey) -> str:
-        return attention_text(obj)
+    @admin.display(description=_("status"), empty_value="-")
+    def response_status(self, obj: IdempotencyKey) -> int | None:
+        return obj.status_code
+
+    @admin.display(description=_("policy"))
+    def policy_text(self, obj: IdempotencyKey) -> str:
+        return obj.get_policy_display() or "-"
+
+    @admin.display(description=_("claimed"))
+    def created(self, obj: IdempotencyKey) -> str:
+        return moment(obj.created_at)
+
+    @admin.display(description=_("last change"))
+    def updated(self, obj: IdempotencyKey) -> str:
+        return moment(obj.updated_at)
+
+    @admin.display(description=_("completed"))
+    def completed(self, obj: IdempotencyKey) -> str:
+        return moment(obj.completed_at)
+
+    @admin.display(description=_("expires"))
+    def expires(self, obj: IdempotencyKey) -> str:
+        return expiry(facts_of(obj))
+
+    @admin.display(description=_("locked until"))
+    def lease(self, obj: IdempotencyKey) -> str:
+        return moment(obj.locked_until)
 
     @admin.display(description=_("last error"))
     def error(self, obj: IdempotencyKey) -> str:
@@ -172,6 +240,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
 WITHOUT_RESPONSE: dict[str, tuple[str, ...]] = {
     "key": ("reference",),
+    "short_key": ("reference",),
     "error": ("error_unless_encrypted",),
     "timeline": ("timeline_without_results",),
     "response_headers": (),

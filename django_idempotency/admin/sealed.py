@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
 from ..engine.stores.sealing import Row, is_sealed, unseal
 from ..exceptions import NotDecryptable
+
+ENCRYPTED = _("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
 
 
 def or_why_not(method: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
@@ -36,5 +38,5 @@ def readable(row: Row, column: str, stored: str | None, step: str = "") -> str |
 def readable_error(row: Row, column: str, stored: str | None, step: str = "", *, allowed: bool) -> str:
     """Return a stored error. One that is encrypted may quote a request, so it is shown as responses are."""
     if is_sealed(stored) and not allowed:
-        return _("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
+        return str(ENCRYPTED)
     return readable(row, column, stored, step) or ""

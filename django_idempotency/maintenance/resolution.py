@@ -112,7 +112,7 @@ def close_with(
 
 
 def _now() -> str:
-    return timezone.now().isoformat(timespec="seconds")
+    return timezone.now().isoformat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

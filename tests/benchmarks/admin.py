@@ -76,10 +76,10 @@ def measure() -> Iterator[Figures]:
         "list with the overview": changelist,
         "list, last page": f"{changelist}?p=20",
         "search for a key": f"{changelist}?q={middle.key}",
-        "filter: failed": f"{changelist}?status=failed",
+        "filter: failed": f"{changelist}?state=failed",
         "filter: response 4xx (none)": f"{changelist}?response=4",
-        "filter: stuck": f"{changelist}?attention=stuck",
-        "filter: in doubt": f"{changelist}?attention=in_doubt",
+        "filter: stuck": f"{changelist}?state=stuck",
+        "filter: in doubt": f"{changelist}?state=in_doubt",
         "page of a key": reverse("admin:django_idempotency_idempotencykey_change", args=[middle.pk]),
     }
     for name, address in pages.items():

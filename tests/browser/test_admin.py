@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import make_key
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import breaks
 
+LIST_PAGE = "/admin/django_idempotency/idempotencykey/"
+WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
+    .filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => box.className + box.scrollWidth)"""
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 
 
@@ -32,30 +37,121 @@ def test_a_person_finds_a_key_and_reads_its_response(admin: Any) -> None:
     assert admin.locator("input[name=_save]").count() == 0
 
 
-def test_a_person_records_the_outcome_of_a_call_in_doubt(admin: Any, client: Any) -> None:
-    """From the number above the list to the key, paste the gateway's answer, confirm; the retry goes on from there."""
+def fail_in_doubt(client: Any, path: str = "/pay/hold", key: str = "8e03978e") -> dict[str, str]:
     GATEWAY.reset()
     HOOKS.clear()
     GATEWAY.after = breaks
     client.raise_request_exception = False
-    headers = {"Idempotency-Key": "8e03978e"}
-    assert [client.post("/pay/hold", headers=headers).status_code for _ in range(2)] == [500, 409]
+    headers = {"Idempotency-Key": key}
+    assert client.post(path, headers=headers).status_code == 500
+    return headers
+
+
+def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
+    """On call: the alert, the key, the derived key for the gateway's books, a wrong result, its correction, the end."""
+    headers = fail_in_doubt(client)
+    assert client.post("/pay/hold", headers=headers).status_code == 409
     make_key("other")
 
     admin.reload()
-    admin.click("text=1 ? in doubt")
-    admin.wait_for_url("**attention=in_doubt**")
-    assert admin.locator("#result_list tbody tr").count() == 1
-    admin.click("#result_list a")
-    admin.click("text=Record an outcome")
-    admin.fill("textarea[name=result]", "not json")
-    admin.click("input[type=submit]")
-    admin.wait_for_selector(".errorlist")
-    admin.fill("textarea[name=result]", '{"charge": "ch_1"}')
-    admin.click("input[value='Record an outcome']")
-    admin.wait_for_selector(".messagelist .success")
-    assert "ch_1" in admin.inner_text("#content-main")
+    assert "Look the call up in the other side's books" in admin.inner_text(".idempotency-waiting li")
+    admin.click(".idempotency-waiting a")
+    admin.wait_for_selector(".idempotency-story")
+    told = admin.inner_text(".idempotency-story")
+    assert "? in doubt Attempt 1 ended without a final response." in told
+    assert "It is refused with 409, and no call is made again." in told
+    assert admin.locator(".idempotency-decisions a").all_inner_texts() == [
+        "Record an outcome",
+        "Answer by hand",
+        "Release for retry",
+    ]
+    admin.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    admin.click(".idempotency-copy")
+    admin.wait_for_selector("text=Copied")
+    assert admin.evaluate("navigator.clipboard.readText()") == GATEWAY.charges[0]
+
+    record(admin, "not json", error="This is not JSON")
+    record(admin, '{"value": {"charge": "ch_1"}}', error="This is the envelope")
+    record(admin, '"ch_1"')
+    assert client.post("/pay/hold", headers=headers).status_code == 500
+    admin.reload()
+    record(admin, '{"charge": "ch_1"}')
+    told = admin.inner_text("#content-main")
+    assert "ada corrected the result of “charge”" in told
+    assert "T-7: seen in the gateway's books" in told
 
     answer = client.post("/pay/hold", headers=headers)
     assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
     assert GATEWAY.calls == 1
+    admin.reload()
+    assert "✓ completed The operation has ended with status 201." in admin.inner_text(".idempotency-story")
+    admin.goto(LIST_PAGE)
+    assert "Nothing needs attention" in admin.inner_text(".idempotency-overview")
+
+
+def record(admin: Any, result: str, error: str = "") -> None:
+    """Enter a result; confirm its preview, unless the form refuses it."""
+    if admin.locator(".idempotency-decisions").count():
+        admin.click("text=Record an outcome")
+        admin.wait_for_selector("textarea[name=result]")
+    admin.fill("[name=reason]", "T-7: seen in the gateway's books")
+    admin.fill("textarea[name=result]", result)
+    admin.click("input[value=Preview]")
+    if error:
+        admin.wait_for_selector(f".errorlist >> text={error}")
+        return
+    admin.wait_for_selector(".idempotency-preview")
+    admin.click("input[value='Record an outcome']")
+    admin.wait_for_selector(".messagelist .success")
+
+
+def test_a_release_under_hold_needs_a_look(admin: Any, client: Any) -> None:
+    """The danger is named, and nothing is released without the tick."""
+    headers = fail_in_doubt(client)
+    admin.reload()
+    admin.click(".idempotency-waiting a")
+    admin.click("text=Release for retry")
+    admin.wait_for_selector("text=the customer may be charged twice")
+    admin.fill("[name=reason]", "T-7")
+    admin.click("input[value='Release for retry']")
+    admin.wait_for_selector(".errorlist >> text=Look first.")
+    admin.check("[name=looked]")
+    admin.click("input[value='Release for retry']")
+    admin.wait_for_selector(".messagelist .success")
+    assert "in doubt then" in admin.inner_text(".idempotency-timeline")
+    GATEWAY.after = lambda: None
+    assert client.post("/pay/hold", headers=headers).status_code == 201
+
+
+def test_selected_keys_are_answered_by_hand(admin: Any, client: Any) -> None:
+    """Ticked in the list, previewed, confirmed."""
+    headers = fail_in_doubt(client)
+    make_key("other")
+    admin.goto(f"{LIST_PAGE}?state=attention")
+    admin.check("[name=_selected_action]")
+    admin.select_option("[name=action]", "answer_selected")
+    admin.click("[name=index]")
+    admin.wait_for_selector("text=1 key has a call in doubt.")
+    admin.fill("[name=status]", "410")
+    admin.fill("[name=body]", '{"detail": "cancelled"}')
+    admin.fill("[name=reason]", "T-7")
+    admin.click("input[value=Preview]")
+    admin.wait_for_selector(".idempotency-preview")
+    admin.click("input[value='Answer by hand']")
+    admin.wait_for_selector(".messagelist .success")
+    assert client.post("/pay/hold", headers=headers).json() == {"detail": "cancelled"}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_scrolls_sideways(admin: Any, client: Any, width: int) -> None:
+    """At 1280 pixels with Django's sidebar open, and on a phone."""
+    fail_in_doubt(client, key="8e03978e-40d5-43e8-bc93-6894a57f9324")
+    long_ = {"operation": f"POST ^{'accounts/' * 4}(?P<pk>[0-9]+)/orders/$", "scope": "user:auth.User:1"}
+    key = make_key("k" * 255, **long_, headers=f'[["Location","/{"orders/" * 9}"]]')
+    admin.set_viewport_size({"width": width, "height": 900})
+    doubt = IdempotencyKey.objects.get(status="failed").pk
+    paths = ["", "?state=attention", f"{key.pk}/change/", f"{doubt}/change/"]
+    paths += [f"{doubt}/{decision}/" for decision in ("record", "answer", "release")]
+    for path in paths:
+        admin.goto(f"{LIST_PAGE}{path}")
+        assert admin.evaluate(WIDER) == [], path

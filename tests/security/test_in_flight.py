@@ -139,9 +139,10 @@ def test_the_admin_and_the_cleanup_read_what_they_show_and_delete(flight: str, m
     changelist = reverse("admin:django_idempotency_idempotencykey_changelist")
     with FLIGHTS[flight]():
         connection.cursor().execute("ANALYZE")
-        for page in ("", "?attention=stuck", "?q=in-flight"):
+        for page in ("", "?state=stuck", "?q=in-flight"):
             whole, pages = reads(lambda: expect(200, operator.get(changelist + page)))  # noqa: B023 (called at once)
-            assert (whole, pages <= 600) == (0, True), (page, pages)
+            # Of 200 keys that may be half done, the steps are looked up, too.
+            assert (whole, pages <= 2000) == (0, True), (page, pages)
         whole, pages = reads(purge)
         assert (whole, pages <= 1000) == (0, True), pages
 

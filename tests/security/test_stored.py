@@ -158,7 +158,7 @@ class TestAdmin:
         row = create_key(status="failed")
         before = IdempotencyKey.objects.values().get()
         client = staff("view_idempotencykey", "view_response")
-        for decision in ("release", "record", "close"):
+        for decision in ("release", "record", "answer"):
             page = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[row.pk])
             assert client.post(page, {"attempt": 1, "status": 200, "content_type": "a/b"}).status_code == 403
         assert IdempotencyKey.objects.values().get() == before

@@ -10,7 +10,7 @@ import pytest
 from django_idempotency.engine.conf import Idempotency, Settings
 
 
-@pytest.mark.parametrize(("described", "count"), [(Idempotency, 20), (Settings, 11)])
+@pytest.mark.parametrize(("described", "count"), [(Idempotency, 20), (Settings, 12)])
 def test_the_docstring_describes_each_option_and_setting(described: Any, count: int) -> None:
     """One line for each, in the order of the fields."""
     _, _, attributes = described.__doc__.partition("\nAttributes:\n")

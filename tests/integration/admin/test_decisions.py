@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import detail, make_key, staff
+from tests.admin_pages import address, decide, detail, make_key, staff
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -19,7 +19,7 @@ from tests.shopapp.models import Order
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
-DECISIONS = ("release", "record", "close")
+DECISIONS = ("record", "answer", "release")
 
 
 @pytest.fixture(autouse=True)
@@ -42,21 +42,6 @@ def operator() -> Client:
     return staff(VIEW, RESOLVE, "view_response")
 
 
-def address(key: IdempotencyKey, decision: str) -> str:
-    return reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[key.pk])
-
-
-def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
-    """Press the button; the text of the page afterwards."""
-    given = {
-        "release": {},
-        "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
-        "close": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},
-    }[decision]
-    answer = client.post(address(key, decision), {"attempt": key.attempt, **given, **data}, follow=True)
-    return answer.content.decode()
-
-
 class TestDecisions:
     def test_buttons_are_for_those_who_may_and_while_they_apply(self, in_doubt: IdempotencyKey) -> None:
         """Their own permission; recording needs a doubt."""
@@ -65,7 +50,7 @@ class TestDecisions:
         assert "Release for retry" not in staff(VIEW).get(detail(in_doubt)).content.decode()
         IdempotencyStep.objects.all().delete()
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
-        assert [address(in_doubt, decision) in page for decision in DECISIONS] == [True, False, True]
+        assert [address(in_doubt, decision) in page for decision in DECISIONS] == [False, True, True]
 
     @pytest.mark.parametrize("decision", DECISIONS)
     @pytest.mark.parametrize("permissions", [(VIEW,), (RESOLVE,), ()])
@@ -84,7 +69,7 @@ class TestDecisions:
         [
             ("release", "made again, with the same derived key"),
             ("record", "is not made again"),
-            ("close", "Nothing runs again"),
+            ("answer", "Nothing runs again"),
         ],
     )
     def test_a_page_says_what_will_happen(
@@ -93,7 +78,8 @@ class TestDecisions:
         """And does nothing."""
         before = list(IdempotencyKey.objects.values())
         page = operator.get(address(in_doubt, decision)).content.decode()
-        for shown in (text, in_doubt.key, "POST pay/hold", "Calls in doubt: charge", "Attempts so far: 1"):
+        policy = "Policy: hold: wait for a decision"
+        for shown in (text, in_doubt.key, "POST pay/hold", "Calls in doubt: charge", "Attempts so far: 1", policy):
             assert shown in page
         assert list(IdempotencyKey.objects.values()) == before
 
@@ -111,7 +97,7 @@ class TestDecisions:
 
     def test_close(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
         """Retries get the given response."""
-        assert "Closed with status 200." in decide(operator, in_doubt, "close")
+        assert "Answered by hand with status 200." in decide(operator, in_doubt, "answer")
         answer = post("/pay/hold")
         assert (answer.status_code, answer.content) == (200, b"refunded by hand")
         assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -130,7 +116,7 @@ class TestDecisions:
         self, operator: Client, post: Post, in_doubt: IdempotencyKey, status: int, content_type: str, body: str
     ) -> None:
         """As it was entered; an answer without a body needs none."""
-        decide(operator, in_doubt, "close", status=status, content_type=content_type, body=body)
+        decide(operator, in_doubt, "answer", status=status, content_type=content_type, body=body)
         answer = post("/pay/hold")
         assert (answer.status_code, answer.content.decode()) == (status, body)
         assert answer.headers["Content-Type"] == content_type
@@ -152,14 +138,29 @@ class TestDecisions:
             ("record", {"result": "NaN"}, "NaN is not a JSON value"),
             ("record", {"result": "[" * 100_000}, "This is not JSON"),
             ("record", {"step": "mail"}, "Select a valid choice"),
-            ("close", {"status": 500}, "less than or equal to 499"),
-            ("close", {"status": 199}, "greater than or equal to 200"),
-            ("close", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "Select a valid choice"),
-            ("close", {"content_type": "text/html", "body": "<script>"}, "Select a valid choice"),
-            ("close", {"content_type": "image/svg+xml", "body": "<svg>"}, "Select a valid choice"),
-            ("close", {"content_type": "application/json"}, "This is not JSON"),
-            ("close", {"content_type": "application/problem+json", "body": "[NaN]"}, "NaN is not a JSON value"),
+            ("answer", {"status": 500}, "less than or equal to 499"),
+            ("answer", {"status": 199}, "greater than or equal to 200"),
+            ("answer", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "Select a valid choice"),
+            ("answer", {"content_type": "text/html", "body": "<script>"}, "Select a valid choice"),
+            ("answer", {"content_type": "image/svg+xml", "body": "<svg>"}, "Select a valid choice"),
+            ("answer", {"content_type": "application/json"}, "This is not JSON"),
+            ("answer", {"content_type": "application/problem+json", "body": "[NaN]"}, "NaN is not a JSON value"),
+            ("answer", {"status": ""}, "This field is required"),
             ("release", {"attempt": ""}, "Please correct"),
+            ("release", {"attempt": 10**30}, "Please correct"),
+            ("release", {"looked": ""}, "Look first. Under “hold” no call may be made twice."),
+            ("release", {"reason": " "}, "This field is required"),
+            ("record", {"reason": ""}, "This field is required"),
+            ("answer", {"reason": ""}, "This field is required"),
+            ("record", {"result": '{"value": {"charge": "ch_1"}}'}, "This is the envelope in which a result is kept"),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": 0}'}, "There is no shopapp.Order with the primary"),
+            (
+                "record",
+                {"result": '{"model": "shopapp.Order", "pk": []}'},
+                "There is no shopapp.Order with the primary",
+            ),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": 1, "using": "x"}'}, "There is no shopapp.Order"),
+            ("record", {"result": '"' + "x" * 1024**2 + '"'}, "1048576 are kept at most"),
         ],
     )
     def test_bad_input_is_refused_in_the_form(

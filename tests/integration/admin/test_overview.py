@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,9 +17,11 @@ from django.utils import timezone
 
 from django_idempotency.admin import limits
 from django_idempotency.admin.overview import Number, overview
+from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import in_doubt, in_flight, stuck
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import HOUR, LIST, fill, make_key, staff, step
+from tests.plans import analyze, make_many, planned
 
 pytestmark = pytest.mark.django_db
 Find = Callable[[], QuerySet[IdempotencyKey]]
@@ -44,12 +46,18 @@ def one_of_each() -> None:
 class TestNumbers:
     @pytest.mark.usefixtures("one_of_each")
     def test_they_count_what_their_links_list(self) -> None:
-        """By status, in flight, stuck and in doubt."""
+        """A key that is stuck and in doubt counts as both."""
         client = staff("view_idempotencykey")
         found = client.get(reverse(LIST)).context["cl"].overview
-        assert shown(found.by_status) == {"in progress": "4", "completed": "1", "failed": "2"}
-        assert shown(found.now) == {"in flight": "2", "stuck": "2", "in doubt": "2"}
-        for number in (*found.by_status, *found.now):
+        assert shown(found.numbers) == {
+            "in doubt": "2",
+            "half done": "1",
+            "stuck": "2",
+            "failed": "2",
+            "in flight": "2",
+            "completed": "1",
+        }
+        for number in found.numbers:
             listed = client.get(reverse(LIST) + number.query).context["cl"].result_count
             assert listed == number.count > 0, number
 
@@ -57,22 +65,22 @@ class TestNumbers:
     def test_the_oldest_in_flight_tells_its_age(self, admin_client: Client) -> None:
         """Of those with a live lease: a stuck key has a number of its own."""
         found = admin_client.get(reverse(LIST)).context["cl"].overview
-        assert [number.note for number in found.now] == ["oldest: 3\xa0hours", "", ""]
+        assert [number.note for number in found.numbers[4:]] == ["oldest: 3\xa0hours", "of the latest 7 keys"]
 
     @pytest.mark.usefixtures("one_of_each")
     def test_a_number_ends_at_its_limit_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`2+` means two or more."""
         monkeypatch.setattr(limits, "LISTED", 2)
-        monkeypatch.setattr(limits, "FILTERED", 5)
+        monkeypatch.setattr(limits, "FILTERED", 2)
         found = overview(IdempotencyKey.objects.all())
-        assert shown(found.now) == {"in flight": "2+", "stuck": "2+", "in doubt": "2+"}
-        assert found.latest_title == "Latest 5 keys by status"
+        assert shown(found.numbers)["stuck"] == shown(found.numbers)["in flight"] == "2+"
+        assert found.numbers[-1].note == "of the latest 2 keys"
 
     def test_an_empty_table_is_no_error(self, admin_client: Client) -> None:
         """Zeros."""
         page = admin_client.get(reverse(LIST))
-        found = page.context["cl"].overview
-        assert {*shown(found.now).values(), *shown(found.by_status).values()} == {"0"}
+        assert {*shown(page.context["cl"].overview.numbers).values()} == {"0"}
+        assert "Nothing needs attention" in page.content.decode()
 
     def test_numbers_are_grouped(self) -> None:
         """As people write them."""
@@ -82,8 +90,8 @@ class TestNumbers:
     def test_they_count_what_this_person_may_see(self) -> None:
         """A project whose admin shows the keys of one tenant counts those."""
         found = overview(IdempotencyKey.objects.filter(key__startswith="live"))
-        assert shown(found.by_status) == {"in progress": "2", "completed": "0", "failed": "0"}
-        assert shown(found.now) == {"in flight": "2", "stuck": "0", "in doubt": "0"}
+        assert {name: number for name, number in shown(found.numbers).items() if number != "0"} == {"in flight": "2"}
+        assert found.oldest == []
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_they_are_of_the_queryset_s_alias(self, django_assert_num_queries: Any) -> None:
@@ -92,12 +100,46 @@ class TestNumbers:
         fill([now], using="other", status="in_progress", locked_until=now + HOUR)
         with django_assert_num_queries(0):
             found = overview(IdempotencyKey.objects.using("other"))
-        assert shown(found.now) == {"in flight": "1", "stuck": "0", "in doubt": "0"}
-        assert found.latest == 1
+        assert {name: number for name, number in shown(found.numbers).items() if number != "0"} == {"in flight": "1"}
+        assert found.numbers[-1].note == "of the latest 1 keys"
+
+
+class TestAttention:
+    @pytest.mark.usefixtures("one_of_each")
+    def test_the_oldest_come_first_with_what_to_do(self, admin_client: Client) -> None:
+        """Before everything else on the page."""
+        page = admin_client.get(reverse(LIST))
+        oldest = page.context["cl"].overview.oldest
+        assert [waiting.row.key for waiting in oldest] == ["stuck", "failed in doubt", "failed", "stuck in doubt"]
+        assert [waiting.to_do.partition(" ")[0] for waiting in oldest] == ["Ask", "Look", "Ask", "Look"]
+        text = page.content.decode()
+        assert text.index("Needs attention") < text.index("Look the call up") < text.index('id="result_list"')
+        assert f"POST orders/ {oldest[0].row.reference}" in text
+
+    def test_a_view_that_ended_its_own_transaction_is_told_apart(self) -> None:
+        """A retry would be refused."""
+        make_key("unleased", status="in_progress", locked_until=timezone.make_aware(datetime.min.replace(year=1970)))
+        with connection.cursor() as cursor:
+            store = store_for("default")
+            cursor.execute(f"UPDATE django_idempotency_idempotencykey SET locked_until = {store.dialect.no_lease}")
+        assert [waiting.to_do for waiting in overview(IdempotencyKey.objects.all()).oldest] == [
+            "Check what the view has written. Finish it and answer by hand, or undo it and release the key."
+        ]
+
+    @pytest.mark.usefixtures("one_of_each")
+    def test_it_ends_with_the_oldest_five(self, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+        """The rest is behind a link, beside the one to the runbook."""
+        monkeypatch.setattr(limits, "FIRST", 1)
+        settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
+        page = staff("view_idempotencykey").get(reverse(LIST))
+        assert len(page.context["cl"].overview.oldest) == 1
+        text = page.content.decode()
+        assert '<a href="?state=attention">All of them, the oldest first</a>' in text
+        assert '<a href="/runbook/" rel="noopener noreferrer">Runbook</a>' in text
 
 
 class TestPage:
-    @pytest.mark.parametrize("query", [{"q": "done"}, {"status": "completed"}, {"p": "1"}, {"attention": "stuck"}])
+    @pytest.mark.parametrize("query", [{"q": "done"}, {"state": "completed"}, {"p": "1"}, {"state": "stuck"}])
     def test_only_the_plain_list_has_them(self, admin_client: Client, query: dict[str, str]) -> None:
         """Whoever searches or filters waits for what he asked for."""
         make_key("done")
@@ -119,21 +161,6 @@ class TestPage:
         assert not re.findall(r"<(?:style|script)|\s(?:style|on\w+)=", ours)
 
 
-def make_many(count: int) -> int:
-    """Completed keys of the last 40 hours, a finished call each. The primary key of the last one."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "WITH keys AS (INSERT INTO django_idempotency_idempotencykey "
-            "(key_hash, scope_hash, scope, operation, key, status, status_code, attempt, created_at, expires_at) "
-            "SELECT n, n, 's', 'o', 'k' || n, 'completed', 201, 1, now() - (%s - n) * interval '40 hours' / %s, now() "
-            "FROM generate_series(1, %s) AS n RETURNING id) "
-            "INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at) "
-            "SELECT id, 'charge', 'call', 1, now(), now() FROM keys RETURNING key_id",
-            [count] * 3,
-        )
-        return int(cursor.fetchall()[-1][0])
-
-
 @pytest.mark.only_on("postgresql")
 class TestCost:
     @pytest.fixture
@@ -145,7 +172,7 @@ class TestCost:
         last = make_many(20_000)
         now = timezone.now()
         keys, steps = IdempotencyKey.objects.filter, IdempotencyStep.objects.filter
-        keys(pk__gt=last - 90).update(status="failed")
+        keys(pk__gt=last - 90).update(status="failed", updated_at=now)
         keys(pk__range=(last - 189, last - 100)).update(status="in_progress", locked_until=now - HOUR)
         keys(pk__range=(last - 289, last - 200)).update(status="in_progress", locked_until=now + HOUR)
         steps(key__gt=last - 90).update(finished_at=None)
@@ -157,8 +184,15 @@ class TestCost:
         with CaptureQueriesContext(connection) as queries:
             found = admin_client.get(reverse(LIST)).context["cl"].overview
         asked = [query["sql"] for query in queries if "django_idempotency_idempotency" in query["sql"]]
-        assert shown(found.now) == {"in flight": "50+", "stuck": "50+", "in doubt": "50+"}
-        assert len(asked) == 4 + 8  # the list with its badges, and the overview
+        assert shown(found.numbers) == {
+            "in doubt": "50+",
+            "half done": "50+",
+            "stuck": "50+",
+            "failed": "50+",
+            "in flight": "50+",
+            "completed": "20",
+        }
+        assert len(asked) == 24  # the list with its badges, links and filters, and the overview
         for sql in asked:
             scans, rows = planned(sql)
             assert scans, sql
@@ -188,26 +222,3 @@ class TestCost:
         scans, rows = planned(queries[-1]["sql"])
         assert scans <= {"Index Scan", "Index Only Scan"}
         assert rows <= 10
-
-
-def analyze() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")
-
-
-def planned(sql: str) -> tuple[set[str], int]:
-    """How the tables are read, and the most rows that one node of the plan has read."""
-    with connection.cursor() as cursor:
-        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + sql.replace("%", "%%"), [])
-        answer = cursor.fetchone()[0]
-    nodes = list(_nodes((json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]))
-    return (
-        {node["Node Type"] for node in nodes if "Scan" in node["Node Type"]},
-        max((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in nodes),
-    )
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
