@@ -168,7 +168,9 @@ def decided(made: Decision) -> str:
         "answer": _("%(by)s answered by hand with status %(detail)s"),
         "fail": _("%(by)s ended the attempt"),
     }
-    return texts[made.action] % {"by": made.by or _("a script"), "detail": made.detail}
+    # Another release may know more actions.
+    text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
+    return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
 def _past_doubt(obj: IdempotencyKey, step: dict[str, Any]) -> SafeString:

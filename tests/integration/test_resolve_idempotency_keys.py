@@ -150,3 +150,9 @@ def test_a_key_that_has_changed_is_refused() -> None:
     with connection.execute_wrapper(a_retry_comes):
         assert refused("--close=410", "--older-than=0", "--apply").returncode == 3
     assert (get("half").status, get("stuck").status) == ("completed", "in_progress")
+
+
+def test_a_result_that_is_too_long_is_refused() -> None:
+    """As a step's own would be."""
+    text = f'call="{"x" * 1024**2}"'
+    assert "1048576 are kept at most" in str(refused("--record", text, "--older-than=0", "--apply"))

@@ -11,7 +11,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 
 from ...engine.protocol.snapshots import Snapshot
-from ...exceptions import IdempotencyConfigurationError
+from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
 from ...maintenance.bulk import resolve_all
 from ...maintenance.lookups import find_key, half_done, in_doubt, needs_attention, stuck, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
@@ -89,7 +89,7 @@ class Command(BaseCommand):
             for key in keys:
                 self.stdout.write(_line(key))
             self._decide(choice, keys, passed_over, options)
-        except (IdempotencyConfigurationError, DatabaseError, ValueError) as error:
+        except (IdempotencyConfigurationError, ResultNotStorable, DatabaseError, ValueError) as error:
             raise CommandError(str(error)) from error
 
     def _decide(

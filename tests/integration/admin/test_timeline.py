@@ -133,6 +133,11 @@ class TestTrail:
         close_with(in_doubt.pk, Snapshot(status_code=410, headers=(), body=b""), attempt=1)
         assert "a script answered by hand with status 410" in page_of(row())
 
+    def test_an_action_of_another_release_is_shown_by_its_name(self) -> None:
+        """In a rolling deployment, newer processes may write it."""
+        trail = '[{"action": "transfer 5%", "at": "2026-07-01T01:02:03+00:00", "by": "ada", "detail": "charge"}]'
+        assert "ada: transfer 5% charge" in page_of(make_key(decisions=trail))
+
     def test_a_write_in_doubt_has_no_derived_key(self, in_doubt: IdempotencyKey) -> None:
         """Nothing was sent outside, now and in the trail."""
         IdempotencyStep.objects.update(kind="write")
