@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from django.db import connections
@@ -11,6 +11,7 @@ from django.test import AsyncClient
 from ..engine.conf import resolve
 from ..engine.stores import alias_for
 from .checks import CreatedRows, Creates, EndpointChecks
+from .crashes import CrashChecks
 from .requests import Request, key_in_header, with_files_read
 
 ALTERED: Final[Any] = object()
@@ -30,7 +31,10 @@ def assert_idempotent(
     required: bool | None = None,
     transaction: bool = False,
     duplicates: int = 8,
-    with_key: Callable[[str], Mapping[str, Any]] | None = None,
+    crash_at_each_step: bool = False,
+    repeatable: Collection[str] = (),
+    with_key: Callable[[str], Mapping[str, Any] | bytes] | None = None,
+    sign: Callable[[bytes, str], Mapping[str, str]] | None = None,
     using: str | None = None,
     **extra: Any,
 ) -> Any:
@@ -45,16 +49,23 @@ def assert_idempotent(
         data: as for `client.post`. May be a function, which is called for each new key: for an endpoint that takes
             the same body only once.
         method: the HTTP method, in any case.
-        changed: another body, which must be refused under the same key. Default: `data` with every value altered.
-            None skips this check, for `fingerprint=None`.
+        changed: another body, which must be refused under the same key. Default: the body with every value altered,
+            except the key. Where `with_key` returns bytes, another such function. None skips this check, for
+            `fingerprint=None`.
         other_client: a client of another user, who must not get the first user's response.
         creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.
         expect_status: the status of the first response. Default: any below 400.
         required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
         transaction: whether to send duplicates at once too, from threads with database connections of their own.
         duplicates: how many to send at once.
+        crash_at_each_step: whether to stop the leased view at each boundary of its steps, and retry: for each boundary
+            a request under a new key, which is stopped as `kill -9` would, and a retry after the lease. Needs a client
+            that calls the view in this process. A `finally` of the view runs, and cannot write to a database.
+        repeatable: names of calls that may be made twice without a derived key.
         with_key: `callable(key)` that returns the arguments of `client.post` that carry the key, for an endpoint with
-            `key=`: `{"headers": …}`, `{"data": {…}}`. Default: the header.
+            `key=`: `{"headers": …}`, `{"data": {…}}`; or the whole body as bytes. Default: the header.
+        sign: `callable(body, key)` that returns headers, such as a signature. `body` is the bytes that are sent: data
+            that is neither bytes nor text is sent as JSON. A request without a key is not signed.
         using: database alias of the endpoint's keys. Default: the write alias of the key table.
         extra: further arguments of `client.post`.
 
@@ -63,8 +74,8 @@ def assert_idempotent(
 
     Raises:
         AssertionError: the endpoint is not idempotent. The message says why.
-        RuntimeError: `transaction=True` cannot work in this test.
-        TypeError: `client` is asynchronous, or `with_key` returns fields and `data` is not a dict.
+        RuntimeError: `transaction=True` cannot work in this test, or `crash_at_each_step=True` finds no step.
+        TypeError: `client` is asynchronous, or `data` does not fit to what `with_key` returns.
     """
     __tracebackhide__ = True
     _refuse_async_client(client)
@@ -79,6 +90,7 @@ def assert_idempotent(
         data=with_files_read(new_data()),
         extra=extra,
         key_arguments=with_key or key_in_header,
+        sign=sign,
     )
     checks = EndpointChecks(request, created_rows=CreatedRows(creates, alias), alias=alias, in_header=with_key is None)
     checks.first_request(expect_status)
@@ -89,6 +101,8 @@ def assert_idempotent(
         checks.other_user(other_client)
     if resolve().required if required is None else required:
         checks.no_key()
+    if crash_at_each_step:
+        CrashChecks(checks, lambda: request.with_body(new_data()), repeatable=repeatable).run()
     if transaction:
         checks.duplicates_at_once(request.with_body(new_data()), duplicates)
     checks.stored_response()

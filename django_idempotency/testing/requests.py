@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from threading import Barrier
 from typing import Any
 
-from django.core.files.base import ContentFile
 from django.db import connections
 from django.test import Client
 
 from ..engine.conf import get_settings
 from ..models import IdempotencyKey
+from .bodies import altered, as_bytes, with_fields, with_files_opened, with_files_read
 
 QUOTED_CHARACTERS = 300
 """How much of a body a message quotes."""
+JSON = "application/json"
+"""The content type of bodies that are sent as bytes, unless the test gives another."""
 START_TIMEOUT = 60
 """Seconds after which a test fails if its threads cannot all start, for example for want of connections."""
 
@@ -84,7 +86,9 @@ class Reply:
 class Request:
     """A request that can be sent many times, under any key.
 
-    key_arguments: `callable(key)` that returns the arguments of `client.post` that carry the key.
+    key_arguments: `callable(key)` that returns the arguments of `client.post` that carry the key, or the whole body.
+    sign: `callable(body, key)` that returns headers for these bytes.
+    alters_body: whether all values of the body are altered, except the key.
     """
 
     client: Any
@@ -92,25 +96,43 @@ class Request:
     path: str
     data: Any
     extra: Mapping[str, Any]
-    key_arguments: Callable[[str], Mapping[str, Any]]
+    key_arguments: Callable[[str], Mapping[str, Any] | bytes]
+    sign: Callable[[bytes, str], Mapping[str, str]] | None = None
+    alters_body: bool = False
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
-        for_key = dict(self.key_arguments(key)) if key is not None else {}
+        for_key, data = self._for_key(key), with_files_opened(self.data)
+        if isinstance(for_key, bytes):
+            for_key, data = {"content_type": self.extra.get("content_type", JSON)}, for_key
+        if self.alters_body:
+            data = altered(data, keep=key)
         arguments = {**self.extra, **for_key}
-        if headers := {**self.extra.get("headers", {}), **for_key.get("headers", {})}:
+        headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
+        data = with_fields(data, arguments.pop("data", None))
+        if self.sign is not None and key is not None:
+            data = as_bytes(data)
+            headers |= self.sign(data, key)
+            arguments.setdefault("content_type", JSON)
+        if headers:
             arguments["headers"] = headers
-        data = _with_fields(_with_files_opened(self.data), arguments.pop("data", None))
         if data is not None:
             arguments["data"] = data
         send = getattr(_copy(client or self.client), self.method.lower())
         return Reply.of(send(self.path, **arguments))
 
     def with_body(self, data: Any) -> Request:
-        return replace(self, data=with_files_read(data))
+        """The same with other data. A function gives the whole body, as `key_arguments` may."""
+        return replace(self, key_arguments=data) if callable(data) else replace(self, data=with_files_read(data))
 
     def with_altered_body(self) -> Request:
-        return replace(self, data=_altered(self.data))
+        return replace(self, alters_body=True)
+
+    def _for_key(self, key: str | None) -> Mapping[str, Any] | bytes:
+        for_key = {} if key is None else self.key_arguments(key)
+        if isinstance(for_key, bytes) and self.data is not None:
+            raise TypeError(f"with_key= gives the whole body, so leave data out. It is {self.data!r}.")
+        return for_key
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
@@ -159,76 +181,3 @@ def _copy_for_thread(client: Any) -> Any:
     if isinstance(client, Client):
         copied.raise_request_exception = False
     return copied
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str | None
-    content_type: str | None
-    content: Any
-
-    @classmethod
-    def of(cls, file: Any) -> _File:
-        file.seek(0)
-        return cls(getattr(file, "name", None), getattr(file, "content_type", None), file.read())
-
-    def open(self) -> Any:
-        file: Any = ContentFile(self.content, name=self.name)
-        if self.content_type is not None:
-            file.content_type = self.content_type
-        return file
-
-
-def with_files_read(data: Any) -> Any:
-    """Return the data with the content of its files, which a test client reads only once: a retry would be empty."""
-    if isinstance(data, dict):
-        return {name: with_files_read(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [with_files_read(value) for value in data]
-    return _File.of(data) if callable(getattr(data, "read", None)) else data
-
-
-def _with_files_opened(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _with_files_opened(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_with_files_opened(value) for value in data]
-    return data.open() if isinstance(data, _File) else data
-
-
-def _with_fields(data: Any, fields: Mapping[str, Any] | None) -> Any:
-    """Return the body with the fields that carry the key."""
-    if fields is None:
-        return data
-    if not isinstance(data, dict | None):
-        raise TypeError(f"with_key= gives body fields, so data must be a dict of fields too, not {data!r}.")
-    return {**(data or {}), **fields}
-
-
-def _altered(data: Any) -> Any:
-    """Return the data with every value altered, so that any field that the endpoint compares has changed."""
-    if data is None or data in ({}, []):
-        return {"altered": "1"}
-    match data:
-        case dict():
-            return {name: _altered(value) for name, value in data.items()}
-        case list():
-            return [_altered(value) for value in data]
-        case bool():
-            return not data
-        case int() | float():
-            return data + 1
-        case _File():
-            more = "1" if isinstance(data.content, str) else b"1"
-            return replace(data, content=data.content + more)
-        case bytes():
-            return _altered_text(data.decode("latin-1")).encode("latin-1")
-    return _altered_text(str(data))
-
-
-def _altered_text(text: str) -> str:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return text + "1"
-    return json.dumps(_altered(parsed))
