@@ -10,9 +10,10 @@ from django.test import AsyncClient
 
 from ..engine.conf import resolve
 from ..engine.stores import alias_for
+from .bodies import with_files_read
 from .checks import CreatedRows, Creates, EndpointChecks
 from .crashes import CrashChecks
-from .requests import Request, key_in_header, with_files_read
+from .requests import Request, key_in_header
 
 ALTERED: Final[Any] = object()
 """The default of `changed`: the same body with every value altered."""

@@ -141,8 +141,8 @@ class CrashChecks:
                 raise self._failure(
                     f"stopped {where}, call {name!r} was made twice, and the other side cannot know that.",
                     *evidence,
-                    f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If making it twice "
-                    f"does no harm, pass repeatable=[{name!r}].",
+                    f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If a second "
+                    f"call does no harm, pass repeatable=[{name!r}].",
                 )
 
     def _judge_names(self, stopped: Watch, retried: Watch, where: str, evidence: list[str]) -> None:

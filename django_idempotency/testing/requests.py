@@ -110,10 +110,10 @@ class Request:
         arguments = {**self.extra, **for_key}
         headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
         data = with_fields(data, arguments.pop("data", None))
-        if self.sign is not None and key is not None:
+        if self.sign is not None:
             data = as_bytes(data)
-            headers |= self.sign(data, key)
             arguments.setdefault("content_type", JSON)
+            headers |= {} if key is None else self.sign(data, key)
         if headers:
             arguments["headers"] = headers
         if data is not None:

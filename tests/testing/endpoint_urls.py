@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import current_thread, main_thread
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path
 
 from django_idempotency import get_operation, idempotent
+from django_idempotency.keys import from_header
 from tests.shopapp.models import Ledger, Order
 
 COUNTER = itertools.count()
@@ -73,6 +77,39 @@ def visitor(request: HttpRequest) -> HttpResponse:
     """Starts a session: a retry of a lost answer does not carry its cookie."""
     request.session["orders"] = 1
     return order(request)
+
+
+SECRET = b"shared with the sender"
+
+
+def now() -> datetime:
+    return datetime.now(tz=UTC)
+
+
+def event_id(request: HttpRequest) -> str | None:
+    try:
+        return str(json.loads(request.body)["id"])
+    except ValueError:
+        return request.body.decode().rpartition(" ")[2] or None
+
+
+def by_event(request: HttpRequest) -> HttpResponse:
+    """Checks the signature of time and body first."""
+    mac = hmac.new(SECRET, b"1700000000." + request.body, "sha256").hexdigest()
+    if request.headers.get("Stripe-Signature") != f"t=1700000000,v1={mac}":
+        return HttpResponse(status=401)
+    return idempotent(key=event_id, operation="event")(order)(request)
+
+
+def standard(request: HttpRequest) -> HttpResponse:
+    """Standard Webhooks."""
+    from standardwebhooks import Webhook, WebhookVerificationError
+
+    try:
+        Webhook(settings.WEBHOOK_SECRET).verify(request.body, dict(request.headers), json_parse=False)
+    except (WebhookVerificationError, ValueError):
+        return HttpResponse(status=401)
+    return idempotent(key=from_header("webhook-id"), operation="standard")(order)(request)
 
 
 def in_steps(request: HttpRequest) -> HttpResponse:
@@ -196,6 +233,7 @@ def forgets(request: HttpRequest) -> HttpResponse:
 
 VIEWS = (
     *("good", "members", "optional", "secret", "elsewhere", "by_field", "by_header", "amounts", "asynchronous", "raw"),
+    *("by_event", "standard"),
     *(
         "upload",
         "unique",

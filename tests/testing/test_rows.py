@@ -12,13 +12,23 @@ from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
 from django.utils import timezone
 
-from django_idempotency.models import IdempotencyKey
+from django_idempotency import ResultNotStorable
+from django_idempotency.maintenance import in_doubt
+from django_idempotency.maintenance.lookups import half_done
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key, scope_of_user
+from tests.at_rest import NEW
 from tests.factories import UserFactory
 from tests.shopapp.models import Order
+from tests.testing import leased_urls
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    leased_urls.MADE.clear()
 
 
 def test_an_anonymous_caller_meets_the_row(post: Post) -> None:
@@ -119,3 +129,85 @@ def test_what_cannot_be_is_refused() -> None:
     create_key("k1")
     with pytest.raises(ValueError, match="A row with the key 'k1' exists already: a request with it gets Completed"):
         create_key("k1")
+
+
+class TestSteps:
+    """Keys of leased views, as attempts leave them that did not come to their end."""
+
+    urls = pytest.mark.urls("tests.testing.leased_urls")
+
+    @urls
+    def test_the_next_attempt_goes_on_behind_the_finished_step(self, post: Post) -> None:
+        """The call is not made; the view gets its result. A failed key is half done."""
+        row = create_key("k1", path="/leased", half_done={"charge": {"id": "ch_1"}})
+        assert (row.status, row.policy, list(half_done())) == ("failed", "retry", [row])
+        answer = post("/leased", key="k1")
+        assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
+        assert leased_urls.MADE == []
+
+    @urls
+    def test_a_model_instance_is_the_result_of_a_write(self, post: Post) -> None:
+        """It is fetched again."""
+        order = Order.objects.create()
+        create_key("k1", path="/leased", status="abandoned", steps={"charge": {"id": "ch_1"}, "order": order})
+        assert post("/leased", key="k1").json() == {"order": order.pk, "charge": "ch_1"}
+        kinds = IdempotencyStep.objects.exclude(finished_at=None).values_list("name", "kind")
+        assert set(kinds) == {("charge", "call"), ("order", "write")}
+        assert Order.objects.count() == 1
+
+    @urls
+    @pytest.mark.parametrize(
+        ("path", "policy", "answered"), [("/held", "hold", 409), ("/no_derived_key", "retry", 201)]
+    )
+    def test_a_call_in_doubt_meets_the_policy_of_the_view(
+        self, post: Post, path: str, policy: str, answered: int
+    ) -> None:
+        """On hold a person is asked; else the call is made again."""
+        row = create_key("k1", path=path, in_doubt=["charge"])
+        assert (row.status, row.policy, list(in_doubt())) == ("failed", policy, [row])
+        assert post(path, key="k1").status_code == answered
+
+    @urls
+    def test_reconcile_is_asked(self, post: Post) -> None:
+        """About the call in doubt."""
+        leased_urls.MADE[:] = ["found"]
+        create_key("k1", path="/looks_up", in_doubt=["charge"])
+        assert post("/looks_up", key="k1").json()["charge"] == "ch_found"
+        assert leased_urls.MADE == ["found"]
+
+    @urls
+    def test_the_operation_of_the_endpoint(self, post: Post) -> None:
+        """What operation= says there."""
+        assert create_key("k1", path="/named").operation == "named by hand"
+        assert post("/named", key="k1").headers["Idempotency-Replayed"] == "true"
+
+    def test_a_completed_key_keeps_its_steps(self) -> None:
+        """Its lease is over."""
+        row = create_key("k1", steps={"charge": 1})
+        assert (row.status, row.policy, row.locked_until) == ("completed", "retry", None)
+        assert [step.result for step in row.steps.all()] == ['{"value": 1}']
+
+    def test_results_are_encrypted(self) -> None:
+        """As those of real steps."""
+        pytest.importorskip("cryptography")
+        with override_settings(IDEMPOTENCY={"ENCRYPTION_KEYS": [NEW]}):
+            row = create_key("k1", half_done={"charge": "ch_1"})
+        (step,) = row.steps.all()
+        assert "ch_1" not in step.result
+
+    @pytest.mark.parametrize("arguments", [{"in_doubt": ["mail"]}, {"half_done": {"charge": 1}}])
+    def test_a_completed_key_needs_no_attention(self, arguments: Any) -> None:
+        """So it has no call in doubt."""
+        with pytest.raises(ValueError, match="A completed key is neither in doubt nor half done: give status='failed'"):
+            create_key(status="completed", **arguments)
+
+    def test_names_are_given_as_a_list(self) -> None:
+        """A text would be taken for its letters."""
+        with pytest.raises(ValueError, match=r"in_doubt='mail': give a list of names, \['mail'\]"):
+            create_key(in_doubt="mail")
+
+    def test_a_result_that_cannot_be_kept(self) -> None:
+        """Nothing is written."""
+        with pytest.raises(ResultNotStorable):
+            create_key("k1", steps={"charge": object()})
+        assert not IdempotencyKey.objects.exists()

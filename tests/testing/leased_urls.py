@@ -1,0 +1,137 @@
+"""Leased views for `crash_at_each_step`: some survive each crash, others are broken on purpose."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+
+from django_idempotency import Result, get_operation, idempotent, run_once
+from tests.shopapp.models import Order
+
+LEASE = timedelta(minutes=2)
+COUNTER = itertools.count()
+MADE: list[str] = []
+"""The books of the other side: the key of each charge, as often as it was made."""
+
+
+def charge(key: str = "") -> dict[str, str]:
+    MADE.append(key)
+    return {"id": f"ch_{key}"}
+
+
+def order_of(operation: Any, charged: dict[str, str]) -> HttpResponse:
+    order = operation.write("order", Order.objects.create, reference=charged["id"])
+    return JsonResponse({"order": order.pk, "charge": charged["id"]}, status=201)
+
+
+def pay(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    return order_of(operation, operation.call("charge", charge, operation.derive_key("charge")))
+
+
+async def apay(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+
+    async def acharge() -> dict[str, str]:
+        return charge(operation.derive_key("charge"))
+
+    charged = await operation.acall("charge", acharge)
+    await operation.acall("mail", lambda: acharge())
+    order = await operation.awrite("order", Order.objects.acreate, reference=charged["id"])
+    return JsonResponse({"order": order.pk, "charge": charged["id"]}, status=201)
+
+
+def pay_without_derived_key(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    return order_of(operation, operation.call("charge", charge))
+
+
+def found(request: HttpRequest, operation: Any) -> None:
+    """What `reconcile` does: records the charge that the books show."""
+    if "charge" in operation.in_doubt and MADE:
+        operation.call("charge", lambda: {"id": f"ch_{MADE[-1]}"})
+
+
+def answer(request: HttpRequest, operation: Any) -> HttpResponse | None:
+    """Ends the operation itself, once the order is there."""
+    done = Order.objects.filter(reference=f"ch_{operation.derive_key('charge')}").first()
+    return None if done is None else JsonResponse({"order": done.pk, "charge": done.reference}, status=201)
+
+
+leased = idempotent(lease=LEASE)(pay)
+asynchronous = idempotent(lease=LEASE)(apay)
+no_derived_key = idempotent(lease=LEASE)(pay_without_derived_key)
+held = idempotent(lease=LEASE, on_abandoned="hold")(pay_without_derived_key)
+looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found)(pay_without_derived_key)
+answers = idempotent(lease=LEASE, reconcile=answer)(pay)
+named = idempotent(lease=LEASE, operation="named by hand")(pay)
+atomic = idempotent(lambda request: JsonResponse({"id": Order.objects.create().pk}))
+
+
+@idempotent(lease=LEASE)
+def writes_outside(request: HttpRequest) -> HttpResponse:
+    """The order is no step."""
+    operation = get_operation(request)
+    operation.call("charge", charge, operation.derive_key("charge"))
+    return JsonResponse({"order": Order.objects.create().pk})
+
+
+@idempotent(lease=LEASE)
+def renames_steps(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    operation.call(f"charge {next(COUNTER)}", charge)
+    return JsonResponse({})
+
+
+def swallows_everything(request: HttpRequest) -> HttpResponse:
+    """Code around the protected view answers whatever happens."""
+    try:
+        return leased(request)
+    except BaseException:
+        return JsonResponse({})
+
+
+@idempotent(lease=LEASE)
+def fails_later(request: HttpRequest) -> HttpResponse:
+    """Expects to be the first attempt."""
+    operation = get_operation(request)
+    operation.write("order", Order.objects.create)
+    if operation.attempt > 1 and "raise" in request.GET:
+        raise LookupError("no cart")
+    if operation.attempt > 1 and "refuse" in request.GET:
+        return JsonResponse({"error": "paid already"}, status=400)
+    return JsonResponse({"first": True} if operation.attempt == 1 else {"again": True})
+
+
+@idempotent(lease=LEASE)
+def differs(request: HttpRequest) -> HttpResponse:
+    """Takes other steps with each request."""
+    operation = get_operation(request)
+    for number in range(2 - next(COUNTER)):
+        operation.write(f"order {number}", Order.objects.create)
+    return HttpResponse()
+
+
+def _place(operation: Any) -> dict[str, Any]:
+    charged = operation.call("charge", charge, operation.derive_key("charge"))
+    return {"order": operation.write("order", Order.objects.create, reference=charged["id"]).pk}
+
+
+def once(request: HttpRequest) -> HttpResponse:
+    """`run_once` inside of an unprotected view, which marks its responses."""
+    key = request.headers.get("Idempotency-Key", "").strip('"')
+    if not key:
+        return HttpResponse(status=400)
+    result: Result[Any] = run_once(_place, scope="shop", key=key, payload=request.POST.dict(), lease=LEASE)
+    return JsonResponse(result.value, headers={"Idempotency-Replayed": str(result.replayed).lower()})
+
+
+VIEWS = (
+    *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers", "atomic", "named", "writes_outside"),
+    *("renames_steps", "swallows_everything", "fails_later", "differs", "once"),
+)
+urlpatterns = [path(name, globals()[name]) for name in VIEWS]

@@ -1,0 +1,187 @@
+"""`assert_idempotent(crash_at_each_step=True)`: stopped at each boundary, retried, and judged."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.test import Client, override_settings
+
+from django_idempotency.engine.execution.operation import Operation
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.testing import assert_idempotent
+from tests.shopapp.models import Order
+from tests.testing import endpoint_urls, leased_urls
+from tests.testing.requests import DATA
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.leased_urls")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    leased_urls.MADE.clear()
+    leased_urls.COUNTER = itertools.count()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What was logged about calls that ran twice, and about held keys."""
+    logger = logging.getLogger("django_idempotency.testing")
+    found: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Kept()
+    logger.addHandler(handler)
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        yield found
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def crashes(client: Client) -> Callable[..., Any]:
+    return lambda path, **arguments: assert_idempotent(
+        client, path, DATA, **{"creates": Order, "crash_at_each_step": True, **arguments}
+    )
+
+
+@pytest.fixture
+def fails(crashes: Callable[..., Any]) -> Callable[..., str]:
+    def check(path: str, **arguments: Any) -> str:
+        with pytest.raises(AssertionError) as caught:
+            crashes(path, **arguments)
+        return str(caught.value)
+
+    return check
+
+
+class TestGoodViews:
+    @pytest.mark.parametrize("path", ["/leased", "/answers"])
+    def test_a_view_that_sends_its_derived_key(self, crashes: Callable[..., Any], path: str, told: list[str]) -> None:
+        """8 boundaries and 2 undisturbed requests: 10 keys, 10 orders, and one charge made twice under its key."""
+        crashes(path)
+        assert Order.objects.count() == 10
+        assert [count for _, count in Counter(leased_urls.MADE).most_common(2)] == [2, 1]
+        assert told == [
+            "Stopped after the function of call 'charge' ran, before the COMMIT: call 'charge' was made twice with the "
+            "same derived key. The other side must recognise it."
+        ]
+        assert set(IdempotencyKey.objects.values_list("status", flat=True)) == {"completed"}
+        assert not IdempotencyStep.objects.filter(finished_at=None).exists()
+
+    def test_an_asynchronous_view(self, crashes: Callable[..., Any]) -> None:
+        """Its steps are the same: coroutine functions, functions that return a coroutine, and writes."""
+        crashes("/asynchronous", repeatable=["mail"])
+        assert Order.objects.count() == 14
+
+    def test_a_held_key(self, crashes: Callable[..., Any], told: list[str]) -> None:
+        """Its retry gets 409 while the call is in doubt. No call is made twice."""
+        crashes("/held")
+        assert told == [
+            "Stopped after the start of call 'charge' was committed, before the function ran: the retry is held with "
+            "409.",
+            "Stopped after the function of call 'charge' ran, before the COMMIT: the retry is held with 409.",
+        ]
+        assert len(leased_urls.MADE) == 9
+        assert Order.objects.count() == 8
+
+    def test_what_reconcile_records_is_no_second_call(self, crashes: Callable[..., Any]) -> None:
+        """It has a function of its own."""
+        crashes("/looks_up")
+        assert Order.objects.count() == 10
+
+    def test_a_call_that_may_be_repeated(self, crashes: Callable[..., Any]) -> None:
+        """The test says so."""
+        crashes("/no_derived_key", repeatable=["charge"])
+
+    def test_run_once(self, crashes: Callable[..., Any]) -> None:
+        """Its steps are stopped like those of a view."""
+        crashes("/once", changed=None)
+        assert Order.objects.count() == 10
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("path", ["/leased", "/asynchronous"])
+    def test_with_real_transactions(self, crashes: Callable[..., Any], path: str) -> None:
+        """As inside of those of a TestCase. What was patched is as before."""
+        before = Operation.call, Operation.write, Operation.derive_key
+        crashes(path, repeatable=["mail"], transaction=connection.vendor != "sqlite")
+        assert (Operation.call, Operation.write, Operation.derive_key) == before
+        assert connections["default"].execute_wrappers == []
+
+    @pytest.mark.filterwarnings("ignore:A leased view changed data")
+    def test_with_debug(self, crashes: Callable[..., Any]) -> None:
+        """There the package has an execute wrapper of its own, which ends before the engine would fail the key."""
+        with override_settings(DEBUG=True):
+            crashes("/leased")
+
+
+class TestBrokenViews:
+    def test_a_call_without_a_derived_key(self, fails: Callable[..., str]) -> None:
+        """The message says where, what ran twice, and what to do."""
+        message = fails("/no_derived_key")
+        first, undisturbed, retry, told, advice = message.split("\n  ")
+        assert first == (
+            "POST /no_derived_key: stopped after the function of call 'charge' ran, before the COMMIT, call 'charge' "
+            "was made twice, and the other side cannot know that."
+        )
+        assert undisturbed.startswith("Undisturbed: 201 with Idempotency-Replayed: false")
+        assert retry.startswith("Retry: 201 with Idempotency-Replayed: false")
+        assert told == "Ran before the stop: call 'charge'. Ran in the retry: call 'charge', write 'order'."
+        assert advice == (
+            "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call does no "
+            "harm, pass repeatable=['charge']."
+        )
+
+    def test_a_write_outside_of_its_step(self, fails: Callable[..., str]) -> None:
+        """It commits, and the retry writes again."""
+        assert (
+            "stopped before the commit of the response, the stopped request and its retry created 2 Order rows; an "
+            "undisturbed request creates 1." in fails("/writes_outside")
+        )
+
+    def test_a_step_with_a_new_name_each_time(self, fails: Callable[..., str]) -> None:
+        """Its result is not found."""
+        message = fails("/renames_steps", creates=None)
+        assert "call 'charge 6' ran again under another name, 'charge 7'." in message
+        assert "Ran before the stop: call 'charge 6'. Ran in the retry: call 'charge 7'." in message
+
+    def test_a_view_that_catches_everything(self, fails: Callable[..., str]) -> None:
+        """It cannot be stopped, and says so."""
+        assert "stopped before call 'charge', the view went on" in fails("/swallows_everything", creates=None)
+
+    @pytest.mark.parametrize(
+        ("query", "headline"),
+        [
+            ("?raise", "stopped after write 'order', the retry raised LookupError('no cart')"),
+            ("?refuse", "stopped after write 'order', the retry got 400"),
+            ("", "stopped after write 'order', the retry got another kind of response"),
+        ],
+    )
+    def test_a_retry_that_ends_otherwise(self, fails: Callable[..., str], query: str, headline: str) -> None:
+        """An exception, another status, another kind of body."""
+        assert headline.replace("after write", "before write") in fails(f"/fails_later{query}")
+
+    def test_other_steps_with_each_request(self, fails: Callable[..., str]) -> None:
+        """Then a boundary is never reached."""
+        message = fails("/differs", creates=None)
+        assert "a request under a new key never came to this point: before write 'order 0'." in message
+        assert "It used: no step." in message
+
+    def test_a_body_that_is_taken_once(self, client: Client) -> None:
+        """The undisturbed request needs a body of its own."""
+        text = "the same request under another key got 400"
+        with override_settings(ROOT_URLCONF=endpoint_urls), pytest.raises(AssertionError, match=text) as caught:
+            assert_idempotent(client, "/unique", {"entry": "x"}, crash_at_each_step=True)
+        assert "pass a function as data" in str(caught.value)
+
+    def test_an_atomic_view_has_no_steps(self, crashes: Callable[..., Any]) -> None:
+        """There is nothing to stop."""
+        with pytest.raises(RuntimeError, match=r"found no step to stop at.*it is one transaction"):
+            crashes("/atomic")
