@@ -325,6 +325,32 @@ def test_a_made_key_is_replayed(run, serve, client, django_user_model):
 
 
 @pytest.mark.django_db
+def test_the_leased_example_survives_each_crash(run, serve, client, gateway):
+    """The documented tests pass with the documented view: stopped at each step, and half done."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/payments.py").pay))
+    run("docs/testing.md", "shop/tests/test_payments.py").test_a_payment_survives_each_crash(client)
+    models.Order.objects.all().delete()
+    run("docs/testing.md", "shop/tests/test_interrupted.py").test_a_charge_gets_its_order(client)
+
+
+@pytest.mark.django_db
+def test_the_webhook_receiver_is_proved(run, serve, client, monkeypatch):
+    """Its signature covers the body, which has the key. Without its decorator it fails."""
+    hooks = run("docs/events.md", "shop/webhooks.py")
+    monkeypatch.setitem(sys.modules, "shop.webhooks", hooks)
+    serve(path("webhooks/", hooks.paid))
+    prove = run("docs/testing.md", "shop/tests/test_webhooks.py")
+    prove.test_an_event_is_handled_once(client)
+    unprotected = hooks.signed(hooks.paid.__wrapped__.__wrapped__.__wrapped__.__wrapped__)
+    clear_url_caches()
+    serve(path("webhooks/", unprotected))
+    with pytest.raises(AssertionError, match="POST /webhooks/: not protected"):
+        prove.test_an_event_is_handled_once(client)
+    clear_url_caches()
+
+
+@pytest.mark.django_db
 def test_keys_are_forgotten(run, django_user_model):
     """One key of a user, then all of them."""
     privacy = run("docs/operations.md", "shop/privacy.py")
@@ -379,7 +405,13 @@ def test_every_python_block_is_executed_by_a_test():
         ],
         "docs/rollout.md": ["settings.py", "after/django_idempotency_key.py", "after/drf_idempotency.py"],
         "docs/runbook.md": ["shop/attention.py"],
-        "docs/testing.md": ["shop/tests/test_orders.py", "shop/tests/test_retries.py"],
+        "docs/testing.md": [
+            "shop/tests/test_orders.py",
+            "shop/tests/test_payments.py",
+            "shop/tests/test_webhooks.py",
+            "shop/tests/test_retries.py",
+            "shop/tests/test_interrupted.py",
+        ],
         "docs/views.md": ["shop/members.py", "shop/forms.py", "shop/async_views.py"],
     }
 

@@ -81,6 +81,18 @@ def writes_outside(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=LEASE)
+def writes_at_last(request: HttpRequest) -> HttpResponse:
+    """The order is written when a step ends, or when the step is stopped."""
+    operation = get_operation(request)
+    try:
+        operation.call("charge", charge, operation.derive_key("charge"))
+    finally:
+        if not Order.objects.filter(reference=operation.key).exists():
+            Order.objects.create(reference=operation.key)
+    return JsonResponse({})
+
+
+@idempotent(lease=LEASE)
 def renames_steps(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     operation.call(f"charge {next(COUNTER)}", charge)
@@ -131,7 +143,18 @@ def once(request: HttpRequest) -> HttpResponse:
 
 
 VIEWS = (
-    *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers", "atomic", "named", "writes_outside"),
+    *(
+        "leased",
+        "asynchronous",
+        "no_derived_key",
+        "held",
+        "looks_up",
+        "answers",
+        "atomic",
+        "named",
+        "writes_outside",
+        "writes_at_last",
+    ),
     *("renames_steps", "swallows_everything", "fails_later", "differs", "once"),
 )
 urlpatterns = [path(name, globals()[name]) for name in VIEWS]

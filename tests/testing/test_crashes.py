@@ -14,6 +14,7 @@ from django.test import Client, override_settings
 
 from django_idempotency.engine.execution.operation import Operation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.signals import key_released, key_taken_over
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls, leased_urls
@@ -114,6 +115,28 @@ class TestGoodViews:
         crashes(path, repeatable=["mail"], transaction=connection.vendor != "sqlite")
         assert (Operation.call, Operation.write, Operation.derive_key) == before
         assert connections["default"].execute_wrappers == []
+
+    @pytest.mark.django_db(transaction=True)
+    def test_each_retry_takes_a_dead_workers_key_over(self, crashes: Callable[..., Any]) -> None:
+        """Nothing has failed the key: a process that was killed could not. 8 boundaries."""
+        events: Counter[str] = Counter()
+
+        def count(name: str) -> Callable[..., None]:
+            return lambda **kwargs: events.update([name])
+
+        receivers = {signal: count(name) for name, signal in (("over", key_taken_over), ("released", key_released))}
+        for signal, receiver in receivers.items():
+            signal.connect(receiver)
+        try:
+            crashes("/leased")
+        finally:
+            for signal, receiver in receivers.items():
+                signal.disconnect(receiver)
+        assert events == {"over": 8}
+
+    def test_what_a_stopped_view_does_at_last(self, crashes: Callable[..., Any]) -> None:
+        """Its `finally` runs, and its statements are refused."""
+        crashes("/writes_at_last")
 
     @pytest.mark.filterwarnings("ignore:A leased view changed data")
     def test_with_debug(self, crashes: Callable[..., Any]) -> None:
