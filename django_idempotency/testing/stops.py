@@ -49,6 +49,11 @@ PLACES = {
 """The end has one place: after its COMMIT, only the answer is lost, and the retry is a replay."""
 
 
+METHODS = {name: name for name in ("call", "fetch", "write") if hasattr(Operation, name)}
+ASYNC_METHODS = {f"a{name}": name for name in METHODS if name != "write"}
+"""`Operation`'s methods, and the kind of their step. `awrite` calls `write`."""
+
+
 @dataclass(slots=True)
 class Step:
     """One use of a step in one request.
@@ -150,12 +155,10 @@ def boundaries(steps: list[Step]) -> Iterator[tuple[Boundary, str]]:
 def watched(watch: Watch) -> Iterator[None]:
     """Watch the requests that this process handles inside the block."""
     with ExitStack() as stack:
-        for method, kind in {"call": "call", "fetch": "fetch", "write": "write"}.items():
-            if hasattr(Operation, method):
-                stack.enter_context(patch.object(Operation, method, _step(watch, kind, getattr(Operation, method))))
-        for method, kind in {"acall": "call", "afetch": "fetch"}.items():  # `awrite` calls `write`
-            if hasattr(Operation, method):
-                stack.enter_context(patch.object(Operation, method, _astep(watch, kind, getattr(Operation, method))))
+        for methods, watching in ((METHODS, _step), (ASYNC_METHODS, _astep)):
+            for name, kind in methods.items():
+                replacement = watching(watch, kind, getattr(Operation, name))
+                stack.enter_context(patch.object(Operation, name, replacement))
         stack.enter_context(patch.object(Operation, "derive_key", _derive_key(watch, Operation.derive_key)))
         stack.enter_context(patch.object(Store, "complete", _complete(watch, Store.complete)))
         stack.callback(_accept_statements)

@@ -93,6 +93,14 @@ def writes_at_last(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=LEASE)
+def fetches(request: HttpRequest) -> HttpResponse:
+    """A read may be made twice."""
+    operation: Any = get_operation(request)
+    operation.fetch("rate", charge)
+    return JsonResponse({})
+
+
+@idempotent(lease=LEASE)
 def renames_steps(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     operation.call(f"charge {next(COUNTER)}", charge)

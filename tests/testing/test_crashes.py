@@ -134,6 +134,12 @@ class TestGoodViews:
                 signal.disconnect(receiver)
         assert events == {"over": 8}
 
+    @pytest.mark.skipif(not hasattr(Operation, "fetch"), reason="about Operation.fetch")
+    def test_a_fetch_may_be_made_twice(self, crashes: Callable[..., Any]) -> None:
+        """It changes nothing on the other side. 4 boundaries, and 2 undisturbed requests."""
+        crashes("/fetches", creates=None)
+        assert len(leased_urls.MADE) == 7
+
     def test_what_a_stopped_view_does_at_last(self, crashes: Callable[..., Any]) -> None:
         """Its `finally` runs, and its statements are refused."""
         crashes("/writes_at_last")
