@@ -95,6 +95,8 @@ class Watch:
     steps: list[Step] = field(default_factory=list)
     derived: set[str] = field(default_factory=set)
     _rows: dict[tuple[str, int], Any] = field(default_factory=dict)
+    # Those of the thread that sends the request. An asynchronous view uses them, and is itself in another thread.
+    _connections: list[Any] = field(default_factory=lambda: list(connections.all()))
 
     def ran(self, kind: str) -> dict[str, object]:
         """The functions of this kind of step that were called, by the name of the step."""
@@ -117,6 +119,12 @@ class Watch:
             for alias, row_id in self._rows
         )
 
+    def accept_statements(self) -> None:
+        """The process lives again."""
+        if self.stopped:
+            for connection in self._connections:
+                connection.execute_wrappers.remove(_refuse)
+
     # --- what the patched methods report
 
     def begin(self, operation: Operation, kind: str, name: str) -> Step:
@@ -133,7 +141,7 @@ class Watch:
             return
         if self.boundary.number < len(self.steps) and self.steps[self.boundary.number] is step:
             self.stopped = True
-            for connection in connections.all(initialized_only=True):
+            for connection in self._connections:
                 # In front of all others, because wrappers are removed from the end.
                 connection.execute_wrappers.insert(0, _refuse)
             raise Stopped(str(step))
@@ -161,7 +169,7 @@ def watched(watch: Watch) -> Iterator[None]:
                 stack.enter_context(patch.object(Operation, name, replacement))
         stack.enter_context(patch.object(Operation, "derive_key", _derive_key(watch, Operation.derive_key)))
         stack.enter_context(patch.object(Store, "complete", _complete(watch, Store.complete)))
-        stack.callback(_accept_statements)
+        stack.callback(watch.accept_statements)
         yield
 
 
@@ -239,9 +247,3 @@ def _refuse(execute: Callable[..., Any], sql: Any, params: Any, many: bool, cont
     if str(sql).lstrip().upper().startswith(HARMLESS):
         return execute(sql, params, many, context)
     raise Stopped(f"refused: {sql}")
-
-
-def _accept_statements() -> None:
-    for connection in connections.all(initialized_only=True):
-        if _refuse in connection.execute_wrappers:
-            connection.execute_wrappers.remove(_refuse)

@@ -117,8 +117,11 @@ class TestGoodViews:
         assert connections["default"].execute_wrappers == []
 
     @pytest.mark.django_db(transaction=True)
-    def test_each_retry_takes_a_dead_workers_key_over(self, crashes: Callable[..., Any]) -> None:
-        """Nothing has failed the key: a process that was killed could not. 8 boundaries."""
+    @pytest.mark.parametrize(("path", "boundaries"), [("/leased", 8), ("/asynchronous", 12)])
+    def test_each_retry_takes_a_dead_workers_key_over(
+        self, crashes: Callable[..., Any], path: str, boundaries: int
+    ) -> None:
+        """Nothing has failed the key: a process that was killed could not."""
         events: Counter[str] = Counter()
 
         def count(name: str) -> Callable[..., None]:
@@ -128,11 +131,11 @@ class TestGoodViews:
         for signal, receiver in receivers.items():
             signal.connect(receiver)
         try:
-            crashes("/leased")
+            crashes(path, repeatable=["mail"])
         finally:
             for signal, receiver in receivers.items():
                 signal.disconnect(receiver)
-        assert events == {"over": 8}
+        assert events == {"over": boundaries}
 
     @pytest.mark.skipif(not hasattr(Operation, "fetch"), reason="about Operation.fetch")
     def test_a_fetch_may_be_made_twice(self, crashes: Callable[..., Any]) -> None:
