@@ -50,13 +50,13 @@ def pay_without_derived_key(request: HttpRequest) -> HttpResponse:
     return order_of(operation, operation.call("charge", charge))
 
 
-def found(request: HttpRequest, operation: Any) -> None:
+def found(operation: Any) -> None:
     """What `reconcile` does: records the charge that the books show."""
     if "charge" in operation.in_doubt and MADE:
         operation.call("charge", lambda: {"id": f"ch_{MADE[-1]}"})
 
 
-def answer(request: HttpRequest, operation: Any) -> HttpResponse | None:
+def answer(operation: Any) -> HttpResponse | None:
     """Ends the operation itself, once the order is there."""
     done = Order.objects.filter(reference=f"ch_{operation.derive_key('charge')}").first()
     return None if done is None else JsonResponse({"order": done.pk, "charge": done.reference}, status=201)
