@@ -102,14 +102,14 @@ class Request:
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
-        for_key, data = self._for_key(key), with_files_opened(self.data)
+        for_key, data = self._for_key(key), self.data
         if isinstance(for_key, bytes):
             for_key, data = {"content_type": self.extra.get("content_type", JSON)}, for_key
         if self.alters_body:
             data = altered(data, keep=key)
         arguments = {**self.extra, **for_key}
         headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
-        data = with_fields(data, arguments.pop("data", None))
+        data = with_fields(with_files_opened(data), arguments.pop("data", None))
         if self.sign is not None:
             data = as_bytes(data)
             arguments.setdefault("content_type", JSON)

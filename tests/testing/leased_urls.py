@@ -101,6 +101,17 @@ def fetches(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=LEASE)
+def in_words(request: HttpRequest) -> HttpResponse:
+    """Answers with text, which is another one each time."""
+    return HttpResponse(f"order {get_operation(request).write('order', Order.objects.create).pk}")
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    """Not protected at all."""
+    return HttpResponse()
+
+
+@idempotent(lease=LEASE)
 def renames_steps(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     operation.call(f"charge {next(COUNTER)}", charge)
@@ -151,18 +162,8 @@ def once(request: HttpRequest) -> HttpResponse:
 
 
 VIEWS = (
-    *(
-        "leased",
-        "asynchronous",
-        "no_derived_key",
-        "held",
-        "looks_up",
-        "answers",
-        "atomic",
-        "named",
-        "writes_outside",
-        "writes_at_last",
-    ),
-    *("renames_steps", "swallows_everything", "fails_later", "differs", "once"),
+    *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers"),
+    *("atomic", "named", "writes_outside", "writes_at_last", "renames_steps", "swallows_everything"),
+    *("fails_later", "differs", "once", "fetches", "in_words", "plain"),
 )
 urlpatterns = [path(name, globals()[name]) for name in VIEWS]

@@ -143,6 +143,10 @@ class TestGoodViews:
         crashes("/fetches", creates=None)
         assert len(leased_urls.MADE) == 7
 
+    def test_a_response_that_is_no_json(self, crashes: Callable[..., Any]) -> None:
+        """Its status is compared."""
+        crashes("/in_words")
+
     def test_what_a_stopped_view_does_at_last(self, crashes: Callable[..., Any]) -> None:
         """Its `finally` runs, and its statements are refused."""
         crashes("/writes_at_last")

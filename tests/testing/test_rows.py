@@ -181,6 +181,12 @@ class TestSteps:
         assert create_key("k1", path="/named").operation == "named by hand"
         assert post("/named", key="k1").headers["Idempotency-Replayed"] == "true"
 
+    @urls
+    def test_a_path_without_a_protected_view(self) -> None:
+        """Its route is the operation; the policy is the default."""
+        row = create_key("k1", path="/plain", in_doubt=["mail"])
+        assert (row.operation, row.policy) == ("POST plain", "retry")
+
     def test_a_completed_key_keeps_its_steps(self) -> None:
         """Its lease is over."""
         row = create_key("k1", steps={"charge": 1})
