@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from django_idempotency.checks import check_cors
 from django_idempotency.engine.conf import Idempotency, get_settings
 from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import assert_idempotent, create_key
+from django_idempotency.testing import create_key
 from tests.acceptance.pages import PAGES, ROOT, blocks
 from tests.shopapp import models
 
@@ -300,56 +299,6 @@ def test_the_events_are_handled_once(run):
     assert models.Order.objects.count() == 2
 
 
-@pytest.mark.django_db(transaction=True)
-def test_the_endpoint_is_proved(run, serve, client):
-    """The README's view passes the documented test; without its decorator it fails as the page says."""
-    prove = run("docs/testing.md", "shop/tests/test_orders.py").test_an_order_is_created_once
-    view = run("README.md", "shop/views.py").create_order
-    clear_url_caches()
-    serve(path("orders/", view))
-    prove(client)
-    clear_url_caches()
-    serve(path("orders/", view.__wrapped__.__wrapped__.__wrapped__))
-    with pytest.raises(AssertionError, match="POST /orders/: not protected"):
-        prove(client)
-    clear_url_caches()
-
-
-@pytest.mark.django_db
-def test_a_made_key_is_replayed(run, serve, client, django_user_model):
-    """The documented test passes with the README's view."""
-    serve(path("orders/", run("README.md", "shop/views.py").create_order))
-    run("docs/testing.md", "shop/tests/test_retries.py").test_a_late_retry_gets_the_first_answer(
-        client, django_user_model
-    )
-
-
-@pytest.mark.django_db
-def test_the_leased_example_survives_each_crash(run, serve, client, gateway):
-    """The documented tests pass with the documented view: stopped at each step, and half done."""
-    sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased.md", "shop/payments.py").pay))
-    run("docs/testing.md", "shop/tests/test_payments.py").test_a_payment_survives_each_crash(client)
-    models.Order.objects.all().delete()
-    run("docs/testing.md", "shop/tests/test_interrupted.py").test_a_charge_gets_its_order(client)
-
-
-@pytest.mark.django_db
-def test_the_webhook_receiver_is_proved(run, serve, client, monkeypatch):
-    """Its signature covers the body, which has the key. Without its decorator it fails."""
-    hooks = run("docs/events.md", "shop/webhooks.py")
-    monkeypatch.setitem(sys.modules, "shop.webhooks", hooks)
-    serve(path("webhooks/", hooks.paid))
-    prove = run("docs/testing.md", "shop/tests/test_webhooks.py")
-    prove.test_an_event_is_handled_once(client)
-    unprotected = hooks.signed(hooks.paid.__wrapped__.__wrapped__.__wrapped__.__wrapped__)
-    clear_url_caches()
-    serve(path("webhooks/", unprotected))
-    with pytest.raises(AssertionError, match="POST /webhooks/: not protected"):
-        prove.test_an_event_is_handled_once(client)
-    clear_url_caches()
-
-
 @pytest.mark.django_db
 def test_keys_are_forgotten(run, django_user_model):
     """One key of a user, then all of them."""
@@ -359,15 +308,6 @@ def test_keys_are_forgotten(run, django_user_model):
         create_key(key, user=user)
     assert privacy.let_run_again(user, "one") == Forgotten(deleted=1, kept=0)
     assert privacy.erase(user) == Forgotten(deleted=1, kept=0)
-
-
-def test_every_argument_of_the_testing_tools_is_described():
-    """A row names each parameter, and nothing that does not exist."""
-    prove, make = (ROOT / "docs/testing.md").read_text().split("## Make keys")
-    for text, function in ((prove, assert_idempotent), (make, create_key)):
-        table = text.split("| Argument | Meaning |")[1]
-        named = re.findall(r"`\**(\w+)`", " ".join(re.findall(r"(?m)^\| (`.*?) \|", table)))
-        assert sorted(named) == sorted(signature(function).parameters)
 
 
 def test_every_python_block_is_executed_by_a_test():
