@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import F
+from django.utils import timezone
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
@@ -29,7 +29,7 @@ def a_claim(**changes: Any) -> ClaimRequest:
 
 def expire() -> None:
     """The retention of every key is over."""
-    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+    IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=2))
 
 
 def granted(row_id: int, attempt: int, **changes: Any) -> Claimed:

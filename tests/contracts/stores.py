@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
@@ -172,7 +171,7 @@ class TestStoreContract:
         take_over = store._take_over
 
         def too_late(row_id: int, claim: ClaimRequest) -> int | None:
-            IdempotencyKey.objects.update(expires_at=F("expires_at") + timedelta(days=4))
+            IdempotencyKey.objects.update(expires_at=timezone.now() + timedelta(days=2))
             return take_over(row_id, claim)
 
         monkeypatch.setattr(store, "_take_over", too_late)

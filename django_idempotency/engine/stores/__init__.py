@@ -9,6 +9,7 @@ from django.db import connections, router
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
+from .citus import CitusStore, is_citus
 from .mariadb import MariaDBStore
 from .mysql import MySQLStore
 from .postgresql import PostgreSQLStore
@@ -19,6 +20,7 @@ __all__ = ["Store", "alias_for", "store_for"]
 
 _STORES: dict[str, type[Store]] = {
     "postgresql": PostgreSQLStore,
+    "Citus": CitusStore,
     "sqlite": SQLiteStore,
     "MariaDB": MariaDBStore,
     "MySQL": MySQLStore,
@@ -56,6 +58,8 @@ def store_for(alias: str) -> Store:
 
 
 def _database(connection: Any) -> str:
+    if connection.vendor == "postgresql" and is_citus(connection):
+        return "Citus"
     if connection.vendor != "mysql":
         return str(connection.vendor)
     if connection.mysql_is_mariadb:

@@ -15,6 +15,7 @@ from django.db import DatabaseError, DataError, OperationalError, transaction
 from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
+from ..protocol.digests import Identity
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Row
 from . import round_trips
 from .dialect import Dialect
@@ -229,19 +230,25 @@ class PostgreSQLStore(Store):
         must not read one: its snapshot would be older than the end of the wait.
         """
         milliseconds = max(1, math.ceil(wanted.left * 1000))
-        previous = self._fetch(
-            "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"]
-        )[0]
+        previous = self._set_lock_timeout(f"{milliseconds}ms")
         try:
-            self._fetch("SELECT pg_advisory_xact_lock(%s)", [wanted.identity.scope_hash])
+            self._wait_for_lock(wanted.identity)
         except OperationalError as error:
             if _sqlstate(error) not in GAVE_UP_WAITING:
                 raise
             # The transaction is aborted; only the claim was in it.
             transaction.set_rollback(True, using=self.alias)
             return Conflicted()
-        self._execute("SELECT set_config('lock_timeout', %s, true)", [previous])
+        self._set_lock_timeout(previous)
         return super().claim(wanted)
+
+    def _set_lock_timeout(self, value: str) -> str:
+        """Limit each wait for a lock until the transaction ends. Returns the value that was set before."""
+        sql = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+        return str(self._fetch(sql, [value])[0])
+
+    def _wait_for_lock(self, identity: Identity) -> None:
+        self._fetch("SELECT pg_advisory_xact_lock(%s)", [identity.scope_hash])
 
     @cached_property
     def _purge_sql(self) -> str:

@@ -79,9 +79,13 @@ class ClaimQueries(Conditions):
 
     @cached_property
     def complete(self) -> str:
-        """Store the response of the own claim. Parameters: status code, headers, body, ttl or None, the fence's."""
-        expires_at = self.k["expires_at"]
-        return f"{self.set_completed}, {expires_at} = COALESCE({self.dialect.later}, {expires_at}) WHERE {self.fence}"
+        """Store the response of the own claim. Parameters: status code, headers, body, the fence's."""
+        return f"{self.set_completed} WHERE {self.fence}"
+
+    @cached_property
+    def complete_until(self) -> str:
+        """The same, and keep it for another time. Parameters: status code, headers, body, ttl, the fence's."""
+        return f"{self.set_completed}, {self.k['expires_at']} = {self.dialect.later} WHERE {self.fence}"
 
     @cached_property
     def release(self) -> str:

@@ -87,9 +87,12 @@ class Store(Leases):
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
-        params = [snapshot.status_code, *seal_response(claimed, snapshot), ttl, *claimed.fence]
         end = self._end_with if last else self._execute_or
-        end(claim_lost, self._sql.complete, params)
+        response = [snapshot.status_code, *seal_response(claimed, snapshot)]
+        if ttl is None:
+            end(claim_lost, self._sql.complete, [*response, *claimed.fence])
+        else:
+            end(claim_lost, self._sql.complete_until, [*response, ttl, *claimed.fence])
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
@@ -184,8 +187,10 @@ class Store(Leases):
         if (row_id := self._insert(wanted)) is not None:
             return new_claim(row_of(row_id, wanted), attempt=1)
         stored = self._read(wanted)
-        if stored is None:
-            return None
+        return None if stored is None else self._answer(stored, wanted)
+
+    def _answer(self, stored: StoredKey, wanted: ClaimRequest) -> ClaimOutcome | None:
+        """What a stored key means for this request. None: as for `_claim_once`."""
         decision = decide(stored, wanted)
         match decision:
             case TakeOver():
