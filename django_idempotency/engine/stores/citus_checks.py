@@ -42,7 +42,7 @@ def _misplaced(alias: str, table: str, kind: str) -> CheckMessage:
     return Error(
         f"database {alias!r} is Citus, and its table {table!r} is {kind}. If a node fails between two commits, an "
         "order can be there without its key, and a retry makes a second order.",
-        hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain tables "
-        "on the coordinator, and run docs/citus_two_phase.sql there.",
+        hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain "
+        "tables on the coordinator, and run docs/citus_two_phase.sql there.",
         id="django_idempotency.E014",
     )
