@@ -1,7 +1,7 @@
 """Finding keys: by the client's key, and the ones that need attention. For shells, the admin, alerts and commands.
 
-Each function returns a lazy QuerySet of `IdempotencyKey`: nothing is asked before you iterate, count or filter on.
-Times are compared with the database's clock.
+Each function returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or filter on.
+PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock.
 """
 
 from __future__ import annotations

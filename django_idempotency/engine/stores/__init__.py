@@ -37,7 +37,7 @@ def alias_for(using: str | None) -> str:
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """The store of a database alias.
+    """The store of a database alias. The first call for an alias may ask the database what it is.
 
     Raises `IdempotencyConfigurationError` for an unknown alias, and for a database without a store.
     """

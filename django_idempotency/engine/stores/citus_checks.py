@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 OWN = (IdempotencyKey._meta.db_table, IdempotencyStep._meta.db_table)
 TRIGGER = "idempotency_two_phase"
 """The name of the trigger of docs/citus_two_phase.sql, on both tables."""
-PLAIN = "a plain table beside distributed tables"
 PLACE = f"""
-SELECT own.name, citus.citus_table_type,
-    EXISTS (SELECT 1 FROM citus_tables WHERE citus_table_type <> 'local'),
+SELECT own.name, known.logicalrelid IS NOT NULL,
+    EXISTS (SELECT 1 FROM pg_dist_schema JOIN pg_class ON relnamespace = schemaid WHERE pg_class.oid = own.id),
+    EXISTS (SELECT 1 FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel <> 's' OR colocationid <> 0),
     EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = own.id AND tgname = '{TRIGGER}' AND tgenabled <> 'D')
 FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
-LEFT JOIN citus_tables AS citus ON citus.table_name = own.id WHERE own.id IS NOT NULL ORDER BY name
+LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
-"""Of each own table that exists: how Citus keeps it, whether there are distributed tables, and whether the trigger is
-there. Parameter: the names."""
+"""Of each own table that exists: whether Citus knows it, whether its schema is distributed, whether any table is spread
+over the nodes, and whether the trigger is there. Parameter: the names. Not by the view `citus_tables`: that is not
+in the schema of a tenant."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check how the tables are distributed. Sends one query."""
     with connection.cursor() as cursor:
         cursor.execute(PLACE, [list(OWN)])
-        for table, kind, beside_distributed, has_trigger in cursor.fetchall():
-            if kind is None and beside_distributed and not has_trigger:
-                yield _misplaced(connection.alias, table, PLAIN)
-            elif kind not in {None, "schema"}:
-                yield _misplaced(connection.alias, table, f"of the kind {kind!r}")
+        for table, known, in_schema, others, has_trigger in cursor.fetchall():
+            if known and not in_schema:
+                yield _misplaced(connection.alias, table, "known to Citus, but not in a distributed schema")
+            elif not known and others and not has_trigger:
+                yield _misplaced(connection.alias, table, "a plain table beside distributed tables")
 
 
 def _misplaced(alias: str, table: str, kind: str) -> CheckMessage:

@@ -50,37 +50,43 @@ def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     store_for.cache_clear()
 
 
-@pytest.fixture
-def catalog() -> Iterator[Any]:
-    """What the check reads of Citus's catalog. Gives a function that adds a table to it."""
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE citus_tables (table_name regclass, citus_table_type text)")
-
-        def add(table: str, kind: str) -> None:
-            cursor.execute("INSERT INTO citus_tables VALUES (%s::text::regclass, %s)", [table, kind])
-
-        yield add
-        cursor.execute("DROP TABLE citus_tables")
-
-
 KEYS, STEPS = "django_idempotency_idempotencykey", "django_idempotency_idempotencystep"
 BESIDE = "a plain table beside distributed tables"
+ELSEWHERE = "known to Citus, but not in a distributed schema"
+LOCAL, IN_SCHEMA, BY_COLUMN, REFERENCE = ("n", "s", 0), ("n", "s", 7), ("h", "s", 3), ("n", "t", 2)
+"""Columns of `pg_dist_partition`: partmethod, repmodel, colocationid."""
+
+
+@pytest.fixture
+def catalog() -> Iterator[Any]:
+    """What the check reads of the catalog of Citus. Gives the cursor."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE pg_dist_schema (schemaid oid)")
+        columns = "logicalrelid regclass, partmethod text, repmodel text, colocationid int"
+        cursor.execute(f"CREATE TABLE pg_dist_partition ({columns})")
+        yield cursor
+        cursor.execute("DROP TABLE pg_dist_partition, pg_dist_schema")
 
 
 @pytest.mark.parametrize(
-    ("tables", "told"),
+    ("distributed", "tables", "told"),
     [
-        ({}, {}),
-        ({"shopapp_ledger": "local"}, {}),
-        ({KEYS: "schema", STEPS: "schema", "shopapp_order": "schema"}, {}),
-        ({"shopapp_order": "distributed"}, {KEYS: BESIDE, STEPS: BESIDE}),
-        ({KEYS: "reference", STEPS: "schema"}, {KEYS: "of the kind 'reference'"}),
+        (False, {}, {}),
+        (False, {"shopapp_ledger": LOCAL}, {}),
+        (True, {KEYS: IN_SCHEMA, STEPS: IN_SCHEMA, "shopapp_order": IN_SCHEMA}, {}),
+        (False, {"shopapp_order": BY_COLUMN}, {KEYS: BESIDE, STEPS: BESIDE}),
+        (False, {"shopapp_order": REFERENCE}, {KEYS: BESIDE, STEPS: BESIDE}),
+        (False, {KEYS: REFERENCE, STEPS: LOCAL}, {KEYS: ELSEWHERE, STEPS: ELSEWHERE}),
     ],
 )
-def test_where_the_tables_are(catalog: Any, tables: dict[str, str], told: dict[str, str]) -> None:
+def test_where_the_tables_are(
+    catalog: Any, distributed: bool, tables: dict[str, tuple[str, str, int]], told: dict[str, str]
+) -> None:
     """E014 names each table from which a key could be lost without its order."""
-    for table, kind in tables.items():
-        catalog(table, kind)
+    if distributed:
+        catalog.execute("INSERT INTO pg_dist_schema VALUES ('public'::regnamespace)")
+    for table, columns in tables.items():
+        catalog.execute("INSERT INTO pg_dist_partition VALUES (%s::text::regclass, %s, %s, %s)", [table, *columns])
     messages = list(store_for("default").check())
     assert [message.id for message in messages] == ["django_idempotency.E014"] * len(told)
     assert [message.msg for message in messages] == [
