@@ -274,7 +274,7 @@ def answer(node: Server, sql: str) -> list[Any]:
 CONTRACT = (
     "tests/integration/stores/test_store.py",
     "tests/concurrency/test_leased.py",
-    *(f"tests/integration/test_{name}.py" for name in ("erasure", "lookups", "resolution")),
+    *(f"tests/integration/test_{name}.py" for name in ("erasure", "lookups", "operation", "resolution")),
 )
 NOT_HERE = (
     "test_expired_keys_go_too",  # its own UPDATE adds an interval to a column, which Citus refuses

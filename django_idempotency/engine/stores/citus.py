@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ...models import IdempotencyStep
+from django.db import transaction
+
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Claimed, ClaimOutcome
+from ..protocol.outcomes import ClaimOutcome
 from .citus_checks import check_distribution
+from .citus_leases import CitusLeases
 from .postgresql import PostgreSQLStore
 from .queries import as_new_row
 from .store import new_claim, row_of
@@ -38,11 +40,15 @@ def is_citus(connection: BaseDatabaseWrapper) -> bool:
         return cursor.fetchone() is not None
 
 
-class CitusStore(PostgreSQLStore):
+class CitusStore(CitusLeases):
     dialect = replace(PostgreSQLStore.dialect, clock=CLOCK, clock_once=CLOCK, later=LATER)
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
+
+    def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
+        with transaction.atomic(using=self.alias):  # the advisory lock must outlive the read
+            return self._claim_in_rounds(wanted)
 
     def _claim_in_few_round_trips(self, wanted: ClaimRequest) -> None:
         """Not here: the network between the nodes takes longer than that to the first of them."""
@@ -67,17 +73,6 @@ class CitusStore(PostgreSQLStore):
 
     def _insert_params(self, wanted: ClaimRequest) -> list[Any]:
         return as_new_row(wanted)
-
-    def _start_step(self, claimed: Claimed, name: str, kind: IdempotencyStep.Kind) -> None:
-        # Citus refuses to lock a row in an INSERT … SELECT.
-        self.fence(claimed)
-        self._execute(self._insert_step_sql, [claimed.id, name, kind.value, claimed.attempt])
-
-    @cached_property
-    def _insert_step_sql(self) -> str:
-        """Record that a step is about to be run. Parameters: id of the key, name, kind, attempt."""
-        columns = ", ".join(self._sql.s[name] for name in ("key", "name", "kind", "attempt", "started_at"))
-        return f"INSERT INTO {self._sql.steps} ({columns}) VALUES (%s, %s, %s, %s, {CLOCK})"
 
     def _set_lock_timeout(self, value: str) -> str:
         """On all nodes that the transaction reaches: only SET LOCAL is sent to them, and only if that is asked for."""

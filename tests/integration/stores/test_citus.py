@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency.engine import stores
-from django_idempotency.engine.protocol.outcomes import Completed
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.engine.stores.citus import CitusStore
+from django_idempotency.exceptions import LeaseLost
+from django_idempotency.models import IdempotencyStep
 from tests.claims import a_claim
 from tests.contracts.leased import (
     _clean,
@@ -117,6 +120,18 @@ def test_a_duplicate_waits_for_the_response(store: Store, in_threads: Any) -> No
             return (first, duplicate)[number]()
 
     assert in_threads(2, work)[1] == (Completed(snapshot=SNAPSHOT), ("0",))
+
+
+def test_why_a_call_is_in_doubt_is_noted_under_the_fence(store: Store) -> None:
+    """Not by a worker whose key was taken over."""
+    with transaction.atomic():
+        claimed = store.claim(a_claim(lease=60.0))
+    assert isinstance(claimed, Claimed)
+    store.start_call(claimed, "charge", again=False)
+    store.note_error(claimed, "charge", "a time-out")
+    with pytest.raises(LeaseLost):
+        store.note_error(replace(claimed, attempt=2), "charge", "too late")
+    assert IdempotencyStep.objects.get().error == "a time-out"
 
 
 def ask(sql: str) -> Any:
