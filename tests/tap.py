@@ -16,6 +16,8 @@ from typing import Any
 
 from django.db import connection, connections
 
+from django_idempotency.engine.stores import store_for
+
 PORT = 5432
 
 
@@ -95,6 +97,7 @@ def tapped(delay: float = 0, **changes: Any) -> Iterator[Tap]:
 
     delay: seconds that each round trip takes longer. changes: of the connection's settings.
     """
+    store_for(connection.alias)  # asks once in a process whether this is Citus: no part of what a request sends
     tap = Tap(delay)
     usual = connections["default"]
     with tempfile.TemporaryDirectory() as folder:
