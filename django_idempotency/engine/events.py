@@ -17,7 +17,7 @@ from django.dispatch import Signal
 from .. import signals
 from ..models import IdempotencyKey
 from .protocol.digests import Identity
-from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Verdict
+from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Resource, Verdict
 
 logger = logging.getLogger("django_idempotency")
 
@@ -46,13 +46,22 @@ REMEMBERED = 1000
 """How many held attempts a process remembers."""
 
 
-def report(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
+def report(
+    event: Event,
+    identity: Identity,
+    using: str,
+    *,
+    attempt: int | None = None,
+    reason: str = "",
+    resource: Resource | None = None,
+) -> None:
     """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
 
+    resource: what the operation has referred to, type and id.
     reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
     """
     if logger.isEnabledFor(event.level) or event.signal.has_listeners(IdempotencyKey):
-        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0])
+        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0], resource)
         if connections[using].in_atomic_block:
             transaction.on_commit(send, using=using, robust=True)
         else:
@@ -66,17 +75,17 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
     store has found nothing out about the key.
     """
     match outcome:
-        case Finished(verdict=Verdict.KEEP):
-            report(COMPLETED, identity, using)
-        case Finished(reason=reason):
-            report(RELEASED, identity, using, reason=reason)
+        case Finished(verdict=Verdict.KEEP, resource=resource):
+            report(COMPLETED, identity, using, resource=resource)
+        case Finished(reason=reason, resource=resource):
+            report(RELEASED, identity, using, reason=reason, resource=resource)
         case Mismatched():
             report(MISMATCHED, identity, using)
         case Conflicted():
             report(CONFLICTED, identity, using)
-        case InDoubt(attempt=attempt):
+        case InDoubt(attempt=attempt, resource=resource):
             is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
-            report(HELD if is_news else HELD_STILL, identity, using)
+            report(HELD if is_news else HELD_STILL, identity, using, resource=resource)
 
 
 class _Latest:
@@ -99,14 +108,18 @@ class _Latest:
 _held = _Latest()
 
 
-def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
+def _send(
+    event: Event, identity: Identity, using: str, attempt: int | None, reason: str, resource: Resource | None
+) -> None:
+    about = {"attempt": attempt, "reason": reason, "resource": resource}
+    type_, id_ = resource or (None, None)
     with harmless():
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
             identity.reference,
             identity.operation,
-            f"{event.name}, {reason}" if reason else event.name,
+            ", ".join(part for part in (event.name, resource and f"{type_} {id_}", reason) if part),
             extra={
                 "event": event.name,
                 "operation": identity.operation,
@@ -114,10 +127,12 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
                 "database": using,
                 "attempt": attempt,
                 "reason": reason,
+                "resource_type": type_,
+                "resource_id": id_,
             },
         )
     with harmless():
-        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, attempt=attempt, reason=reason)
+        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, **about)
 
 
 def report_purged(cleanup: Any, using: str) -> None:

@@ -31,6 +31,11 @@ class LeaseQueries(Conditions):
         return f"UPDATE {self.table} SET {self.k['locked_until']} = {self.dialect.later} WHERE {self.fence}"
 
     @cached_property
+    def refer(self) -> str:
+        """Keep what the operation is about. Parameters: type, id, the fence's."""
+        return f"UPDATE {self.table} SET {self.set_resource} WHERE {self.fence}"
+
+    @cached_property
     def fail(self) -> str:
         """End the attempt without a result. Parameters: ttl, error, the fence's."""
         return f"{self._set_failed}, {self.k['last_error']} = %s WHERE {self.fence}"
@@ -68,6 +73,17 @@ class LeaseQueries(Conditions):
         return (
             f"INSERT INTO {self.steps} ({s['key']}, {s['name']}, {s['kind']}, {s['attempt']}, {s['started_at']}) "
             f"SELECT {k['id']}, %s, %s, {k['attempt']}, {self.dialect.clock} "
+            f"FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
+        )
+
+    @cached_property
+    def keep_fetched(self) -> str:
+        """Lock the claimed row, and record a read that is done. Parameters: name, kind, result, the fence's."""
+        k, s, clock = self.k, self.s, self.dialect.clock
+        names = ("key", "name", "kind", "result", "attempt", "started_at", "finished_at")
+        return (
+            f"INSERT INTO {self.steps} ({', '.join(s[name] for name in names)}) "
+            f"SELECT {k['id']}, %s, %s, %s, {k['attempt']}, {clock}, {clock} "
             f"FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
         )
 

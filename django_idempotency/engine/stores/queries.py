@@ -31,7 +31,7 @@ class ClaimQueries(Conditions):
         """The columns that `as_stored_key` reads."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
         judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})", self.lease_left)
-        after = ("status_code", "headers", "body")
+        after = ("status_code", "headers", "body", "resource_type", "resource_id")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
     @cached_property
@@ -80,8 +80,17 @@ class ClaimQueries(Conditions):
     @cached_property
     def complete(self) -> str:
         """Store the response of the own claim. Parameters: status code, headers, body, ttl or None, the fence's."""
+        return f"{self._set_result} WHERE {self.fence}"
+
+    @cached_property
+    def complete_about(self) -> str:
+        """The same, and keep what it is about. Parameters: as for `complete`, type and id before the fence's."""
+        return f"{self._set_result}, {self.set_resource} WHERE {self.fence}"
+
+    @cached_property
+    def _set_result(self) -> str:
         expires_at = self.k["expires_at"]
-        return f"{self.set_completed}, {expires_at} = COALESCE({self.dialect.later}, {expires_at}) WHERE {self.fence}"
+        return f"{self.set_completed}, {expires_at} = COALESCE({self.dialect.later}, {expires_at})"
 
     @cached_property
     def release(self) -> str:
@@ -126,7 +135,7 @@ class ClaimQueries(Conditions):
 def as_stored_key(values: Any) -> StoredKey:
     """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
     id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *rest = values
-    lease_left, status_code, headers, body = rest
+    lease_left, status_code, headers, body, *resource = rest
     return StoredKey(
         id=id_,
         scope=scope,
@@ -142,6 +151,7 @@ def as_stored_key(values: Any) -> StoredKey:
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),
+        resource=None if resource[1] is None else (resource[0], resource[1]),
         unsealed=unseal_response,
     )
 
