@@ -137,12 +137,12 @@ def _send(
 
 def report_purged(cleanup: Any, using: str) -> None:
     """Log and send the result of a cleanup. Never raises."""
-    names = ("deleted", "given_up", "stuck", "in_doubt")
+    names = ("deleted", "given_up", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     with harmless():
         logger.log(
             logging.INFO,
-            "Idempotency keys of %s: %d deleted, %d given up, %d stuck, %d in doubt.",
+            "Idempotency keys of %s: %d deleted, %d given up, %d unstuck, %d stuck, %d in doubt, %d half done.",
             using,
             *counts.values(),
             extra={"event": "purged", "database": using, **counts},
@@ -151,12 +151,13 @@ def report_purged(cleanup: Any, using: str) -> None:
         signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
 
 
-def report_given_up(row: IdempotencyKey, doubts: tuple[str, ...], using: str) -> None:
+def report_given_up(row: IdempotencyKey, using: str, *, in_doubt: list[str], finished: list[str]) -> None:
     """Log that a key which needed attention was deleted, once that is committed. Never raises.
 
     The row is gone then. So the record has all facts of the row but the texts of the client.
 
-    doubts: the names of calls that may have taken effect.
+    in_doubt: the names of steps that may have taken effect.
+    finished: the names of calls that have taken effect.
     """
     facts = {
         "event": "given_up",
@@ -166,17 +167,22 @@ def report_given_up(row: IdempotencyKey, doubts: tuple[str, ...], using: str) ->
         "status": row.status,
         "attempt": row.attempt,
         "created_at": row.created_at.isoformat(),
-        "in_doubt": list(doubts),
+        "in_doubt": in_doubt,
+        "finished": finished,
+        "resource_type": row.resource_type,
+        "resource_id": row.resource_id,
     }
 
     def log() -> None:
         with harmless():
             logger.error(
-                "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s.",
+                "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s, "
+                "finished calls: %s.",
                 row.reference,
                 row.operation,
                 facts["created_at"],
-                ", ".join(doubts) or "none",
+                ", ".join(in_doubt) or "none",
+                ", ".join(finished) or "none",
                 extra=facts,
             )
 

@@ -38,7 +38,7 @@ from functools import cached_property
 from typing import Any
 
 from ...exceptions import LeaseLost
-from ...models import IdempotencyStep
+from ...models import IdempotencyKey, IdempotencyStep
 from ..protocol.claims import ClaimRequest
 from ..protocol.outcomes import Claimed, Resource, Row
 from ..protocol.snapshots import Snapshot
@@ -161,6 +161,14 @@ class Leases(Database):
     def record_result(self, row: Row, name: str, result: str) -> bool:
         """Record what a person knows about a step. False if the step is not in doubt. Lock the key first."""
         return self._execute(self._lease_sql.record_result, [seal(row, "result", result, name), row.id, name]) == 1
+
+    def fail_harmless(self, row: Row | IdempotencyKey, attempt: int, ttl: float, decisions: str | None) -> bool:
+        """End an abandoned attempt that has called nothing outside. False if it is not. Lock the key first.
+
+        decisions: the trail to store with it.
+        """
+        params = [decisions, ttl, ttl, row.key_hash, row.scope_hash, row.id, attempt]
+        return self._execute(self._lease_sql.fail_harmless, params) == 1
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""
