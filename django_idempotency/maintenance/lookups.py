@@ -174,13 +174,18 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
+    return _keys(using).filter(refers_to(text)).order_by("pk")
+
+
+def refers_to(text: str) -> Q:
+    """The condition of `find_resource`. An id alone may have spaces, too; a type has none."""
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
     if id_ := id_.strip():
         of_type = Q(resource_type__iexact=type_) | Q(resource_type__iendswith=f".{type_}")
         found |= Q(resource_id=id_) & of_type
-    return _keys(using).filter(found).order_by("pk")
+    return found
 
 
 HAS_EFFECTS = Exists(

@@ -47,7 +47,7 @@ def run_claimed(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T
     """Run the work under a claim that is committed."""
     try:
         with _attempt(store, wanted, claim) as operation:
-            finished = _reconciled(claim, work, operation) or _run(store, work, operation.begun_again())
+            finished = _reconciled(claim, work, operation) or _run(store, work, operation._begun_again())
             finished = finished.about(operation.resource)
             with durable_step(store, "the end of a leased view"):
                 if finished.verdict is Verdict.KEEP and finished.snapshot is not None:

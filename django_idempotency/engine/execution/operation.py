@@ -48,7 +48,7 @@ class Operation(Handle):
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         self.writing = False
 
-    def begun_again(self) -> Operation:
+    def _begun_again(self) -> Operation:
         """The same attempt after `reconcile`: the work may use the names of its steps, and gets what is recorded."""
         self._used = set()
         return self
