@@ -2,10 +2,10 @@
 
 # Note [What is never forgotten]
 A key in progress belongs to a worker. A failed key with a call, finished or in doubt, keeps the next retry from making
-the call a second time. Both are counted as kept, and not deleted. A key in progress without a lease belongs to no worker: its work
-has ended its own transaction, and did not come to its end. This key is kept, too. With `include_unsettled` only a
-worker that holds a live lease keeps its key. Keys that are stuck, in doubt or half done are deleted then, and with
-them the only trace of what was done.
+the call a second time. Both are counted as kept, and not deleted. A key in progress without a lease belongs to no
+worker: its work has ended its own transaction, and did not come to its end. This key is kept, too. With
+`include_unsettled` only a worker that holds a live lease keeps its key. Keys that are stuck, in doubt or half done are
+deleted then, and with them the only trace of what was done.
 
 A request in atomic mode that is still running has no visible row: it commits its key afterwards.
 """
