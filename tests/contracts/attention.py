@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Barrier
@@ -290,7 +289,7 @@ class TestAttentionContract:
 
     @pytest.mark.only_on("postgresql", "mysql")
     def test_cleanups_and_retries_at_the_same_moment_leave_one_worker(self, store: Store, in_threads: Any) -> None:
-        """Whichever comes first, one retry runs, at attempt 2."""
+        """Whichever comes first, one retry runs, at attempt 2: now, or if a cleanup held the key, the next one."""
         claimed(store)
         lapse()
         barrier = Barrier(10, timeout=30)
@@ -312,7 +311,10 @@ class TestAttentionContract:
             return Conflicted()
 
         outcomes = in_threads(10, race)
-        assert Counter(o for number, o in enumerate(outcomes) if not number % 2 and o == 2) == {2: 1}
+        attempts = [outcome for outcome in outcomes[::2] if outcome != Conflicted()]
+        assert attempts in ([], [2])
+        if not attempts:
+            claimed(store)
         assert sum(o for number, o in enumerate(outcomes) if number % 2) == len(decisions_of(row())) <= 1
         assert (row().status, row().attempt) == ("in_progress", 2)
 
