@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_idempotency import LeaseLost
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance import (
     cleanup_idempotency_keys,
     close_with,
@@ -250,6 +251,15 @@ class TestAttentionContract:
         before = row().status
         assert cleanup_idempotency_keys().unstuck == 0
         assert (row().status, row().decisions) == (before, None)
+
+    def test_a_trail_that_cannot_be_decrypted_stops_no_cleanup(self, store: Store) -> None:
+        """Its key stays stuck until the encryption key is back; the other keys are failed."""
+        claimed(store)
+        claimed(store, key="other")
+        lapse()
+        IdempotencyKey.objects.filter(key="other").update(decisions=f"{MARK}sealed")
+        cleanup = cleanup_idempotency_keys()
+        assert (cleanup.unstuck, cleanup.stuck) == (1, 1)
 
     def test_a_worker_that_wakes_up_fails_at_its_fence(self, store: Store) -> None:
         """It can neither call, nor write, nor complete."""

@@ -14,8 +14,7 @@ from django.db.models import F
 
 from django_idempotency.maintenance import cleanup_idempotency_keys, half_done, in_doubt, needs_attention
 from django_idempotency.models import IdempotencyKey
-from tests.crash.retrying import knowing, serving
-from tests.crash.test_boundaries import at_every_boundary
+from tests.crash.retrying import at_every_boundary, knowing, serving
 from tests.leases import lapse
 from tests.servers import eventually, fake_gateway
 

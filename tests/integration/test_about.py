@@ -305,6 +305,10 @@ class TestAsync:
             seen(post, "/async/leased", view)
         assert seen(post, "/async/leased", view) == {}
 
+    def test_without_a_key_it_just_reads(self, post: Post, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"ENABLED": False}
+        assert seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, a=1)) == {"a": 1}
+
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""
 
