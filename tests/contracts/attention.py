@@ -44,14 +44,11 @@ def claimed(store: Store, **changes: Any) -> Claimed:
 
 
 def start(store: Store, claim: Claimed, name: str = "charge") -> None:
-    with transaction.atomic():
-        store.start_call(claim, name, again=False)
+    store.start_call(claim, name, again=False)
 
 
 def finish(store: Store, claim: Claimed, name: str = "charge") -> None:
-    with transaction.atomic():
-        store.fence(claim)
-        store.finish_call(claim, name, "{}")
+    store.finish_call(claim, name, "{}")
 
 
 def attention() -> dict[str, int]:
