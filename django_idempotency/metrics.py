@@ -32,7 +32,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
 from .engine.stores import alias_for, store_for
-from .maintenance.lookups import database_clock, expired, in_doubt, stuck
+from .maintenance.lookups import database_clock, expired, half_done, in_doubt, stuck
 from .models import IdempotencyKey
 
 __all__ = ["KeyCollector", "install"]
@@ -52,13 +52,14 @@ GAUGES = {
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
     "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",
     "in_doubt": "Failed or stuck keys with a step of unknown outcome.",
+    "half_done": "Failed or stuck keys with a finished external call: the operation did not end.",
     "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0 if there is none.",
 }
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of what the key tables of some databases hold now. Runs four short queries per database at each scrape.
+    """Gauges of what the key tables of some databases hold now. Runs five short queries per database at each scrape.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -141,6 +142,7 @@ def _values(alias: str) -> dict[str, float]:
         "oldest_in_flight_seconds": _seconds(found["oldest"], found["now"]),
         "stuck": stuck(using=alias).count(),
         "in_doubt": in_doubt(using=alias).count(),
+        "half_done": half_done(using=alias).count(),
         "cleanup_lag_seconds": _seconds(*(due or (None, None))),
     }
 

@@ -9,6 +9,7 @@ All signals but `keys_purged` have these arguments:
     identity: its `scope`, `operation` and `key` name the request, its `reference` names the key in logs.
     using: database alias.
     attempt: of `key_claimed` and `key_taken_over`: 1 for the first run, one more for each later run. Else None.
+    resource: what the operation is about, as `operation.refer_to` has kept it: a tuple of type and id. Else None.
     reason: of `key_released`: what happened, without any text of the client. Else empty.
 """
 

@@ -54,6 +54,7 @@ def make_leased(
         key=key,
         status=status,
         status_code=201 if status == "completed" else None,
+        last_error="It broke." if status == "failed" else None,
         created_at=now - timedelta(days=2),
         expires_at=now + timedelta(days=-1 if expired else 1),
         locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.db.models import Q
 
-from ..maintenance.lookups import BY_LEASE, database_clock
+from ..maintenance.lookups import BY_LEASE, IS_FAILED, database_clock
 from ..models import IdempotencyKey, IdempotencyStep
 from . import limits
 
@@ -71,7 +71,7 @@ def _lapsed(keys: Keys) -> Keys:
 
 
 def _failed(keys: Keys) -> Keys:
-    return keys.filter(status=Status.FAILED).order_by("updated_at")
+    return keys.filter(IS_FAILED).order_by("created_at")
 
 
 def _in_flight(keys: Keys) -> list[Part]:

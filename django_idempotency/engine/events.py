@@ -17,7 +17,7 @@ from django.dispatch import Signal
 from .. import signals
 from ..models import IdempotencyKey
 from .protocol.digests import Identity
-from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Verdict
+from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Resource, Verdict
 
 logger = logging.getLogger("django_idempotency")
 
@@ -46,13 +46,22 @@ REMEMBERED = 1000
 """How many held attempts a process remembers."""
 
 
-def report(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
+def report(
+    event: Event,
+    identity: Identity,
+    using: str,
+    *,
+    attempt: int | None = None,
+    reason: str = "",
+    resource: Resource | None = None,
+) -> None:
     """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
 
+    resource: what the operation has referred to, type and id.
     reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
     """
     if logger.isEnabledFor(event.level) or event.signal.has_listeners(IdempotencyKey):
-        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0])
+        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0], resource)
         if connections[using].in_atomic_block:
             transaction.on_commit(send, using=using, robust=True)
         else:
@@ -66,17 +75,17 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
     store has found nothing out about the key.
     """
     match outcome:
-        case Finished(verdict=Verdict.KEEP):
-            report(COMPLETED, identity, using)
-        case Finished(reason=reason):
-            report(RELEASED, identity, using, reason=reason)
+        case Finished(verdict=Verdict.KEEP, resource=resource):
+            report(COMPLETED, identity, using, resource=resource)
+        case Finished(reason=reason, resource=resource):
+            report(RELEASED, identity, using, reason=reason, resource=resource)
         case Mismatched():
             report(MISMATCHED, identity, using)
         case Conflicted():
             report(CONFLICTED, identity, using)
-        case InDoubt(attempt=attempt):
+        case InDoubt(attempt=attempt, resource=resource):
             is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
-            report(HELD if is_news else HELD_STILL, identity, using)
+            report(HELD if is_news else HELD_STILL, identity, using, resource=resource)
 
 
 class _Latest:
@@ -99,14 +108,18 @@ class _Latest:
 _held = _Latest()
 
 
-def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
+def _send(
+    event: Event, identity: Identity, using: str, attempt: int | None, reason: str, resource: Resource | None
+) -> None:
+    about = {"attempt": attempt, "reason": reason, "resource": resource}
+    type_, id_ = resource or (None, None)
     with harmless():
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
             identity.reference,
             identity.operation,
-            f"{event.name}, {reason}" if reason else event.name,
+            ", ".join(part for part in (event.name, resource and f"{type_} {id_}", reason) if part),
             extra={
                 "event": event.name,
                 "operation": identity.operation,
@@ -114,20 +127,22 @@ def _send(event: Event, identity: Identity, using: str, attempt: int | None, rea
                 "database": using,
                 "attempt": attempt,
                 "reason": reason,
+                "resource_type": type_,
+                "resource_id": id_,
             },
         )
     with harmless():
-        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, attempt=attempt, reason=reason)
+        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, **about)
 
 
 def report_purged(cleanup: Any, using: str) -> None:
     """Log and send the result of a cleanup. Never raises."""
-    names = ("deleted", "given_up", "stuck", "in_doubt")
+    names = ("deleted", "given_up", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     with harmless():
         logger.log(
             logging.INFO,
-            "Idempotency keys of %s: %d deleted, %d given up, %d stuck, %d in doubt.",
+            "Idempotency keys of %s: %d deleted, %d given up, %d unstuck, %d stuck, %d in doubt, %d half done.",
             using,
             *counts.values(),
             extra={"event": "purged", "database": using, **counts},
@@ -136,12 +151,13 @@ def report_purged(cleanup: Any, using: str) -> None:
         signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
 
 
-def report_given_up(row: IdempotencyKey, doubts: tuple[str, ...], using: str) -> None:
+def report_given_up(row: IdempotencyKey, using: str, *, in_doubt: list[str], finished: list[str]) -> None:
     """Log that a key which needed attention was deleted, once that is committed. Never raises.
 
     The row is gone then. So the record has all facts of the row but the texts of the client.
 
-    doubts: the names of calls that may have taken effect.
+    in_doubt: the names of steps that may have taken effect.
+    finished: the names of calls that have taken effect.
     """
     facts = {
         "event": "given_up",
@@ -151,17 +167,22 @@ def report_given_up(row: IdempotencyKey, doubts: tuple[str, ...], using: str) ->
         "status": row.status,
         "attempt": row.attempt,
         "created_at": row.created_at.isoformat(),
-        "in_doubt": list(doubts),
+        "in_doubt": in_doubt,
+        "finished": finished,
+        "resource_type": row.resource_type,
+        "resource_id": row.resource_id,
     }
 
     def log() -> None:
         with harmless():
             logger.error(
-                "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s.",
+                "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s, "
+                "finished calls: %s.",
                 row.reference,
                 row.operation,
                 facts["created_at"],
-                ", ".join(doubts) or "none",
+                ", ".join(in_doubt) or "none",
+                ", ".join(finished) or "none",
                 extra=facts,
             )
 

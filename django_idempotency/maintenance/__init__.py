@@ -4,7 +4,7 @@ from ..engine.protocol.snapshots import Snapshot
 from .bulk import Resolved, resolve_all
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
-from .lookups import find_key, in_doubt, in_flight, stuck
+from .lookups import find_key, find_resource, half_done, in_doubt, in_flight, needs_attention, stuck
 from .recovery import Asked, Recovered, recover_idempotency_keys
 from .resolution import close_with, record_outcome, release_for_retry
 
@@ -18,10 +18,13 @@ __all__ = [
     "cleanup_idempotency_keys",
     "close_with",
     "find_key",
+    "find_resource",
     "forget",
     "forget_scope",
+    "half_done",
     "in_doubt",
     "in_flight",
+    "needs_attention",
     "record_outcome",
     "recover_idempotency_keys",
     "release_for_retry",

@@ -14,11 +14,14 @@ from ..engine.conf import get_settings
 from ..engine.events import report_purged
 from ..engine.execution.atomic import LEFT_BEHIND
 from ..engine.stores import Store, alias_for, store_for
-from .lookups import in_doubt, stuck
+from .harmless import fail_harmless
+from .lookups import half_done, harmless, in_doubt, stuck
 from .unsettled import give_up, overdue
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
+FAILED_AT_ONCE = 100
+"""Each takes a statement of its own, and its row stays locked until the batch commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,9 @@ class Cleanup:
         stuck: keys in progress that no worker holds. They wait for a retry; those without a lease, for a person.
         in_doubt: failed or stuck keys with an external call that may have taken effect. A key can be both stuck and
             in doubt.
-        given_up: how many of both were deleted after the project's `UNSETTLED_TTL`.
+        half_done: failed or stuck keys with a finished external call. A key can be all three.
+        given_up: how many of the three were deleted after the project's `UNSETTLED_TTL`.
+        unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
     """
 
     deleted: int
@@ -40,7 +45,9 @@ class Cleanup:
     complete: bool
     stuck: int
     in_doubt: int
+    half_done: int = 0
     given_up: int = 0
+    unstuck: int = 0
 
 
 def cleanup_idempotency_keys(
@@ -56,12 +63,12 @@ def cleanup_idempotency_keys(
     """Delete the expired keys of one database, batch by batch, each in a short transaction of its own.
 
     For cron, Celery beat or django.tasks. Several cleanups may run at once; where the database can, a cleanup passes
-    over locked rows. Keys in progress, and keys with a call in doubt, are counted, and never deleted without
-    `UNSETTLED_TTL`.
+    over locked rows. Stuck keys that have called nothing outside are failed first, so that their next retry runs. Keys
+    in progress, in doubt or half done are counted, and never deleted without `UNSETTLED_TTL`.
 
     Args:
         using: database alias; default: the write alias of the key table.
-        batch_size: rows in one transaction, at least 1.
+        batch_size: rows in one transaction, at least 1. At most 100 stuck keys are failed in one.
         max_batches: stop after that many batches, at least 1.
         max_seconds: stop after that many seconds, at the end of a batch.
         pause: seconds to rest between two batches.
@@ -87,8 +94,11 @@ def cleanup_idempotency_keys(
         count, not_before = store.purge(batch_size, not_before)
         return count
 
-    deleted, complete = _in_batches(store, purge, batch_size, limits, progress)
-    given_up = 0
+    at_once = min(batch_size, FAILED_AT_ONCE)
+    unstuck, complete = _in_batches(store, lambda: fail_harmless(store, at_once), at_once, limits, lambda count: None)
+    deleted = given_up = 0
+    if complete:
+        deleted, complete = _in_batches(store, purge, batch_size, limits, progress)
     if complete and get_settings().unsettled_seconds is not None:
         given_up, complete = _given_up(store, batch_size, limits, lambda count: progress(deleted + count))
     if complete:
@@ -97,7 +107,8 @@ def cleanup_idempotency_keys(
             store.note_expired_unleased(LEFT_BEHIND.format("a cleanup has found it after its ttl."), batch_size)
     with _explained(store):
         found = _attention(store)
-    cleanup = Cleanup(deleted=deleted, batches=limits.batches, complete=complete, given_up=given_up, **found)
+    counted = {"deleted": deleted, "given_up": given_up, "unstuck": unstuck, **found}
+    cleanup = Cleanup(batches=limits.batches, complete=complete, **counted)
     report_purged(cleanup, store.alias)
     return cleanup
 
@@ -148,16 +159,29 @@ def _in_batches(
 def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing.
 
-    `given_up` also counts failed keys without a call in doubt, if they are as old. These are among the expired ones.
+    `unstuck` keys are not counted as `stuck`. `given_up` also counts failed keys that need no attention, if they are as
+    old. These are among the expired ones.
     """
     store = store_for(alias_for(using))
     with _explained(store):
-        given_up = overdue(store).count()
-        return Cleanup(deleted=store.count_expired(), batches=0, complete=False, given_up=given_up, **_attention(store))
+        found = _attention(store)
+        unstuck = harmless(using=store.alias)
+        given_up = overdue(store).exclude(pk__in=unstuck.values("pk"))
+        return Cleanup(
+            deleted=store.count_expired(),
+            batches=0,
+            complete=False,
+            stuck=found["stuck"] - unstuck.count(),
+            in_doubt=found["in_doubt"],
+            half_done=found["half_done"],
+            given_up=given_up.count(),
+            unstuck=unstuck.count(),
+        )
 
 
 def _attention(store: Store) -> dict[str, int]:
-    return {"stuck": stuck(using=store.alias).count(), "in_doubt": in_doubt(using=store.alias).count()}
+    lookups = {"stuck": stuck, "in_doubt": in_doubt, "half_done": half_done}
+    return {name: lookup(using=store.alias).count() for name, lookup in lookups.items()}
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Deleting what is stored about a caller: for support ("let this key run again") and for erasure requests.
 
 # Note [What is never forgotten]
-A key in progress belongs to a worker. A failed key with a call in doubt keeps the next retry from making the call a
-second time. Both are counted as kept, and not deleted. A key in progress without a lease belongs to no worker: its work
-has ended its own transaction, and did not come to its end. This key is kept, too. With `include_unsettled` only a
-worker that holds a live lease keeps its key. A stuck key and a key in doubt are deleted then, and with them the only
-trace of what was done.
+A key in progress belongs to a worker. A failed key with a call, finished or in doubt, keeps the next retry from making
+the call a second time. Both are counted as kept, and not deleted. A key in progress without a lease belongs to no
+worker: its work has ended its own transaction, and did not come to its end. This key is kept, too. With
+`include_unsettled` only a worker that holds a live lease keeps its key. Keys that are stuck, in doubt or half done are
+deleted then, and with them the only trace of what was done.
 
 A request in atomic mode that is still running has no visible row: it commits its key afterwards.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.models import Q
 
 from ..engine.protocol.digests import kept_scope
 from ..engine.request.callers import account_scope
@@ -35,7 +36,7 @@ class Forgotten:
 
     Attributes:
         deleted: how many keys were deleted.
-        kept: keys of this scope in progress, or with a call in doubt.
+        kept: keys of this scope that are in progress, in doubt or half done.
     """
 
     deleted: int
@@ -59,7 +60,7 @@ def forget(
         key: the client's key, without quotes.
         operation: only this operation ("POST orders/"); default: all.
         using: database alias; default: the write alias of the key table.
-        include_unsettled: also delete a stuck key and a key with a call in doubt. The next request then makes the
+        include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the
             call a second time.
 
     Returns:
@@ -92,7 +93,7 @@ def forget_scope(
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
         batch_size: rows that one query looks at, at least 1.
-        include_unsettled: also delete stuck keys and keys with a call in doubt, as for `forget`.
+        include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -147,14 +148,15 @@ def _delete(alias: str, found: Collection[int], *, include_unsettled: bool) -> F
         locked = dict(keys.select_for_update(skip_locked=skips).values_list("pk", "status"))
         failed = [pk for pk, status in locked.items() if status == Status.FAILED]
         # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
-        doubts = IdempotencyStep.objects.using(alias).filter(key__in=failed, finished_at=None).select_for_update()
-        in_doubt = set(doubts.values_list("key", flat=True))
+        steps = IdempotencyStep.objects.using(alias).filter(key__in=failed).select_for_update()
+        effects = steps.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None))
+        unsettled = set(effects.values_list("key", flat=True))
         if include_unsettled:
             alive_rows = in_flight(using=alias).filter(pk__in=locked).select_for_update()  # as above: not the past
             alive = set(alive_rows.values_list("pk", flat=True))
             idle = [pk for pk in locked if pk not in alive]
         else:
-            idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in in_doubt]
+            idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in unsettled]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         _, by_model = keys.filter(pk__in=idle).only("pk").delete()
     deleted = by_model.get(IdempotencyKey._meta.label, 0)

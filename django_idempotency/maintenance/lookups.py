@@ -108,7 +108,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """
     keys = _keys(using)
     unfinished = IdempotencyStep.objects.using(keys.db).filter(finished_at=None)
-    return _idle(keys.db).filter(pk__in=unfinished.values("key"))
+    return keys.filter(Q(status=Status.FAILED) | _left(keys.db), pk__in=unfinished.values("key"))
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -141,9 +141,57 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    steps = IdempotencyStep.objects.filter(key=OuterRef("pk"))
-    effects = steps.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None))
-    return _idle(using).filter(Q(status=Status.IN_PROGRESS) | Exists(effects))
+    return _idle(using).filter(Q(status=Status.IN_PROGRESS) | HAS_EFFECTS)
+
+
+def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find stuck keys whose lease is over, and that have called nothing outside. A cleanup fails them.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows. The lease that ended first comes first.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    keys = _keys(using)
+    leased = _left(keys.db) & Q(status=Status.IN_PROGRESS, locked_until__gt=_noted(keys.db))
+    return keys.filter(leased, ~HAS_EFFECTS).order_by(*BY_LEASE)
+
+
+def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find the keys that refer to an object: see `Operation.refer_to`. Reads the partial index of resources.
+
+    Args:
+        text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). Capitals of the type do not matter.
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, oldest first.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    return _keys(using).filter(refers_to(text)).order_by("pk")
+
+
+def refers_to(text: str) -> Q:
+    """The condition of `find_resource`. An id alone may have spaces, too; a type has none."""
+    text = text.strip()
+    found = Q(resource_id=text)
+    type_, _, id_ = text.partition(" ")
+    if id_ := id_.strip():
+        of_type = Q(resource_type__iexact=type_) | Q(resource_type__iendswith=f".{type_}")
+        found |= Q(resource_id=id_) & of_type
+    return found
+
+
+HAS_EFFECTS = Exists(
+    IdempotencyStep.objects.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None), key=OuterRef("pk"))
+)
+"""An external call of the key was started, or a write is in doubt: as `Conditions.has_effects`."""
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
@@ -161,6 +209,9 @@ def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:
     return now
 
 
+IS_FAILED = Q(status=Status.FAILED, last_error__isnull=False)
+"""Every failed key has an error. The partial index of failed keys has no other condition: a condition on `status` would
+end HOT updates, because each completion changes the status. It is in the order of `created_at`."""
 BY_LEASE = ("locked_until",)
 """PostgreSQL takes a comparison with the clock for a third of the table. To find 2,000 such keys, it would read the
 table: all of it, if there are fewer. This is the order of the partial index, which PostgreSQL then walks."""
@@ -180,9 +231,13 @@ def expired(alias: str) -> RawSQL:
 
 def unleased(alias: str) -> Q:
     """The key is in progress without a lease: its work has ended its own transaction. No index finds such keys."""
+    return Q(status=Status.IN_PROGRESS) & (Q(locked_until=None) | Q(locked_until=_noted(alias)))
+
+
+def _noted(alias: str) -> RawSQL:
+    """The mark of a key in progress without a lease: a time before every lease."""
     moment = store_for(alias).dialect.no_lease
-    noted = RawSQL(moment, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
-    return Q(status=Status.IN_PROGRESS) & (Q(locked_until=None) | Q(locked_until=noted))
+    return RawSQL(moment, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
 
 
 def _possible_keys(text: str) -> set[str]:
@@ -197,7 +252,12 @@ def _possible_keys(text: str) -> set[str]:
 def _idle(using: str | None) -> QuerySet[IdempotencyKey]:
     """Keys that are not completed, and that no worker holds under a lease."""
     keys = _keys(using)
-    return keys.filter(Q(status=Status.FAILED) | Q(locked_until__lte=database_clock(keys.db)))
+    return keys.filter(IS_FAILED | _left(keys.db))
+
+
+def _left(alias: str) -> Q:
+    """The lease is over. NOT NULL tells PostgreSQL's planner how few keys have a lease at all."""
+    return Q(locked_until__isnull=False, locked_until__lte=database_clock(alias))
 
 
 def _keys(using: str | None) -> QuerySet[IdempotencyKey]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
 
@@ -40,14 +41,23 @@ def give_up(store: Store, batch_size: int) -> int:
     Rows that another transaction holds are passed over, where the database can do that.
     """
     skips = store.connection.features.has_select_for_update_skip_locked
-    fields = ("pk", "operation", "key_hash", "status", "attempt", "created_at")
+    fields = ("pk", "operation", "key_hash", "status", "attempt", "created_at", "resource_type", "resource_id")
     rows = list(overdue(store).only(*fields).select_for_update(skip_locked=skips)[:batch_size])
-    doubts: dict[int, list[str]] = {row.pk: [] for row in rows}
-    steps = IdempotencyStep.objects.using(store.alias).filter(key__in=doubts)
-    for key, name in steps.filter(finished_at=None).order_by("pk").values_list("key", "name"):
-        doubts[key].append(name)
+    steps = IdempotencyStep.objects.using(store.alias).filter(key__in=[row.pk for row in rows])
+    doubts, done = (_names(found) for found in (steps.filter(finished_at=None), steps.filter(**FINISHED_CALL)))
     steps.delete()
-    IdempotencyKey.objects.using(store.alias).filter(pk__in=doubts).only("pk").delete()
+    IdempotencyKey.objects.using(store.alias).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
     for row in rows:
-        report_given_up(row, tuple(doubts[row.pk]), store.alias)
+        report_given_up(row, store.alias, in_doubt=doubts[row.pk], finished=done[row.pk])
     return len(rows)
+
+
+FINISHED_CALL: dict[str, Any] = {"kind": IdempotencyStep.Kind.CALL, "finished_at__isnull": False}
+
+
+def _names(steps: QuerySet[IdempotencyStep]) -> dict[int, list[str]]:
+    """The names of these steps by their key, oldest first."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for key, name in steps.order_by("pk").values_list("key", "name"):
+        names[key].append(name)
+    return names

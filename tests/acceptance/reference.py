@@ -83,7 +83,7 @@ def names() -> str:
                 continue  # options.md and errors.md
             lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
-                for name, method in vars(value).items():
+                for name, method in {**vars(value.__base__), **vars(value)}.items():
                     if not name.startswith("_"):
                         lines += described("####", f"operation.{name}", method, TOLD.get(f"operation.{name}"))
     return "\n".join(lines)

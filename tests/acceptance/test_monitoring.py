@@ -110,7 +110,7 @@ def test_the_alerts_ask_for_metrics_that_there_are() -> None:
     asked = " ".join(rule["expr"] for rule in group["rules"])
     names = set(re.findall(r"\bidempotency_\w+", asked))
     there = {f"idempotency_keys_{name}" for name in metrics.GAUGES} | {"idempotency_key_outcomes_total"}
-    assert len(group["rules"]) == 5
+    assert len(group["rules"]) == 6
     assert names <= there
     assert set(re.findall(r'outcome="(\w+)"', asked)) <= set(metrics.OUTCOMES)
 

@@ -135,7 +135,9 @@ def fill() -> IdempotencyKey:
             at = begun + hour * timedelta(hours=1) + number * timedelta(hours=1) / count
             if at < now - timedelta(minutes=20):
                 make(f"order-{-hour:02}{number:03}", at=at)
-    IdempotencyKey.objects.filter(pk__in=IdempotencyKey.objects.order_by("pk")[:3].values("pk")).update(status="failed")
+    IdempotencyKey.objects.filter(pk__in=IdempotencyKey.objects.order_by("pk")[:3].values("pk")).update(
+        status="failed", last_error="It broke."
+    )
     minutes = [now - timedelta(minutes=number) for number in range(20)]
     busy: Any = {
         "status": "in_progress",

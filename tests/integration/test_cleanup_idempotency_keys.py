@@ -35,9 +35,9 @@ def test_it_can_alert(command: tuple[str, ...], lapsed: bool | None, doubt: bool
 
 @pytest.mark.django_db
 def test_it_is_calm_while_nothing_needs_attention() -> None:
-    """A call that is being made right now is not in doubt."""
+    """A call that is being made right now is not in doubt, and a failed key without a call is not half done."""
     make_leased("running", "in_progress", lapsed=False, doubt=True)
-    make_leased("failed", "failed", expired=False)
+    make_leased("failed", "failed", call=False, expired=False)
     assert run("--fail-on-stuck") == "Deleted 0 expired idempotency keys.\n"
 
 

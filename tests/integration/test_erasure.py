@@ -88,17 +88,18 @@ def test_an_empty_table_is_nothing_to_do() -> None:
 
 
 def test_keys_in_use_are_kept() -> None:
-    """In progress, abandoned, or failed with a call in doubt; the rest goes with its steps."""
+    """In progress, abandoned, in doubt or half done; the rest goes with its steps."""
     create_key("running", scope="a", status="in_progress")
     create_key("abandoned", scope="a", status="abandoned")
     add_step(create_key("in doubt", scope="a", status="failed"), finished=False)
-    add_step(create_key("failed", scope="a", status="failed"), finished=True)
+    add_step(create_key("half done", scope="a", status="failed"), finished=True)
+    create_key("failed", scope="a", status="failed")
     add_step(create_key("done", scope="a"), finished=True)
     add_step(create_key("done all the same", scope="a"), finished=False)
     assert forget("a", "running") == Forgotten(deleted=0, kept=1)
-    assert forget_scope("a") == Forgotten(deleted=3, kept=3)
-    assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt"}
-    assert IdempotencyStep.objects.count() == 1
+    assert forget_scope("a") == Forgotten(deleted=3, kept=4)
+    assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt", "half done"}
+    assert IdempotencyStep.objects.count() == 2
 
 
 def test_unsettled_keys_go_if_they_are_asked_for() -> None:

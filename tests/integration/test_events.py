@@ -326,7 +326,9 @@ class TestPurged:
         caplog.set_level(logging.INFO, "django_idempotency")
         cleanup_idempotency_keys()
         (record,) = caplog.records
-        assert record.getMessage() == "Idempotency keys of default: 0 deleted, 0 given up, 0 stuck, 0 in doubt."
+        assert record.getMessage() == (
+            "Idempotency keys of default: 0 deleted, 0 given up, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
+        )
         counted = {"deleted": 0, "given_up": 0, "stuck": 0, "in_doubt": 0}
         assert {name: vars(record)[name] for name in ("event", *counted)} == {"event": "purged", **counted}
         assert vars(record)["database"] == "default"

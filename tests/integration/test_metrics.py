@@ -83,7 +83,17 @@ def test_gauges_show_what_is_in_flight_and_stuck(scrape: Scrape, post: Any) -> N
     assert gauges["idempotency_keys_in_flight", "default"] == 1
     assert gauges["idempotency_keys_stuck", "default"] == 1
     assert gauges["idempotency_keys_in_doubt", "default"] == 1
+    assert gauges["idempotency_keys_half_done", "default"] == 0
     assert 3600 <= gauges["idempotency_keys_oldest_in_flight_seconds", "default"] < 3700
+
+
+def test_a_gauge_shows_what_is_half_done(scrape: Scrape, post: Any) -> None:
+    """The charge was made, and the order was not written."""
+    HOOKS["between"] = breaks
+    with pytest.raises(Exception, match="it broke"):
+        post("/pay")
+    gauges = scrape()
+    assert [gauges[f"idempotency_keys_{name}", "default"] for name in ("half_done", "in_doubt", "stuck")] == [1, 0, 0]
 
 
 def test_with_nothing_to_show_the_gauges_are_zero(scrape: Scrape) -> None:
@@ -150,13 +160,13 @@ def test_a_database_that_does_not_answer_costs_only_its_gauges(
     assert "could not be counted for Prometheus" in caplog.text
 
 
-def test_a_scrape_costs_four_queries(scrape: Scrape) -> None:
+def test_a_scrape_costs_five_queries(scrape: Scrape) -> None:
     """By indexes that hold only what they look for."""
     with CaptureQueriesContext(
         connection,
     ) as queries:
         scrape()
-    assert len(queries) == 4
+    assert len(queries) == 5
 
 
 @pytest.mark.only_on("postgresql", "mysql")

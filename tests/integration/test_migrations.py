@@ -103,7 +103,7 @@ def test_what_needs_attention_is_found_by_indexes() -> None:
         steps = connection.introspection.get_constraints(cursor, IdempotencyStep._meta.db_table)
     partial = connection.features.supports_partial_indexes
     assert keys["idempotency_locked_idx"]["columns"] == ["locked_until"]
-    assert keys["idempotency_failed_idx"]["columns"] == (["updated_at"] if partial else ["status", "updated_at"])
+    assert keys["idempotency_failed_idx"]["columns"] == (["created_at"] if partial else ["status", "created_at"])
     assert keys["idempotency_resource_idx"]["columns"] == ["resource_id", "resource_type"]
     assert steps["idempotency_doubt_idx"]["columns"] == ["finished_at", "key_id"]
     assert steps["idempotency_step_uniq"]["columns"] == ["key_id", "name"]

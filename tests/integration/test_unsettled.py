@@ -53,7 +53,7 @@ def test_they_are_kept_that_long_beyond_their_ttl(settings: Any, ttl: Any, left:
     given_up = 6 - len(left)
     assert cleanup_idempotency_keys() == Cleanup(
         deleted=3, batches=1 + bool(given_up), complete=True, stuck=2 if len(left) > 2 else 0,
-        in_doubt=3 if len(left) > 2 else 1, given_up=given_up,
+        in_doubt=3 if len(left) > 2 else 1, half_done=2 if len(left) > 2 else 0, given_up=given_up,
     )  # fmt: skip
     assert keys() == left
     assert set(IdempotencyStep.objects.values_list("key__key", flat=True)) == left
@@ -65,18 +65,21 @@ def test_each_is_logged_as_an_error(settings: Any, caplog: pytest.LogCaptureFixt
     settings.IDEMPOTENCY = {"UNSETTLED_TTL": 0}
     make_leased("hidden-1", "failed", doubt=True)
     make_leased("hidden-2", "in_progress", lapsed=True)
+    IdempotencyKey.objects.filter(key="hidden-1").update(resource_type="shop.order", resource_id="59")
     rows = list(IdempotencyKey.objects.order_by("pk"))
     caplog.set_level(logging.ERROR, "django_idempotency")
     cleanup_idempotency_keys()
     assert [record.getMessage() for record in caplog.records] == [
         f"Idempotency key {row.reference} of POST pay/: given_up, claimed at {row.created_at.isoformat()} and never "
-        f"settled, calls in doubt: {doubts}."
-        for row, doubts in zip(rows, ("call", "none"), strict=True)
+        f"settled, calls in doubt: {doubts}, finished calls: {finished}."
+        for row, doubts, finished in zip(rows, ("call", "none"), ("none", "call"), strict=True)
     ]
-    facts = ("event", "operation", "key_reference", "database", "status", "attempt", "in_doubt")
-    assert [vars(caplog.records[0])[name] for name in facts] == [
-        *("given_up", "POST pay/", rows[0].reference, "default", "failed", 1, ["call"])
+    facts = ("event", "operation", "key_reference", "database", "status", "attempt", "in_doubt", "finished")
+    assert [[vars(record)[name] for name in facts] for record in caplog.records] == [
+        ["given_up", "POST pay/", rows[0].reference, "default", "failed", 1, ["call"], []],
+        ["given_up", "POST pay/", rows[1].reference, "default", "in_progress", 1, [], ["call"]],
     ]
+    assert (vars(caplog.records[0])["resource_type"], vars(caplog.records[0])["resource_id"]) == ("shop.order", "59")
     assert not any("hidden" in str(vars(record)) for record in caplog.records)
 
 

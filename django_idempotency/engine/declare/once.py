@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack, overload
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, UnleasedKeywords, resolve
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
-from ..execution.operation import synchronous
+from ..execution.steps import synchronous
 from .callables import dotted_name
 
 _DECORATED: dict[str, dict[str, Idempotency]] = {}
@@ -51,7 +51,8 @@ def once(
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
     Works on `def` and `async def`. The function returns the result of its first run. With `lease` it gets the
-    `Operation` as the keyword argument `operation`. See `run_once` for the transaction.
+    `Operation` as the keyword argument `operation`; without, only if it has such a parameter, and the caller leaves it
+    out. See `run_once` for the transaction.
 
     Args:
         scope: a string, or a callable with the function's own arguments.
@@ -84,10 +85,10 @@ def once(
             }
 
         def bound(args: Any, kwargs: Any) -> Callable[..., Any]:
-            plain = synchronous(function)
+            work = partial(synchronous(function), *args, **kwargs)
             if resolve(layer).lease is None:
-                return partial(plain, *args, **kwargs)
-            return lambda operation: plain(*args, operation=operation, **kwargs)
+                return work
+            return lambda operation: work(operation=operation)
 
         @wraps(function)
         def protected(*args: Any, **kwargs: Any) -> Any:

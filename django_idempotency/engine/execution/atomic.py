@@ -13,6 +13,7 @@ from ...exceptions import TransactionBroken
 from ..events import CLAIMED, HELD, RELEASED, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Completed, Conflicted, Finished, InDoubt, Mismatched, Unavailable, Verdict
+from .atomic_operation import AtomicOperation
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -55,8 +56,9 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                     return claim
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
+                operation = AtomicOperation(wanted.identity, claim.attempt)
                 with _running(store, wanted):
-                    finished = work.run(None)
+                    finished = work.run(operation).about(operation.resource)
                 hides_an_error = _hides_an_error(store, wanted, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
@@ -133,7 +135,7 @@ def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: 
     if rolls_back:
         transaction.set_rollback(True, using=store.alias)
     elif finished.snapshot is not None:
-        store.complete(claim, finished.snapshot, last=True)
+        store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
     else:
         store.release(claim, last=True)
 
@@ -215,7 +217,7 @@ class _Done(Generic[T]):
     def __init__(self, finished: Finished[T]) -> None:
         self.finished = finished
 
-    def run(self, operation: Operation | None) -> Finished[T]:
+    def run(self, operation: Operation) -> Finished[T]:
         return self.finished
 
     def answer(self, error: Exception) -> None:

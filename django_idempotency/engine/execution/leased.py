@@ -46,9 +46,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T]) -> Outcome[T]:
     """Run the work under a claim that is committed."""
     try:
-        with _failing(store, wanted, claim):
-            report(TAKEN_OVER if claim.abandoned else CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
-            finished = _reconciled(store, wanted, claim, work) or _run(store, wanted, claim, work)
+        with _attempt(store, wanted, claim) as operation:
+            finished = _reconciled(claim, work, operation) or _run(store, work, operation._begun_again())
+            finished = finished.about(operation.resource)
             with durable_step(store, "the end of a leased view"):
                 if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
                     store.complete(claim, finished.snapshot, ttl=wanted.ttl)
@@ -89,15 +89,14 @@ def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
     return Conflicted()
 
 
-def _reconciled(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T]) -> Finished[T] | None:
+def _reconciled(claim: Claimed, work: Work[T], operation: Operation) -> Finished[T] | None:
     """What the project found out about an abandoned attempt, if it has found a final result."""
     if not (claim.abandoned or claim.in_doubt):
         return None
-    return work.reconcile(Operation(store, wanted, claim))
+    return work.reconcile(operation)
 
 
-def _run(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T]) -> Finished[T]:
-    operation = Operation(store, wanted, claim)
+def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
     try:
         with warned_about(store, operation):
             return work.run(operation)
@@ -114,28 +113,35 @@ def _run(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T]) -> F
 
 
 @contextmanager
-def _failing(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[None]:
-    """Fail the key on any exception, also when a task is cancelled: its retry need not wait for the lease."""
+def _attempt(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Operation]:
+    """One attempt. Any exception fails the key, also a cancellation: its retry need not wait for the lease."""
+    event, operation = TAKEN_OVER if claim.abandoned else CLAIMED, None
     try:
-        yield
+        report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=claim.resource)
+        operation = Operation(store, wanted, claim)
+        yield operation
     except ClaimLost:
         raise
     except Exception as error:
-        _fail(store, wanted, claim, error)
+        _fail(store, wanted, claim, operation, error)
         raise
     except BaseException as error:
         with suppress(ClaimLost):  # a cancellation must not become an answer
-            _fail(store, wanted, claim, error)
+            _fail(store, wanted, claim, operation, error)
         raise
 
 
-def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, error: BaseException) -> None:
+def _fail(
+    store: Store, wanted: ClaimRequest, claim: Claimed, operation: Operation | None, error: BaseException
+) -> None:
+    resource = claim.resource if operation is None else operation.resource
+
     def fail() -> None:
         with durable_step(store, "the end of a leased view"):
             store.fail(claim, wanted, describe(error))
 
     try:
         reconnecting_once(store, fail)
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error))
+        report(RELEASED, wanted.identity, store.alias, reason=describe(error), resource=resource)
     except (Error, IdempotencyConfigurationError):
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)

@@ -28,8 +28,10 @@ from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable, Verdict
 from ..protocol.snapshots import Snapshot
 from ..stores import alias_for, store_for
+from .atomic_operation import AtomicOperation
 from .execute import execute
-from .operation import Operation, synchronous
+from .operation import Operation
+from .steps import asks_for_operation, synchronous
 from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
@@ -61,7 +63,8 @@ def run_once(
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
     Without `lease`, `work()` runs in a transaction that also holds the key and the result. Inside a transaction of the
-    caller this is a savepoint. With `lease`, `work(operation)` gets an `Operation` for its steps, and `run_once` must
+    caller this is a savepoint. Work with a required parameter named `operation` gets the `Operation` there, which knows
+    its key and takes `refer_to`. With `lease`, `work(operation)` gets an `Operation` for its steps, and `run_once` must
     not be called inside a transaction. Results are JSON, or one saved model instance. An exception of `work` rolls
     back, frees the key (leased: fails the key, with its steps) and propagates.
 
@@ -91,7 +94,7 @@ def run_once(
     wanted = _claim_request(resolved, work, scope, key, payload)
     outcome = execute(store_for(alias), wanted, _Function(work, resolved.reconcile))
     if isinstance(outcome, Completed):
-        report(REPLAYED, wanted.identity, alias)
+        report(REPLAYED, wanted.identity, alias, resource=outcome.resource)
     return _result(outcome, wanted)
 
 
@@ -151,9 +154,9 @@ class _Function:
         self.function = function
         self.reconciling = reconcile
 
-    def run(self, operation: Operation | None) -> Finished[Any]:
+    def run(self, operation: Operation) -> Finished[Any]:
         """Run the function and encode its result, in its transaction: what cannot be kept is rolled back."""
-        return _finished(self.function() if operation is None else self.function(operation))
+        return _finished(_run(self.function, operation))
 
     def answer(self, error: Exception) -> None:
         """Exceptions go on to the caller."""
@@ -171,6 +174,13 @@ def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> F
             f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
         )
     return _finished(result.value)
+
+
+def _run(work: Callable[..., T], operation: Operation) -> T:
+    """Leased work is always given its operation; other work, if it asks for it."""
+    if not isinstance(operation, AtomicOperation):
+        return work(operation)
+    return work(operation=operation) if asks_for_operation(work) else work()
 
 
 def _finished(value: T) -> Finished[T]:
@@ -242,6 +252,6 @@ def _value(snapshot: Snapshot) -> Any:
 
 def _run_unprotected(work: Callable[..., T], alias: str, *, leased: bool) -> Result[T]:
     if leased:
-        return Result(work(UnkeyedOperation(alias)), replayed=False)
+        return Result(_run(work, UnkeyedOperation(alias)), replayed=False)
     with transaction.atomic(using=alias):
-        return Result(work(), replayed=False)
+        return Result(_run(work, AtomicOperation(None)), replayed=False)

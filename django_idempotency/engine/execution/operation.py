@@ -7,30 +7,29 @@ from contextlib import contextmanager
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 
 from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
 from ..protocol.claims import ClaimRequest
-from ..protocol.digests import derived_key
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed
+from ..protocol.outcomes import Claimed, Resource
 from ..stores import Store
 from .durable import durable_step, durable_transaction, reconnecting_once
+from .handle import Handle
 from .status_url import status_url_of
+from .steps import checked_name, refuse_coroutine, synchronous
 from .unhurried import finished
 from .values import as_kept, decode, encode_step
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MAX_NAME = 100
-"""Characters: the width of the column."""
 
 
-class Operation:
-    """One attempt at a leased operation: `request.idempotency` in the view.
+class Operation(Handle):
+    """One attempt at an operation: `request.idempotency` in the view. In atomic mode it has no steps.
 
     Args:
-        key: the key that the client sent.
+        key: the key that the client sent. None if the request has no key, or is not protected.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
         request: what the view is called with. None without a client: in `run_once`, and in `recover_idempotency_keys`.
     """
@@ -38,16 +37,21 @@ class Operation:
     request: Any = None
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
-        self.key: str | None = wanted.identity.key
-        self.attempt = claim.attempt
+        super().__init__(wanted.identity, claim.attempt, claim.resource)
         self._store = store
         self._wanted = wanted
         self._claim = claim
         self._used: set[str] = set()
         # The steps of earlier attempts, whose workers cannot add to them any more, and those of `reconcile`.
-        self._earlier = store.steps(claim) if claim.attempt > 1 else {}
-        self._doubts = {name for name, (finished, _) in self._earlier.items() if not finished}
+        steps = store.steps(claim) if claim.attempt > 1 else {}
+        self._doubts = {name for name, (finished, _) in steps.items() if not finished}
+        self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         self.writing = False
+
+    def _begun_again(self) -> Operation:
+        """The same attempt after `reconcile`: the work may use the names of its steps, and gets what is recorded."""
+        self._used = set()
+        return self
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
@@ -67,12 +71,11 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """The results of the steps that earlier attempts have finished, by name."""
-        return {name: decode(kept) for name, (finished, kept) in self._earlier.items() if finished}
+        """The result of each finished step, of this attempt and of earlier ones, by the step's name.
 
-    def derive_key(self, name: str) -> str:
-        """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name."""
-        return derived_key(self._wanted.identity, checked_name(name))
+        A model instance is fetched again: this asks the database, and raises its `DoesNotExist`.
+        """
+        return {name: decode(text) for name, text in self._kept.items()}
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something outside: a payment gateway, a mail server, another service.
@@ -105,6 +108,29 @@ class Operation:
             raise
         return cast(T, self._finish(name, value))
 
+    def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read something outside that changes nothing there: an exchange rate, the price of a parcel.
+
+        Runs `function`, then commits its result in one statement; inside a transaction, the result commits with that. A
+        later attempt gets this result. An interrupted fetch leaves no trace: it is never in doubt, and a key that has
+        only fetched needs no attention.
+
+        Args:
+            name: the step's name, 1 to 100 characters, the same in every attempt.
+            function: called with the other arguments.
+
+        Returns:
+            The result of `function`, as JSON gives it back.
+
+        Raises:
+            LeaseLost: after the call, if another worker has taken the key over.
+            ResultNotStorable: the result is not JSON, or longer than 1 MiB of JSON. Nothing is kept.
+            IdempotencyConfigurationError: for a name that is used twice.
+        """
+        refuse_coroutine(name, function, "afetch")
+        known, value = self._known_or_free(name)
+        return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
+
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Write to this database exactly once: `function`, the step's result and the fence commit together.
 
@@ -125,19 +151,16 @@ class Operation:
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
-        known, value = self._look_up(name)
+        known, value = self._known_or_free(name)
         if known:
             return cast(T, value)
-        if name in self._doubts:
-            raise IdempotencyConfigurationError(
-                f"step {name!r} was started as an external call before, and has no result. Give the write another name."
-            )
         with durable_transaction(self._store, f"operation.write({name!r})"):
             self._store.start_write(self._claim, name)
             with self._writing():
                 value = function(*args, **kwargs)
-            kept = encode_step(value)
+                kept = encode_step(value)
             self._store.finish_write(self._claim, name, kept)
+        self._kept[name] = kept
         return cast(T, as_kept(value, kept))
 
     def renew(self) -> None:
@@ -170,16 +193,27 @@ class Operation:
         if known:
             return value
         try:
-            result = (
-                function(*args, **kwargs)
-                if iscoroutinefunction(function)
-                else await sync_to_async(function)(*args, **kwargs)
-            )
-            value = await result if isawaitable(result) else result
+            value = await _awaited(function, *args, **kwargs)
         except Exception as error:  # not a cancellation: nothing more is awaited then
             await sync_to_async(self._note)(name, error)
             raise
         return await sync_to_async(self._finish)(name, value)
+
+    @overload
+    async def afetch(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    @overload
+    async def afetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`fetch` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
+        known, value = await sync_to_async(self._known_or_free)(name)
+        if known:
+            return value
+        value = await _awaited(function, *args, **kwargs)
+        return await sync_to_async(self._keep_fetched)(name, value)
 
     @overload
     async def awrite(
@@ -224,6 +258,7 @@ class Operation:
 
         reconnecting_once(self._store, finish)
         self._doubts.discard(name)
+        self._kept[name] = kept
         if kept is None:
             raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
         return as_kept(value, kept)
@@ -239,8 +274,28 @@ class Operation:
     def _look_up(self, name: str) -> tuple[bool, Any]:
         """The result of an earlier attempt, if there is one."""
         self._use(name)
-        done, text = self._earlier.get(name, (False, None))
-        return (True, decode(text)) if done else (False, None)
+        return (True, decode(self._kept[name])) if name in self._kept else (False, None)
+
+    def _known_or_free(self, name: str) -> tuple[bool, Any]:
+        """The same, for a step that is no call: a call in doubt must not become one."""
+        known, value = self._look_up(name)
+        if name in self._doubts:
+            raise IdempotencyConfigurationError(
+                f"step {name!r} was started as an external call before, and has no result. Give this step another name."
+            )
+        return known, value
+
+    # --- what is kept in one statement ---------------------------------------------------------------------------
+
+    def _keep_fetched(self, name: str, value: Any) -> Any:
+        kept = encode_step(value)
+        # The server may have closed a connection that lay idle during a slow read.
+        reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
+        self._kept[name] = kept
+        return as_kept(value, kept)
+
+    def _keep_resource(self, resource: Resource) -> None:
+        self._store.refer(self._claim, resource)
 
     def _use(self, name: str) -> None:
         if checked_name(name) in self._used:
@@ -251,36 +306,20 @@ class Operation:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        self.writing = True
+        self.writing, about = True, self._resource
         try:
             yield
+        except BaseException:
+            self._resource = about  # rolled back with the write
+            raise
         finally:
             self.writing = False
 
 
-def checked_name(name: str) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise IdempotencyConfigurationError(
-            f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
-        )
-    return name
-
-
-def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A form of `function` for callers that cannot await. It awaits awaitable results, such as `objects.acreate(…)`."""
-
-    async def awaited(result: Awaitable[Any]) -> Any:
-        return await result
-
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        return async_to_sync(awaited)(result) if isawaitable(result) else result
-
-    return plain
-
-
-def refuse_coroutine(name: str, function: Any, instead: str) -> None:
+async def _awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Await a coroutine function, or run another one in a thread. Either may return an awaitable."""
     if iscoroutinefunction(function):
-        raise IdempotencyConfigurationError(
-            f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
-        )
+        result = function(*args, **kwargs)
+    else:
+        result = await sync_to_async(function)(*args, **kwargs)
+    return await result if isawaitable(result) else result

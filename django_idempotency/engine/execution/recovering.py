@@ -17,7 +17,8 @@ from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Outcome,
 from ..stores import Store
 from .durable import durable_transaction
 from .leased import run_claimed
-from .operation import Operation, synchronous
+from .operation import Operation
+from .steps import synchronous
 
 
 class Asking:
@@ -41,10 +42,8 @@ class Asking:
         self.recorded: tuple[str, ...] = ()
         self.in_doubt: tuple[str, ...] = ()
 
-    def run(self, operation: Operation | None) -> Finished[Any]:
+    def run(self, operation: Operation) -> Finished[Any]:
         """Ask. None leaves the key to the next retry, with the steps as `reconcile` has left them."""
-        if operation is None:
-            raise RuntimeError("Bug: a recovery without a lease.")
         before = operation.in_doubt
         returned = self._reconcile(operation)
         self.in_doubt = operation.in_doubt

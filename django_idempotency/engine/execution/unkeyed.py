@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, ParamSpec, TypeVar, cast
-from uuid import UUID, uuid4, uuid5
 
 from django.db import transaction
 
-from .operation import Operation, checked_name, refuse_coroutine
+from .handle import Handle
+from .operation import Operation
+from .steps import refuse_coroutine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,11 +23,10 @@ class UnkeyedOperation(Operation):
     """
 
     def __init__(self, alias: str) -> None:
-        self.key = None
-        self.attempt = 1
+        Handle.__init__(self, None)
         self._alias = alias
         self._used: set[str] = set()
-        self._namespace: UUID = uuid4()
+        self._kept: dict[str, str | None] = {}
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
@@ -36,15 +36,13 @@ class UnkeyedOperation(Operation):
     def status_url(self) -> None:
         return None
 
-    @property
-    def results(self) -> dict[str, Any]:
-        return {}
-
-    def derive_key(self, name: str) -> str:
-        return str(uuid5(self._namespace, checked_name(name)))
-
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         refuse_coroutine(name, function, "acall")
+        self._use(name)
+        return function(*args, **kwargs)
+
+    def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_coroutine(name, function, "afetch")
         self._use(name)
         return function(*args, **kwargs)
 
@@ -64,5 +62,12 @@ class UnkeyedOperation(Operation):
         result: Any = function(*args, **kwargs)
         return cast(T, await result if isawaitable(result) else result)
 
+    async def afetch(
+        self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.acall(name, function, *args, **kwargs)
+
     async def arenew(self) -> None:
         pass
+
+    _keep_resource = Handle._keep_resource  # there is no key to keep it with

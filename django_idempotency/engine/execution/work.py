@@ -14,11 +14,11 @@ T = TypeVar("T")
 class Work(Protocol[T]):
     """Work that must run once, and how its result is judged."""
 
-    def run(self, operation: Operation | None) -> Finished[T]:
-        """Do the work, inside the transaction of the claim.
+    def run(self, operation: Operation) -> Finished[T]:
+        """Do the work: in atomic mode, inside the transaction of the claim.
 
         Args:
-            operation: the handle for the steps of leased work; None in atomic mode.
+            operation: the handle of the work. Only that of leased work has steps.
 
         Raises:
             Exception: what the work raises. Its writes are rolled back.

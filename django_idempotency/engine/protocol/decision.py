@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from .digests import key_hash, scope_hash
-from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource
 from .snapshots import Snapshot, decode_headers
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class StoredKey:
     status_code: int | None
     headers: str | None
     body: bytes | None
+    resource: Resource | None = None
     unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
 
     def belongs_to(self, identity: Identity) -> bool:
@@ -110,8 +111,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if not stored.has_payload(wanted.fingerprint):
         return Mismatched()
     if stored.status is Status.COMPLETED:
-        return Completed(snapshot=stored.snapshot)
-    return InDoubt(attempt=stored.attempt) if stored.unleased else Resume()
+        return Completed(snapshot=stored.snapshot, resource=stored.resource)
+    return InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
 
 
 def resumed(
@@ -127,7 +128,7 @@ def resumed(
     """
     if writes or (calls and not wanted.repeats_calls):
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
-        return InDoubt(attempt=stored.attempt)
+        return InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return Claimed(
         id=stored.id,
@@ -136,4 +137,5 @@ def resumed(
         scope_hash=wanted.identity.scope_hash,
         abandoned=abandoned,
         in_doubt=calls,
+        resource=stored.resource,
     )

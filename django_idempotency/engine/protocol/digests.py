@@ -77,13 +77,18 @@ class Identity:
         return reference_of(self.key_hash)
 
 
+def has_controls(text: str) -> bool:
+    """Whether the text has control or invisible characters, or half a surrogate pair."""
+    return _CONTROLS.search(text) is not None
+
+
 def kept_scope(scope: str) -> str:
     """The scope as the table stores it: a short text without control characters, or the hash of any other text.
 
     A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte. Or a
     text that begins as such a hash does: a reader of the table must not be able to send a hash of it as a scope.
     """
-    if len(scope) <= MAX_READABLE_SCOPE and not _CONTROLS.search(scope) and not scope.startswith(HASHED_SCOPE):
+    if len(scope) <= MAX_READABLE_SCOPE and not has_controls(scope) and not scope.startswith(HASHED_SCOPE):
         return scope
     return f"{HASHED_SCOPE}{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 

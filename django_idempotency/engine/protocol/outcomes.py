@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -15,6 +15,8 @@ SHORTEST_RETRY_AFTER = 1
 """Seconds. An atomic request ends with its transaction. When that will be is unknown, and mostly soon."""
 LONGEST_RETRY_AFTER = 60
 """Seconds. A worker that lives may end long before its lease. And several client libraries ignore a longer wait."""
+Resource = tuple[str, str]
+"""What an operation is about: a type and an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Claimed:
     key_hash, scope_hash: of the identity. With them, a statement cannot meet another tenant's row with the same id.
     abandoned: the worker of an earlier attempt died, or its lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
+    resource: what an earlier attempt has referred to.
     """
 
     id: int
@@ -46,6 +49,7 @@ class Claimed:
     scope_hash: int
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
+    resource: Resource | None = None
 
     @property
     def row(self) -> Row:
@@ -62,6 +66,7 @@ class Completed:
     """An earlier request has done the work: replay its response."""
 
     snapshot: Snapshot
+    resource: Resource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,11 @@ class InDoubt:
     An external call has no result under `on_abandoned="hold"`, or the work has ended the transaction of its own key.
 
     attempt: of the key. It tells one doubt from the next.
+    resource: what the operation has referred to.
     """
 
     attempt: int = field(default=0, compare=False)
+    resource: Resource | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +129,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work returned. `snapshot` is stored under `Verdict.KEEP`; `reason` says why nothing is stored."""
+    """The work returned. `snapshot` is stored under `Verdict.KEEP`; `reason` says why nothing is stored.
+
+    resource: what the work has referred to.
+    """
 
     value: T
     verdict: Verdict
     snapshot: Snapshot | None = None
     reason: str = ""
+    resource: Resource | None = None
+
+    def about(self, resource: Resource | None) -> Finished[T]:
+        """The same, with what the work has referred to, if it has."""
+        return self if resource is None else replace(self, resource=resource)
 
 
 Outcome = Finished[T] | Completed | Refusal

@@ -12,13 +12,13 @@ from django.http.response import HttpResponseBase
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
 from ..events import REPLAYED, harmless, report
+from ..execution.atomic_operation import AtomicOperation
 from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable
-from ..protocol.snapshots import Snapshot
 from ..stores import store_for
 from . import problems
 from .atomic_requests import NO_TRANSACTION, alias_of, as_django_would
@@ -113,10 +113,10 @@ def _refuse_a_second_protection(call: ViewCall) -> None:
 
 
 def _pass_through(call: ViewCall) -> HttpResponseBase:
-    if call.options.lease is not None:
-        # The view is written for leased mode, and must work without a key as well.
-        request: Any = call.request
-        request.idempotency = UnkeyedOperation(alias_of(call.options))
+    # The view is written for an operation, and must work without a key as well.
+    request: Any = call.request
+    leased = call.options.lease is not None
+    request.idempotency = UnkeyedOperation(alias_of(call.options)) if leased else AtomicOperation(None)
     around = as_django_would(call.request)
     if around is NO_TRANSACTION:
         return call.pass_through()
@@ -130,8 +130,8 @@ def _deliver(call: ViewCall, wanted: ClaimRequest, outcome: Outcome[HttpResponse
     match outcome:
         case Finished(value=response):
             return call.deliver(response, replayed=False)
-        case Completed(snapshot=snapshot):
-            return _replay(call, wanted, snapshot)
+        case Completed():
+            return _replay(call, wanted, outcome)
         case Mismatched():
             return _refuse(call, problems.already_used(options))
         case Conflicted() if options.in_progress_status == 202:
@@ -150,11 +150,12 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-def _replay(call: ViewCall, wanted: ClaimRequest, snapshot: Snapshot) -> HttpResponseBase:
+def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed) -> HttpResponseBase:
+    snapshot = completed.snapshot
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
         return _refuse(call, problems.replay_refused())
-    report(REPLAYED, wanted.identity, alias_of(call.options))
+    report(REPLAYED, wanted.identity, alias_of(call.options), resource=completed.resource)
     if snapshot.is_tombstone:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:

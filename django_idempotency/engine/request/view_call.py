@@ -14,7 +14,9 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings
-from ..execution.operation import Operation, synchronous
+from ..execution.atomic_operation import AtomicOperation
+from ..execution.operation import Operation
+from ..execution.steps import synchronous
 from ..protocol.outcomes import Finished, Verdict
 from .callers import scope_of
 from .capture import capture
@@ -71,10 +73,9 @@ class ViewCall:
 
     # --- running
 
-    def run(self, operation: Operation | None) -> Finished[HttpResponseBase]:
+    def run(self, operation: Operation) -> Finished[HttpResponseBase]:
         """Call the view and judge its response."""
-        if operation is not None:
-            self._attach(operation)
+        self._attach(operation)
         setattr(self.request, RUNNING, True)
         try:
             response = self.ready(self.view(*self.args, **self.kwargs))
@@ -107,7 +108,8 @@ class ViewCall:
         """Let the view find its operation, and `reconcile` its request."""
         request: Any = self.request
         request.idempotency = operation
-        operation.request = self.asked_with
+        if not isinstance(operation, AtomicOperation):  # nothing reconciles it: spare each request a reference cycle
+            operation.request = self.asked_with
 
     def pass_through(self) -> HttpResponseBase:
         """Call the view as if it were not protected."""

@@ -106,6 +106,11 @@ class Conditions:
         )
 
     @cached_property
+    def set_resource(self) -> str:
+        """The part of an UPDATE that keeps what the operation is about. Parameters: type, id."""
+        return f"{self.k['resource_type']} = %s, {self.k['resource_id']} = %s"
+
+    @cached_property
     def unfinished(self) -> str:
         """The step was started and has no result."""
         return f"{self.s['finished_at']} IS NULL"

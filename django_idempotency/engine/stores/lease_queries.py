@@ -8,6 +8,7 @@ from ..protocol.decision import Status
 from .conditions import Conditions
 
 FAILED = Status.FAILED
+DECIDED = "A decision ended this attempt."
 
 
 class LeaseQueries(Conditions):
@@ -29,6 +30,11 @@ class LeaseQueries(Conditions):
     def renew(self) -> str:
         """Start the lease again. Parameters: lease, the fence's."""
         return f"UPDATE {self.table} SET {self.k['locked_until']} = {self.dialect.later} WHERE {self.fence}"
+
+    @cached_property
+    def refer(self) -> str:
+        """Keep what the operation is about. Parameters: type, id, the fence's."""
+        return f"UPDATE {self.table} SET {self.set_resource} WHERE {self.fence}"
 
     @cached_property
     def fail(self) -> str:
@@ -68,6 +74,17 @@ class LeaseQueries(Conditions):
         return (
             f"INSERT INTO {self.steps} ({s['key']}, {s['name']}, {s['kind']}, {s['attempt']}, {s['started_at']}) "
             f"SELECT {k['id']}, %s, %s, {k['attempt']}, {self.dialect.clock} "
+            f"FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
+        )
+
+    @cached_property
+    def keep_fetched(self) -> str:
+        """Lock the claimed row, and record a read that is done. Parameters: name, kind, result, the fence's."""
+        k, s, clock = self.k, self.s, self.dialect.clock
+        names = ("key", "name", "kind", "result", "attempt", "started_at", "finished_at")
+        return (
+            f"INSERT INTO {self.steps} ({', '.join(s[name] for name in names)}) "
+            f"SELECT {k['id']}, %s, %s, %s, {k['attempt']}, {clock}, {clock} "
             f"FROM {self.table} WHERE {self.fence} {self.dialect.lock}"
         )
 
@@ -126,7 +143,25 @@ class LeaseQueries(Conditions):
     @cached_property
     def set_failed(self) -> str:
         """Take a locked row away from its worker. Parameters: ttl, decisions, those of `same_row`."""
-        return f"{self._set_failed}, {self.k['decisions']} = %s WHERE {self.same_row}"
+        return f"{self._set_failed}, {self._explained}, {self.k['decisions']} = %s WHERE {self.same_row}"
+
+    @cached_property
+    def _explained(self) -> str:
+        """Every failed row has an error: the partial index of failed rows has no other condition."""
+        return f"{self.k['last_error']} = COALESCE({self.k['last_error']}, '{DECIDED}')"
+
+    @cached_property
+    def fail_harmless(self) -> str:
+        """Fail an abandoned key that has called nothing. Parameters: decisions, ttl twice, as `same_attempt`."""
+        k, later = self.k, self.dialect.later
+        expires_at = k["expires_at"]
+        return (
+            f"UPDATE {self.table} SET {self.status_is(FAILED)}, {k['locked_until']} = NULL, {self._explained}, "
+            f"{k['updated_at']} = {self.dialect.clock}, {k['decisions']} = %s, "
+            # The view may have a longer `ttl` than the project.
+            f"{expires_at} = CASE WHEN {expires_at} < {later} THEN {later} ELSE {expires_at} END "
+            f"WHERE {self.same_attempt} AND {self.abandoned} AND NOT ({self.unleased}) AND NOT {self.has_effects}"
+        )
 
     @cached_property
     def record_result(self) -> str:

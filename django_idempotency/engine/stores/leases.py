@@ -38,9 +38,9 @@ from functools import cached_property
 from typing import Any
 
 from ...exceptions import LeaseLost
-from ...models import IdempotencyStep
+from ...models import IdempotencyKey, IdempotencyStep
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Claimed, Row
+from ..protocol.outcomes import Claimed, Resource, Row
 from ..protocol.snapshots import Snapshot
 from .database import Database
 from .lease_queries import LeaseQueries
@@ -68,6 +68,10 @@ class Leases(Database):
         """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
         params = [wanted.ttl, seal(claimed, "last_error", error), *claimed.fence]
         self._execute_or(lease_lost, self._lease_sql.fail, params)
+
+    def refer(self, claimed: Claimed, resource: Resource) -> None:
+        """Keep what the operation is about. Raises `LeaseLost`."""
+        self._execute_or(lease_lost, self._lease_sql.refer, [*resource, *claimed.fence])
 
     def timeliness(self, key_hash: int, scope_hash: int) -> tuple[bool, bool]:
         """Whether this key has expired, and whether its worker has left it. A deleted key has expired."""
@@ -106,6 +110,11 @@ class Leases(Database):
         params = [seal(claimed, "result", result, name), *claimed.fence, name]
         if not self._execute(self._lease_sql.finish_call, params):
             self.fence(claimed)  # it holds: the call was finished by the first of two tries
+
+    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
+        """Record an external read and its result: one statement, which is its own fence. Raises `LeaseLost`."""
+        params = [name, Kind.FETCH.value, seal(claimed, "result", result, name), *claimed.fence]
+        self._execute_or(lease_lost, self._lease_sql.keep_fetched, params)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
         """Record why a call is in doubt, if the claim is not lost. One statement."""
@@ -152,6 +161,14 @@ class Leases(Database):
     def record_result(self, row: Row, name: str, result: str) -> bool:
         """Record what a person knows about a step. False if the step is not in doubt. Lock the key first."""
         return self._execute(self._lease_sql.record_result, [seal(row, "result", result, name), row.id, name]) == 1
+
+    def fail_harmless(self, row: Row | IdempotencyKey, attempt: int, ttl: float, decisions: str | None) -> bool:
+        """End an abandoned attempt that has called nothing outside. False if it is not. Lock the key first.
+
+        decisions: the trail to store with it.
+        """
+        params = [decisions, ttl, ttl, row.key_hash, row.scope_hash, row.id, attempt]
+        return self._execute(self._lease_sql.fail_harmless, params) == 1
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""

@@ -31,7 +31,7 @@ class ClaimQueries(Conditions):
         """The columns that `as_stored_key` reads."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
         judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})", self.lease_left)
-        after = ("status_code", "headers", "body")
+        after = ("status_code", "headers", "body", "resource_type", "resource_id")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
     @cached_property
@@ -77,15 +77,16 @@ class ClaimQueries(Conditions):
         """The attempt of a row, where an UPDATE cannot return it. Parameters: those of `same_row`."""
         return f"SELECT {self.k['attempt']} FROM {self.table} WHERE {self.same_row}"
 
-    @cached_property
-    def complete(self) -> str:
-        """Store the response of the own claim. Parameters: status code, headers, body, the fence's."""
-        return f"{self.set_completed} WHERE {self.fence}"
+    def complete(self, *, until: bool, about: bool) -> str:
+        """Store the response of the own claim. Parameters: status code, headers, body, ttl, type and id, the fence's.
 
-    @cached_property
-    def complete_until(self) -> str:
-        """The same, and keep it for another time. Parameters: status code, headers, body, ttl, the fence's."""
-        return f"{self.set_completed}, {self.k['expires_at']} = {self.dialect.later} WHERE {self.fence}"
+        until: keep it for another time: with the parameter ttl.
+        about: keep what it is about: with the parameters type and id.
+        """
+        more = f", {self.k['expires_at']} = {self.dialect.later}" if until else ""
+        if about:
+            more += f", {self.set_resource}"
+        return f"{self.set_completed}{more} WHERE {self.fence}"
 
     @cached_property
     def release(self) -> str:
@@ -130,7 +131,7 @@ class ClaimQueries(Conditions):
 def as_stored_key(values: Any) -> StoredKey:
     """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
     id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *rest = values
-    lease_left, status_code, headers, body = rest
+    lease_left, status_code, headers, body, *resource = rest
     return StoredKey(
         id=id_,
         scope=scope,
@@ -146,6 +147,7 @@ def as_stored_key(values: Any) -> StoredKey:
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),
+        resource=None if resource[1] is None else (resource[0], resource[1]),
         unsealed=unseal_response,
     )
 

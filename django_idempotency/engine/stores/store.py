@@ -17,7 +17,7 @@ from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Row
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row
 from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
@@ -80,19 +80,27 @@ class Store(Leases):
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
 
-    def complete(self, claimed: Claimed, snapshot: Snapshot, *, ttl: float | None = None, last: bool = False) -> None:
+    def complete(
+        self,
+        claimed: Claimed,
+        snapshot: Snapshot,
+        *,
+        ttl: float | None = None,
+        resource: Resource | None = None,
+        last: bool = False,
+    ) -> None:
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
         ttl: seconds that the response is kept from now on. None: the time that was set at the claim stands.
+        resource: what the operation is about. None: what is stored stands.
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
+        sql = self._sql.complete(until=ttl is not None, about=resource is not None)
+        more = [*([] if ttl is None else [ttl]), *(resource or ())]
+        params = [snapshot.status_code, *seal_response(claimed, snapshot), *more, *claimed.fence]
         end = self._end_with if last else self._execute_or
-        response = [snapshot.status_code, *seal_response(claimed, snapshot)]
-        if ttl is None:
-            end(claim_lost, self._sql.complete, [*response, *claimed.fence])
-        else:
-            end(claim_lost, self._sql.complete_until, [*response, ttl, *claimed.fence])
+        end(claim_lost, sql, params)
 
     def release(self, claimed: Claimed, *, last: bool = False) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.

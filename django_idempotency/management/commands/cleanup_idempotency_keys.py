@@ -50,7 +50,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--fail-on-stuck",
             action="store_true",
-            help="Exit with status 3 if there are keys that no worker holds, or with a step in doubt.",
+            help="Exit with status 3 if there are keys that are stuck, in doubt or half done.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -68,7 +68,7 @@ class Command(BaseCommand):
             raise SystemExit(128 + received[0])
         if len(results) < len(aliases):
             raise CommandError(f"{len(aliases) - len(results)} of {len(aliases)} databases failed.")
-        if options["fail_on_stuck"] and any(result.stuck or result.in_doubt for result in results):
+        if options["fail_on_stuck"] and any(map(_needs_attention, results)):
             raise CommandError("Idempotency keys need attention; see the admin.", returncode=NEED_ATTENTION)
 
     def _clean_up_or_report(
@@ -121,20 +121,30 @@ def _aliases(options: dict[str, Any]) -> list[str | None]:
     return [known(alias) for alias in aliases]
 
 
+def _needs_attention(result: Cleanup) -> bool:
+    return bool(result.stuck or result.in_doubt or result.half_done)
+
+
 def _described(result: Cleanup, *, dry_run: bool) -> str:
     """One line for cron's mail."""
     if dry_run:
         sentences = [f"{result.deleted} expired idempotency keys."]
         if result.given_up:
             sentences.append(f"To be given up, because UNSETTLED_TTL is over: {result.given_up}.")
+        if result.unstuck:
+            sentences.append(f"To be failed, because their workers died before any call: {result.unstuck}.")
     else:
         sentences = [f"Deleted {result.deleted} expired idempotency key{'' if result.deleted == 1 else 's'}."]
         if result.given_up:
             sentences.append(f"Given up, because UNSETTLED_TTL is over: {result.given_up}.")
+        if result.unstuck:
+            sentences.append(f"Failed, because their workers died before any call: {result.unstuck}.")
         if not result.complete:
             sentences.append("Stopped early: more are left.")
     if result.stuck:
         sentences.append(f"Stuck, because no worker holds them: {result.stuck}.")
     if result.in_doubt:
         sentences.append(f"With an external call in doubt: {result.in_doubt}.")
+    if result.half_done:
+        sentences.append(f"Half done, because a call is finished and the operation is not: {result.half_done}.")
     return " ".join(sentences)

@@ -13,7 +13,7 @@ from django.db.models import Q
 from ...engine.protocol.snapshots import Snapshot
 from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
 from ...maintenance.bulk import resolve_all
-from ...maintenance.lookups import find_key, half_done, in_doubt, needs_attention, stuck, unchanged_for
+from ...maintenance.lookups import find_key, half_done, in_doubt, needs_attention, refers_to, stuck, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
 from ...models import IdempotencyKey, IdempotencyStep
 from ..databases import known
@@ -146,7 +146,7 @@ def _selected(options: dict[str, Any]) -> tuple[QuerySet[IdempotencyKey], int]:
     if options["operation"]:
         keys = keys.filter(operation__in=options["operation"])
     if options["resource"] is not None:
-        keys = keys.filter(_about(options["resource"]))
+        keys = keys.filter(refers_to(options["resource"]))
     for found in _found(options, using):
         keys = keys.filter(found)
     if options["older_than"] is not None:
@@ -173,12 +173,6 @@ def _found(options: dict[str, Any], using: str | None) -> list[Q]:
                 condition |= Q(pk__in=rows.order_by().values("pk"))
             conditions.append(condition)
     return conditions
-
-
-def _about(resource: str) -> Q:
-    """An id alone may have spaces, too."""
-    type_, _, id_ = resource.rpartition(" ")
-    return Q(resource_id=resource) | Q(resource_type=type_, resource_id=id_)
 
 
 def _line(key: IdempotencyKey) -> str:

@@ -172,7 +172,7 @@ class TestCost:
         last = make_many(20_000)
         now = timezone.now()
         keys, steps = IdempotencyKey.objects.filter, IdempotencyStep.objects.filter
-        keys(pk__gt=last - 90).update(status="failed", updated_at=now)
+        keys(pk__gt=last - 90).update(status="failed", last_error="It broke.")
         keys(pk__range=(last - 189, last - 100)).update(status="in_progress", locked_until=now - HOUR)
         keys(pk__range=(last - 289, last - 200)).update(status="in_progress", locked_until=now + HOUR)
         steps(key__gt=last - 90).update(finished_at=None)

@@ -1,0 +1,69 @@
+"""The contract of keys that need attention, on the table of this database; and which indexes find them."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance import find_resource, half_done, in_doubt, needs_attention, stuck
+from django_idempotency.maintenance.lookups import harmless
+from tests.claims import SNAPSHOT, a_claim
+from tests.contracts.attention import TestAttentionContract
+from tests.expired import make_leased
+
+__all__ = ["TestAttentionContract"]
+
+FILL = """
+    INSERT INTO django_idempotency_idempotencykey (
+        key_hash, scope_hash, scope, operation, key, status, attempt, status_code, created_at, updated_at, expires_at)
+    SELECT n, 1, 's', 'POST pay/', n::text, 'completed', 1, 201, now(), now(), now() + interval '1 day'
+    FROM generate_series(1, 100000) AS n;
+    INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at, result)
+    SELECT id, 'charge', 'call', 1, now(), now(), '{}' FROM django_idempotency_idempotencykey
+    WHERE status = 'completed';
+"""
+"""Completed leased keys, each with a finished call."""
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db
+def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -> None:
+    """No sequential scan of the keys or of their steps."""
+    for number in range(5):
+        make_leased(f"half done {number}", "failed")
+        make_leased(f"in doubt {number}", "failed", doubt=True)
+        make_leased(f"stuck {number}", "in_progress", lapsed=True)
+        make_leased(f"harmless {number}", "in_progress", lapsed=True, call=False)
+    with connection.cursor() as cursor:
+        cursor.execute(FILL)
+        cursor.execute("ANALYZE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
+    failed, locked, doubt = "idempotency_failed_idx", "idempotency_locked_idx", "idempotency_doubt_idx"
+    expected = [
+        (half_done(), 10, {failed, locked}),
+        (needs_attention(), 20, {failed, locked}),
+        (in_doubt(), 5, {doubt}),
+        (stuck(), 10, {locked}),
+        (harmless(), 5, {locked}),
+        (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
+    ]
+    for found, count, indexes in expected:
+        plan = found.explain()
+        assert {name for name in indexes if name in plan} == indexes, plan
+        assert "Seq Scan" not in plan, plan
+        assert found.count() == count
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_completion_changes_no_index() -> None:
+    """A HOT update: neither a column nor a condition of an index is about what a completion changes."""
+    store = store_for("default")
+    with transaction.atomic():
+        claim = store.claim(a_claim())
+        assert isinstance(claim, Claimed)
+        store.complete(claim, SNAPSHOT)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_get_xact_tuples_hot_updated('django_idempotency_idempotencykey'::regclass)")
+            assert cursor.fetchone() == (1,)

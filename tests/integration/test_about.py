@@ -1,0 +1,374 @@
+"""What an operation knows about itself and is about: its key, its reference, its resource. In both modes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    arun_once,
+    get_operation,
+    idempotent,
+    once,
+    run_once,
+    signals,
+)
+from django_idempotency.keys import derived_key, key_reference
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.integration.leased_urls import HOOKS
+from tests.leases import Broken, breaks, row
+from tests.shopapp.models import Order
+
+Post = Callable[..., Any]
+LEASE = timedelta(minutes=2)
+SEEN: list[Any] = []
+
+
+def see(request: HttpRequest) -> HttpResponse:
+    """Whatever the test wants to know of the operation."""
+    SEEN.append(HOOKS["view"](get_operation(request)))
+    return JsonResponse({}, status=201)
+
+
+async def asee(request: Any) -> HttpResponse:
+    SEEN.append(await HOOKS["view"](request.idempotency))
+    return JsonResponse({}, status=201)
+
+
+urlpatterns = [
+    path("atomic", idempotent()(see)),
+    path("leased", idempotent(lease=LEASE)(see)),
+    path("atomic/optional", idempotent(required=False)(see)),
+    path("leased/optional", idempotent(lease=LEASE, required=False)(see)),
+    path("async/atomic", idempotent()(asee)),
+    path("async/leased", idempotent(lease=LEASE)(asee)),
+]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    HOOKS.clear()
+    SEEN.clear()
+
+
+def seen(post: Post, where: str, view: Callable[[Any], Any], **kwargs: Any) -> Any:
+    """What the view has seen, or the exception that it raised."""
+    HOOKS["view"] = view
+    assert post(where, **kwargs).status_code == 201
+    return SEEN.pop()
+
+
+class TestHandle:
+    @pytest.mark.parametrize("where", ["/atomic", "/leased"])
+    def test_it_knows_its_key_in_both_modes(self, post: Post, key: str, where: str) -> None:
+        """The reference is what logs show, and the derived key is what the admin computes."""
+        found = seen(
+            post, where, lambda o: (o.key, o.reference, o.attempt, o.derive_key("mail"), o.in_doubt, o.results)
+        )
+        of_step = derived_key(scope=row().scope, operation=row().operation, key=key, step="mail")
+        assert found == (key, key_reference(key), 1, of_step, (), {})
+
+    @pytest.mark.parametrize("where", ["/atomic/optional", "/leased/optional"])
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_without_a_key_it_remembers_nothing(self, post: Post, settings: Any, where: str, enabled: bool) -> None:
+        """The view runs as it is written. The rule is the same for both modes, and with ENABLED switched off."""
+        settings.IDEMPOTENCY = {"ENABLED": enabled}
+
+        def view(operation: Any) -> Any:
+            operation.refer_to("order", 59)
+            keys = [operation.derive_key(name) for name in ("a", "a", "b")]
+            return operation.key, operation.reference, operation.resource, keys
+
+        sent = {"key": None} if enabled else {}
+        first, second = (seen(post, where, view, **sent) for _ in range(2))
+        assert first[:3] == (None, None, ("order", "59"))
+        assert first[3][0] == first[3][1] != first[3][2]
+        assert first[3] != second[3]
+        assert IdempotencyKey.objects.count() == 0
+
+    @pytest.mark.parametrize("verb", ["call", "acall", "fetch", "afetch", "write", "awrite", "renew", "arenew"])
+    def test_atomic_mode_has_no_steps(self, post: Post, verb: str) -> None:
+        """The error says what to do instead."""
+        args = () if "renew" in verb else ("charge", breaks)
+        with pytest.raises(IdempotencyConfigurationError, match=r"pass lease=timedelta\(minutes=2\)"):
+            seen(post, "/atomic", lambda operation: getattr(operation, verb)(*args))
+
+    def test_atomic_mode_has_no_status_page(self, post: Post) -> None:
+        """No request can see its key before the answer is stored."""
+        with pytest.raises(IdempotencyConfigurationError, match="status_url are for leased mode"):
+            seen(post, "/atomic", lambda operation: operation.status_url)
+
+    def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
+        """It will be a step when the view becomes a leased one."""
+        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
+            seen(post, "/atomic", lambda operation: operation.derive_key(""))
+
+
+class TestReferTo:
+    @pytest.mark.parametrize("where", ["/atomic", "/leased"])
+    def test_a_model_instance_is_kept_by_its_label_and_primary_key(self, post: Post, where: str) -> None:
+        def view(operation: Any) -> Any:
+            order = Order.objects.create() if where == "/atomic" else operation.write("order", Order.objects.create)
+            operation.refer_to(order)
+            return operation.resource
+
+        assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
+        assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
+
+    @pytest.mark.parametrize("id_", ["59", 59, UUID(int=59), "x" * 255])
+    def test_so_is_a_type_and_an_id(self, post: Post, id_: Any) -> None:
+        seen(post, "/atomic", lambda operation: operation.refer_to("t" * 100, id_))
+        assert (row().resource_type, row().resource_id) == ("t" * 100, str(id_))
+
+    @pytest.mark.parametrize(
+        ("args", "advice"),
+        [
+            (("", "59"), "a type of 1 to 100 characters without spaces"),
+            (("t" * 101, "59"), "a type of 1 to 100 characters without spaces"),
+            (("an order", "59"), "a type of 1 to 100 characters without spaces"),
+            (("order\x00", "59"), "a type of 1 to 100 characters without spaces"),
+            ((59,), "give a saved model instance, or a type"),
+            (("order",), "give the id as a str, an int or a UUID"),
+            (("order", ""), "give the id as a str, an int or a UUID"),
+            (("order", "x" * 256), "of 1 to 255 characters"),
+            (("order", "5\n9"), "without control characters"),
+            (("order", True), "give the id as a str, an int or a UUID"),
+            ((Order(),), "Save it before refer_to"),
+            ((Order(pk=59), "59"), "Give the instance alone"),
+        ],
+    )
+    def test_what_cannot_be_found_again_is_refused(self, post: Post, args: Any, advice: str) -> None:
+        """Before it is written, with what to do."""
+        with pytest.raises(IdempotencyConfigurationError, match=advice):
+            seen(post, "/atomic", lambda operation: operation.refer_to(*args))
+
+    def test_in_atomic_mode_it_costs_no_statement(self, post: Post) -> None:
+        """The result carries it."""
+        counts = []
+        for view in (lambda operation: None, lambda operation: operation.refer_to("order", "59")):
+            with CaptureQueriesContext(connection) as queries:
+                seen(post, "/atomic", view, key=f"k{len(counts)}")
+            counts.append(len(queries))
+        assert counts[0] == counts[1]
+        assert IdempotencyKey.objects.get(key="k1").resource_id == "59"
+
+    def test_in_leased_mode_it_is_rolled_back_with_its_write(self, post: Post) -> None:
+        """Else the key would name an order that does not exist."""
+
+        def place(operation: Any) -> None:
+            operation.refer_to(Order.objects.create())
+            breaks()
+
+        def view(operation: Any) -> Any:
+            operation.refer_to("cart", "1")
+            try:
+                operation.write("order", place, operation)
+            except Broken:
+                return operation.resource
+
+        assert seen(post, "/leased", view) == ("cart", "1")
+        assert (row().resource_type, row().resource_id) == ("cart", "1")
+
+    def test_a_failed_attempt_keeps_it_and_the_retry_knows_it(self, post: Post) -> None:
+        """The person on call sees what it is about."""
+
+        def view(operation: Any) -> Any:
+            if operation.attempt == 1:
+                operation.refer_to("order", "59")
+                breaks()
+            return operation.resource
+
+        with pytest.raises(Broken):
+            seen(post, "/leased", view)
+        assert (row().status, row().resource_id) == ("failed", "59")
+        assert seen(post, "/leased", view) == ("order", "59")
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("where", ["/atomic", "/leased"])
+    def test_events_and_log_records_name_it(self, post: Post, caplog: pytest.LogCaptureFixture, where: str) -> None:
+        """The outcome and each replay: `resource` of the signal, two fields of the record."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+        got: list[Any] = []
+
+        def receive(sender: Any, resource: Any, **kwargs: Any) -> None:
+            got.append(resource)
+
+        sent = [signals.key_completed, signals.key_replayed]
+        for signal in sent:
+            signal.connect(receive)
+        try:
+            seen(post, where, lambda operation: operation.refer_to("shop.order", "59"))
+            assert post(where).headers["Idempotency-Replayed"] == "true"
+        finally:
+            for signal in sent:
+                signal.disconnect(receive)
+        assert got == [("shop.order", "59")] * 2
+        records = [vars(record) for record in caplog.records]
+        fields = [(record["event"], record["resource_type"], record["resource_id"]) for record in records]
+        assert fields == [("completed", "shop.order", "59"), ("replayed", "shop.order", "59")]
+        assert caplog.messages[0].endswith(": completed, shop.order 59.")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_released_key_names_it_too(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
+        """The person on call reads which order has failed."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+
+        def view(operation: Any) -> None:
+            operation.refer_to("order", "59")
+            breaks()
+
+        with pytest.raises(Broken):
+            seen(post, "/leased", view)
+        assert caplog.messages[0].endswith(": released, order 59, tests.leases.Broken.")
+
+
+class TestFetch:
+    def test_a_retry_gets_what_was_read(self, post: Post) -> None:
+        """And `function` is not called again. `results` shows it."""
+
+        def view(operation: Any) -> Any:
+            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, euro=1.5)
+            if operation.attempt == 1:
+                breaks()
+            return rate, operation.results
+
+        with pytest.raises(Broken):
+            seen(post, "/leased", view)
+        assert seen(post, "/leased", view) == ({"euro": 1.5}, {"rate": {"euro": 1.5}})
+
+    def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
+        """It is never in doubt: the retry reads again."""
+        with pytest.raises(Broken):
+            seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
+        assert IdempotencyStep.objects.count() == 0
+        assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
+
+    def test_it_costs_one_statement(self, post: Post) -> None:
+        """After the read, with its own fence."""
+        counts = []
+        for view in (lambda operation: None, lambda operation: operation.fetch("rate", dict)):
+            with CaptureQueriesContext(connection) as queries:
+                seen(post, "/leased", view, key=f"k{len(counts)}")
+            counts.append(len(queries))
+        assert counts[1] == counts[0] + 1
+
+    def test_a_call_in_doubt_cannot_become_one(self, post: Post) -> None:
+        """Another release has renamed things: the doubt is not forgotten."""
+        with pytest.raises(Broken):
+            seen(post, "/leased", lambda operation: operation.call("x", breaks))
+        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
+            seen(post, "/leased", lambda operation: operation.fetch("x", breaks))
+
+    def test_without_a_key_it_just_reads(self, post: Post) -> None:
+        assert seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, a=1), key=None) == {"a": 1}
+
+    def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
+        """By their names; a model instance is fetched again."""
+
+        def view(operation: Any) -> Any:
+            operation.call("charge", lambda: "ch_1")
+            order = operation.write("order", Order.objects.create)
+            return operation.results == {"charge": "ch_1", "order": order}
+
+        assert seen(post, "/leased", view) is True
+
+
+@pytest.mark.django_db(transaction=True)
+class TestAsync:
+    def test_a_view_fetches_and_refers(self, post: Post) -> None:
+        """With `def` and with `async def` functions."""
+
+        async def rate() -> float:
+            return 1.5
+
+        async def view(operation: Any) -> Any:
+            await operation.arefer_to("order", 59)
+            return [await operation.afetch("rate", rate), await operation.afetch("day", lambda: 1)], operation.resource
+
+        assert seen(post, "/async/leased", view) == ([1.5, 1], ("order", "59"))
+        assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
+
+    def test_a_retry_gets_what_was_read(self, post: Post) -> None:
+        async def view(operation: Any) -> Any:
+            rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
+            return rate if operation.attempt == 2 else breaks()
+
+        with pytest.raises(Broken):
+            seen(post, "/async/leased", view)
+        assert seen(post, "/async/leased", view) == {}
+
+    def test_without_a_key_it_just_reads(self, post: Post, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"ENABLED": False}
+        assert seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, a=1)) == {"a": 1}
+
+    def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
+        """No database is asked."""
+
+        async def view(operation: Any) -> Any:
+            operation.refer_to("order", "59")
+            await operation.arefer_to("order", "60")
+
+        seen(post, "/async/atomic", view)
+        assert row().resource_id == "60"
+
+
+def place(operation: Any) -> Any:
+    operation.refer_to("order", "59")
+    return [operation.key, operation.attempt]
+
+
+def with_default(operation: str = "mine") -> str:
+    return operation
+
+
+async def aplace(operation: Any) -> Any:
+    return place(operation)
+
+
+@once(scope="shop", key=lambda event, *args, **kwargs: event)
+def handle(event: str, operation: Any) -> Any:
+    return operation if isinstance(operation, str) else place(operation)
+
+
+class TestOnce:
+    def test_work_that_asks_for_it_gets_the_operation(self) -> None:
+        """By a required parameter of that name."""
+        assert run_once(place, scope="s", key="k").value == ["k", 1]
+        assert (row().operation, row().resource_id) == ("tests.integration.test_about.place", "59")
+
+    def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
+        assert run_once(with_default, scope="s", key="k").value == "mine"
+
+    def test_work_without_a_signature_is_called_as_before(self) -> None:
+        """Some functions of C have none."""
+        assert run_once(dict, scope="s", key="k", operation="o").value == {}
+
+    def test_leased_work_gets_it_in_any_case(self) -> None:
+        assert run_once(lambda anything: anything.key, scope="s", key="k", operation="o", lease=60).value == "k"
+
+    def test_with_enabled_off_it_has_no_key(self) -> None:
+        with override_settings(IDEMPOTENCY={"ENABLED": False}):
+            assert run_once(place, scope="s", key="k").value == [None, 1]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_asynchronous_work_is_asked_the_same(self) -> None:
+        assert async_to_sync(arun_once)(aplace, scope="s", key="k").value == ["k", 1]
+
+    def test_a_decorated_function_may_leave_it_to_the_caller(self) -> None:
+        """What a caller gives is not replaced."""
+        assert handle("e1") == ["e1", 1]
+        assert handle("e2", operation="mine") == "mine"
+        assert handle("e3", "mine") == "mine"
