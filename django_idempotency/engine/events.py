@@ -16,8 +16,8 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..models import IdempotencyKey
-from .protocol.digests import Identity
-from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Verdict
+from .protocol.digests import Identity, Unidentified
+from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable, Verdict
 
 logger = logging.getLogger("django_idempotency")
 
@@ -37,6 +37,10 @@ REPLAYED = Event("replayed", signals.key_replayed, logging.INFO)
 CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
 # A client can make as many as it likes, so that is not a warning.
 MISMATCHED = Event("mismatched", signals.key_mismatched, logging.INFO)
+MISSING = Event("missing", signals.key_missing, logging.INFO)
+INVALID = Event("invalid", signals.key_invalid, logging.INFO)
+REPLAY_REFUSED = Event("replay_refused", signals.key_replay_refused, logging.INFO)
+BUSY = Event("busy", signals.key_busy, logging.WARNING)
 RELEASED = Event("released", signals.key_released, logging.INFO)
 TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
 HELD_STILL = Event("held", signals.key_held, logging.INFO)
@@ -46,7 +50,9 @@ REMEMBERED = 1000
 """How many held attempts a process remembers."""
 
 
-def report(event: Event, identity: Identity, using: str, *, attempt: int | None = None, reason: str = "") -> None:
+def report(
+    event: Event, identity: Identity | Unidentified, using: str, *, attempt: int | None = None, reason: str = ""
+) -> None:
     """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
 
     reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
@@ -62,8 +68,7 @@ def report(event: Event, identity: Identity, using: str, *, attempt: int | None 
 def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why it did not run.
 
-    Replays are reported by the caller, because `may_replay` can still refuse them. A busy store is not reported: the
-    store has found nothing out about the key.
+    Replays are reported by the caller, because `may_replay` can still refuse them.
     """
     match outcome:
         case Finished(verdict=Verdict.KEEP):
@@ -74,6 +79,8 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
             report(MISMATCHED, identity, using)
         case Conflicted():
             report(CONFLICTED, identity, using)
+        case Unavailable():
+            report(BUSY, identity, using)
         case InDoubt(attempt=attempt):
             is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
             report(HELD if is_news else HELD_STILL, identity, using)
@@ -99,12 +106,12 @@ class _Latest:
 _held = _Latest()
 
 
-def _send(event: Event, identity: Identity, using: str, attempt: int | None, reason: str) -> None:
+def _send(event: Event, identity: Identity | Unidentified, using: str, attempt: int | None, reason: str) -> None:
     with harmless():
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
-            identity.reference,
+            identity.reference or "(none)",
             identity.operation,
             f"{event.name}, {reason}" if reason else event.name,
             extra={

@@ -104,11 +104,44 @@ class TestAtomic:
         assert "key_completed" not in [name for name, _, _ in heard]
         assert "key_claimed" not in [name for name, _, _ in heard]
 
-    def test_no_key_no_signal(self, post: Post, heard: Heard) -> None:
-        """Nor a malformed one."""
-        post("/create", key=None)
-        post("/create", key="a b")
+    @pytest.mark.parametrize(("key", "signal"), [(None, "key_missing"), ("a b", "key_invalid")])
+    def test_a_request_without_a_usable_key_is_told(
+        self, post: Post, heard: Heard, key: str | None, signal: str
+    ) -> None:
+        """It is refused, and nothing is claimed."""
+        assert post("/create", key=key).status_code == 400
+        assert heard == [(signal, None, "")]
+
+    def test_without_a_key_only_the_operation_is_known(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
+        """What the client sent as its key is in no argument and in no log record."""
+        got: list[Any] = []
+
+        def receive(identity: Any, **kwargs: Any) -> None:
+            got.append((identity.operation, identity.scope, identity.key, identity.reference))
+
+        caplog.set_level(logging.INFO, "django_idempotency")
+        signals.key_invalid.connect(receive)
+        try:
+            post("/create", key="a secret")
+        finally:
+            signals.key_invalid.disconnect(receive)
+        assert got == [("POST create", "", "", "")]
+        (record,) = (record for record in caplog.records if record.name == "django_idempotency")
+        assert record.getMessage() == "Idempotency key (none) of POST create: invalid."
+        assert (record.levelname, vars(record)["key_reference"]) == ("INFO", "")
+        assert "secret" not in str(vars(record))
+
+    def test_a_key_that_is_not_required_is_not_missing(self, post: Post, heard: Heard) -> None:
+        """The view runs without protection."""
+        assert post("/optional", key=None).status_code == 200
         assert heard == []
+
+    def test_a_replay_that_the_project_keeps_back_is_told(self, post: Post, heard: Heard) -> None:
+        """It is no replay."""
+        post("/mine")
+        heard.clear()
+        assert post("/mine", headers={"X-Denied": "1"}).status_code == 403
+        assert heard == [("key_replay_refused", None, "")]
 
 
 class TestOnce:
