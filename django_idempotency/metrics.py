@@ -55,8 +55,8 @@ OUTCOMES: dict[str, Signal] = {
 GAUGES = {
     "in_flight": "Keys under a lease, alive or stuck.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
-    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode. A transaction that has written "
-    "the key table under an advisory lock of your own counts, too.",
+    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode. A transaction that has "
+    "written the key table under an advisory lock of your own counts, too.",
     "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0 if there is none. "
     "Missing if your role may not know: use the role of the application, or a member of pg_read_all_stats.",
     "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.dispatch import Signal
+from django.test import Client
 from django.utils import timezone
 
-from django_idempotency import OperationInProgress, PayloadMismatch, run_once, signals
+from django_idempotency import OperationInProgress, PayloadMismatch, StoreBusy, run_once, signals
 from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
+from tests.factories import UserFactory
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks
 from tests.shopapp.models import Order
@@ -138,9 +141,11 @@ class TestAtomic:
 
     def test_a_replay_that_the_project_keeps_back_is_told(self, post: Post, heard: Heard) -> None:
         """It is no replay."""
-        post("/mine")
+        client = Client()
+        client.force_login(UserFactory())
+        post("/mine", client=client)
         heard.clear()
-        assert post("/mine", headers={"X-Denied": "1"}).status_code == 403
+        assert post("/mine", client=client, headers={"X-Denied": "1"}).status_code == 403
         assert heard == [("key_replay_refused", None, "")]
 
 
@@ -175,6 +180,33 @@ class TestOnce:
         if connection.vendor == "sqlite":
             pytest.skip("on SQLite one transaction locks the whole database, and a duplicate is told nothing")
         run_once(duplicate, scope="s", key="k", operation="o")
+
+    @pytest.mark.parametrize("lease", [None, 60])
+    @pytest.mark.only_on("sqlite")
+    def test_a_busy_store_is_told(
+        self, heard: Heard, in_threads: Any, caplog: pytest.LogCaptureFixture, lease: int | None
+    ) -> None:
+        """Nothing has run. A client alone cannot cause it: it is a warning."""
+        locked, answered = Event(), Event()
+
+        def write() -> None:
+            with transaction.atomic():
+                locked.set()
+                assert answered.wait(30)
+
+        def ask() -> None:
+            assert locked.wait(30)
+            with connection.cursor() as cursor:
+                cursor.execute("PRAGMA busy_timeout = 0")
+            try:
+                with pytest.raises(StoreBusy):
+                    run_once(lambda *operation: 1, scope="s", key="k", operation="o", lease=lease)
+            finally:
+                answered.set()
+
+        in_threads(2, lambda number: (write, ask)[number]())
+        assert heard == [("key_busy", None, "")]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     def test_a_receiver_gets_the_identity(self) -> None:
         """Scope, operation and key, and a name for the logs."""
