@@ -55,8 +55,8 @@ OUTCOMES: dict[str, Signal] = {
 GAUGES = {
     "in_flight": "Keys under a lease, alive or stuck.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
-    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode. A transaction that has "
-    "written the key table under an advisory lock of your own counts, too.",
+    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode, or have written the key "
+    "table under an advisory lock of yours.",
     "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0 if there is none. "
     "Missing if your role may not know: use the role of the application, or a member of pg_read_all_stats.",
     "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",
@@ -67,9 +67,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of what the key tables of some databases hold now.
-
-    A scrape runs four short queries per database, on PostgreSQL one more for the locks.
+    """Gauges of what the key tables hold now. Runs up to five short queries per database at each scrape.
 
     Args:
         using: database aliases; default: the write alias of the key table.

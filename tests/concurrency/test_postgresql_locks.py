@@ -17,10 +17,10 @@ from django_idempotency import (
     PayloadMismatch,
     StoreBusy,
     run_once,
-    signals,
 )
 from django_idempotency.maintenance import stuck
 from django_idempotency.models import IdempotencyKey
+from tests.heard import refusals
 from tests.leases import Broken, breaks
 from tests.sql import ask
 
@@ -79,23 +79,15 @@ def migrating(in_threads: Threads, seconds: str, setting: str) -> Iterator[Calla
 @pytest.mark.parametrize("lease", [None, 60])
 def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wait: int, lease: int | None) -> None:
     """Nothing was done. It is no conflict: no worker runs this key. The signal says so."""
-    busy: list[str] = []
-
-    def receive(identity: Any, **kwargs: Any) -> None:
-        busy.append(identity.operation)
 
     def claim() -> str:
-        signals.key_busy.connect(receive)
-        try:
-            with pytest.raises(StoreBusy):
-                once(wait=wait, lease=lease)
-        finally:
-            signals.key_busy.disconnect(receive)
+        with refusals() as told, pytest.raises(StoreBusy):
+            once(wait=wait, lease=lease)
+        assert [outcome for outcome, _ in told] == ["busy"]
         return "busy"
 
     with migrating(in_threads, "200ms", setting) as during:
         assert during(claim) == "busy"
-    assert len(busy) == 1
     assert once(wait=wait) == "done"
 
 

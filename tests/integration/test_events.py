@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.dispatch import Signal
-from django.test import Client
 from django.utils import timezone
 
-from django_idempotency import OperationInProgress, PayloadMismatch, StoreBusy, run_once, signals
+from django_idempotency import OperationInProgress, PayloadMismatch, run_once, signals
 from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from tests.factories import UserFactory
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks
 from tests.shopapp.models import Order
@@ -107,47 +104,6 @@ class TestAtomic:
         assert "key_completed" not in [name for name, _, _ in heard]
         assert "key_claimed" not in [name for name, _, _ in heard]
 
-    @pytest.mark.parametrize(("key", "signal"), [(None, "key_missing"), ("a b", "key_invalid")])
-    def test_a_request_without_a_usable_key_is_told(
-        self, post: Post, heard: Heard, key: str | None, signal: str
-    ) -> None:
-        """It is refused, and nothing is claimed."""
-        assert post("/create", key=key).status_code == 400
-        assert heard == [(signal, None, "")]
-
-    def test_without_a_key_only_the_operation_is_known(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
-        """What the client sent as its key is in no argument and in no log record."""
-        got: list[Any] = []
-
-        def receive(identity: Any, **kwargs: Any) -> None:
-            got.append((identity.operation, identity.scope, identity.key, identity.reference))
-
-        caplog.set_level(logging.INFO, "django_idempotency")
-        signals.key_invalid.connect(receive)
-        try:
-            post("/create", key="a secret")
-        finally:
-            signals.key_invalid.disconnect(receive)
-        assert got == [("POST create", "", "", "")]
-        (record,) = (record for record in caplog.records if record.name == "django_idempotency")
-        assert record.getMessage() == "Idempotency key (none) of POST create: invalid."
-        assert (record.levelname, vars(record)["key_reference"]) == ("INFO", "")
-        assert "secret" not in str(vars(record))
-
-    def test_a_key_that_is_not_required_is_not_missing(self, post: Post, heard: Heard) -> None:
-        """The view runs without protection."""
-        assert post("/optional", key=None).status_code == 200
-        assert heard == []
-
-    def test_a_replay_that_the_project_keeps_back_is_told(self, post: Post, heard: Heard) -> None:
-        """It is no replay."""
-        client = Client()
-        client.force_login(UserFactory())
-        post("/mine", client=client)
-        heard.clear()
-        assert post("/mine", client=client, headers={"X-Denied": "1"}).status_code == 403
-        assert heard == [("key_replay_refused", None, "")]
-
 
 class TestOnce:
     def test_inside_a_transaction_nothing_is_told_before_it_commits(self, heard: Heard) -> None:
@@ -180,33 +136,6 @@ class TestOnce:
         if connection.vendor == "sqlite":
             pytest.skip("on SQLite one transaction locks the whole database, and a duplicate is told nothing")
         run_once(duplicate, scope="s", key="k", operation="o")
-
-    @pytest.mark.parametrize("lease", [None, 60])
-    @pytest.mark.only_on("sqlite")
-    def test_a_busy_store_is_told(
-        self, heard: Heard, in_threads: Any, caplog: pytest.LogCaptureFixture, lease: int | None
-    ) -> None:
-        """Nothing has run. A client alone cannot cause it: it is a warning."""
-        locked, answered = Event(), Event()
-
-        def write() -> None:
-            with transaction.atomic():
-                locked.set()
-                assert answered.wait(30)
-
-        def ask() -> None:
-            assert locked.wait(30)
-            with connection.cursor() as cursor:
-                cursor.execute("PRAGMA busy_timeout = 0")
-            try:
-                with pytest.raises(StoreBusy):
-                    run_once(lambda *operation: 1, scope="s", key="k", operation="o", lease=lease)
-            finally:
-                answered.set()
-
-        in_threads(2, lambda number: (write, ask)[number]())
-        assert heard == [("key_busy", None, "")]
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     def test_a_receiver_gets_the_identity(self) -> None:
         """Scope, operation and key, and a name for the logs."""
