@@ -17,8 +17,8 @@ from django_idempotency import PayloadMismatch, metrics, run_once
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.integration.test_running import unprivileged
 from tests.leases import as_if_killed, breaks
+from tests.roles import unprivileged
 
 Scrape = Callable[[], dict[tuple[Any, ...], float]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_idempotency import run_once
 from django_idempotency.maintenance import running_transactions
 from django_idempotency.models import IdempotencyKey
+from tests.roles import unprivileged
 from tests.servers import eventually
 from tests.shopapp.models import Order
 from tests.sql import ask
@@ -30,16 +30,6 @@ def held() -> list[int]:
     found = running_transactions()
     assert found is not None
     return [running.keys for running in found]
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As a role that may not know what other roles do."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("CREATE ROLE scraper; GRANT SELECT ON ALL TABLES IN SCHEMA public TO scraper")
-        cursor.execute("SET LOCAL ROLE scraper")
-        yield
-        transaction.set_rollback(True)
 
 
 @postgresql
