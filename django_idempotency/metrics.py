@@ -32,6 +32,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
 from .engine.stores import alias_for, store_for
+from .maintenance import running_transactions
 from .maintenance.lookups import database_clock, expired, half_done, in_doubt, stuck
 from .models import IdempotencyKey
 
@@ -46,10 +47,18 @@ OUTCOMES: dict[str, Signal] = {
     "released": signals.key_released,
     "taken_over": signals.key_taken_over,
     "held": signals.key_held,
+    "missing": signals.key_missing,
+    "invalid": signals.key_invalid,
+    "replay_refused": signals.key_replay_refused,
+    "busy": signals.key_busy,
 }
 GAUGES = {
-    "in_flight": "Keys under a lease, alive or stuck. Keys of atomic mode are not seen before they commit.",
+    "in_flight": "Keys under a lease, alive or stuck.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
+    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode, or have written the key "
+    "table under an advisory lock of yours.",
+    "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0 if there is none. "
+    "Missing if your role may not know: use the role of the application, or a member of pg_read_all_stats.",
     "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",
     "in_doubt": "Failed or stuck keys with a step of unknown outcome.",
     "half_done": "Failed or stuck keys with a finished external call: the operation did not end.",
@@ -59,7 +68,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of what the key tables of some databases hold now. Runs five short queries per database at each scrape.
+    """Gauges of what the key tables hold now. Runs up to six short queries per database at each scrape.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -144,7 +153,18 @@ def _values(alias: str) -> dict[str, float]:
         "in_doubt": in_doubt(using=alias).count(),
         "half_done": half_done(using=alias).count(),
         "cleanup_lag_seconds": _seconds(*(due or (None, None))),
+        **_atomic(alias),
     }
+
+
+def _atomic(alias: str) -> dict[str, float]:
+    """What is known of atomic mode at work. A value that is not known is left out: 0 would be a lie."""
+    running = running_transactions(using=alias)
+    if running is None:
+        return {}
+    ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
+    known = {"oldest_atomic_in_flight_seconds": max(ages, default=0)} if ages or not running else {}
+    return {"atomic_in_flight": len(running), **known}
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:

@@ -6,7 +6,8 @@ request goes on; a slow receiver makes the request slow. The sender is `Idempote
 
 All signals but `keys_purged` have these arguments:
 
-    identity: its `scope`, `operation` and `key` name the request, its `reference` names the key in logs.
+    identity: its `scope`, `operation` and `key` name the request, its `reference` names the key in logs. Of
+        `key_missing` and `key_invalid` it has the operation only: its other texts are empty.
     using: database alias.
     attempt: of `key_claimed` and `key_taken_over`: 1 for the first run, one more for each later run. Else None.
     resource: what the operation is about, as `operation.refer_to` has kept it: a tuple of type and id. Else None.
@@ -18,12 +19,16 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 __all__ = [
+    "key_busy",
     "key_claimed",
     "key_completed",
     "key_conflicted",
     "key_held",
+    "key_invalid",
     "key_mismatched",
+    "key_missing",
     "key_released",
+    "key_replay_refused",
     "key_replayed",
     "key_taken_over",
     "keys_purged",
@@ -44,6 +49,18 @@ key_conflicted = Signal(use_caching=True)
 
 key_mismatched = Signal(use_caching=True)
 """A request used the key of another request: their fingerprints differ."""
+
+key_missing = Signal(use_caching=True)
+"""An endpoint that requires a key got a request without one. It was refused with 400."""
+
+key_invalid = Signal(use_caching=True)
+"""A request came with a text that is no usable key. It was refused with 400."""
+
+key_replay_refused = Signal(use_caching=True)
+"""A retry found a stored response, and the project's `may_replay` kept it back."""
+
+key_busy = Signal(use_caching=True)
+"""The store did not answer in time. Nothing has run, and it is not known whether the key was used before."""
 
 key_released = Signal(use_caching=True)
 """The run ended without a final result. The next retry runs again, unless a call in doubt holds the key."""

@@ -16,8 +16,8 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..models import IdempotencyKey
-from .protocol.digests import Identity
-from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Resource, Verdict
+from .protocol.digests import Identity, Unidentified
+from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Resource, Unavailable, Verdict
 
 logger = logging.getLogger("django_idempotency")
 
@@ -37,6 +37,10 @@ REPLAYED = Event("replayed", signals.key_replayed, logging.INFO)
 CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
 # A client can make as many as it likes, so that is not a warning.
 MISMATCHED = Event("mismatched", signals.key_mismatched, logging.INFO)
+MISSING = Event("missing", signals.key_missing, logging.INFO)
+INVALID = Event("invalid", signals.key_invalid, logging.INFO)
+REPLAY_REFUSED = Event("replay_refused", signals.key_replay_refused, logging.INFO)
+BUSY = Event("busy", signals.key_busy, logging.WARNING)
 RELEASED = Event("released", signals.key_released, logging.INFO)
 TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
 HELD_STILL = Event("held", signals.key_held, logging.INFO)
@@ -48,7 +52,7 @@ REMEMBERED = 1000
 
 def report(
     event: Event,
-    identity: Identity,
+    identity: Identity | Unidentified,
     using: str,
     *,
     attempt: int | None = None,
@@ -71,8 +75,7 @@ def report(
 def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why it did not run.
 
-    Replays are reported by the caller, because `may_replay` can still refuse them. A busy store is not reported: the
-    store has found nothing out about the key.
+    Replays are reported by the caller, because `may_replay` can still refuse them.
     """
     match outcome:
         case Finished(verdict=Verdict.KEEP, resource=resource):
@@ -83,6 +86,8 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
             report(MISMATCHED, identity, using)
         case Conflicted():
             report(CONFLICTED, identity, using)
+        case Unavailable():
+            report(BUSY, identity, using)
         case InDoubt(attempt=attempt, resource=resource):
             is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
             report(HELD if is_news else HELD_STILL, identity, using, resource=resource)
@@ -109,7 +114,12 @@ _held = _Latest()
 
 
 def _send(
-    event: Event, identity: Identity, using: str, attempt: int | None, reason: str, resource: Resource | None
+    event: Event,
+    identity: Identity | Unidentified,
+    using: str,
+    attempt: int | None,
+    reason: str,
+    resource: Resource | None,
 ) -> None:
     about = {"attempt": attempt, "reason": reason, "resource": resource}
     type_, id_ = resource or (None, None)
@@ -117,7 +127,7 @@ def _send(
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
-            identity.reference,
+            identity.reference or "(none)",
             identity.operation,
             ", ".join(part for part in (event.name, resource and f"{type_} {id_}", reason) if part),
             extra={

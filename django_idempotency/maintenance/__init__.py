@@ -1,12 +1,14 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.snapshots import Snapshot
+from ..engine.stores.running import RunningTransaction
 from .bulk import Resolved, resolve_all
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
 from .lookups import find_key, find_resource, half_done, in_doubt, in_flight, needs_attention, stuck
 from .recovery import Asked, Recovered, recover_idempotency_keys
 from .resolution import close_with, record_outcome, release_for_retry
+from .running import running_transactions
 
 __all__ = [
     "Asked",
@@ -14,6 +16,7 @@ __all__ = [
     "Forgotten",
     "Recovered",
     "Resolved",
+    "RunningTransaction",
     "Snapshot",
     "cleanup_idempotency_keys",
     "close_with",
@@ -29,6 +32,7 @@ __all__ = [
     "recover_idempotency_keys",
     "release_for_retry",
     "resolve_all",
+    "running_transactions",
     "scope_of_user",
     "stuck",
 ]

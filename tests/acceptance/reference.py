@@ -143,6 +143,7 @@ TOLD = {
     "release_for_retry": "runbook.md#the-decisions",
     "resolve_all": "leased-failures.md#let-a-person-decide",
     "in_doubt": "runbook.md#2-find-the-keys",
+    "running_transactions": "monitoring.md#atomic-mode-at-work",
     "in_flight": "runbook.md#2-find-the-keys",
     "stuck": "runbook.md#2-find-the-keys",
     "find_key": "runbook.md#2-find-the-keys",

@@ -6,7 +6,6 @@ import json
 import logging
 import logging.config
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 
 from django_idempotency import PayloadMismatch, run_once, signals
-from tests.acceptance.pages import ROOT, blocks
+from tests.acceptance.pages import blocks
 
-yaml = pytest.importorskip("yaml")
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("prometheus_client")
 metrics = pytest.importorskip("django_idempotency.metrics")
@@ -90,29 +88,13 @@ print(metrics(None).content.decode())
     assert 'idempotency_keys_stuck{database="default"} 0.0' in done.stdout
 
 
-def alerts() -> Any:
-    text = re.search(r"```yaml\n(.*?)```", (ROOT / PAGE).read_text(), re.DOTALL)
-    assert text is not None
-    (group,) = yaml.safe_load(text[1])["groups"]
-    return group
-
-
-def test_a_share_of_requests_counts_each_request_once() -> None:
-    """A first request is claimed and completed: with both, the alert for one in five would wait for one in three."""
-    expressions = [rule["expr"] for rule in alerts()["rules"] if "0." in rule["expr"]]
-    shared = [re.findall(r"\* sum by \(operation\) \(rate\((.*)\[15m\]", expression) for expression in expressions]
-    assert shared == [['idempotency_key_outcomes_total{outcome!~"claimed|taken_over"}']] * 2
-
-
-def test_the_alerts_ask_for_metrics_that_there_are() -> None:
-    """By name, by label and by outcome."""
-    group = alerts()
-    asked = " ".join(rule["expr"] for rule in group["rules"])
-    names = set(re.findall(r"\bidempotency_\w+", asked))
-    there = {f"idempotency_keys_{name}" for name in metrics.GAUGES} | {"idempotency_key_outcomes_total"}
-    assert len(group["rules"]) == 6
-    assert names <= there
-    assert set(re.findall(r'outcome="(\w+)"', asked)) <= set(metrics.OUTCOMES)
+@pytest.mark.only_on("postgresql")
+def test_atomic_mode_at_work_is_listed(run: Any) -> None:
+    """Here: the transaction that asks."""
+    page = run(PAGE, "shop/running.py")
+    ((pid, keys, seconds),) = run_once(page.report, scope="s", key="evt_1", operation="o").value
+    assert (pid > 0, keys, 0 <= seconds < 60) == (True, 1, True)
+    assert page.report() == []
 
 
 def test_a_span_says_what_came_of_the_key(run: Any) -> None:

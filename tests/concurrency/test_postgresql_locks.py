@@ -20,6 +20,7 @@ from django_idempotency import (
 )
 from django_idempotency.maintenance import stuck
 from django_idempotency.models import IdempotencyKey
+from tests.heard import refusals
 from tests.leases import Broken, breaks
 from tests.sql import ask
 
@@ -77,11 +78,12 @@ def migrating(in_threads: Threads, seconds: str, setting: str) -> Iterator[Calla
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("lease", [None, 60])
 def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wait: int, lease: int | None) -> None:
-    """Nothing was done. It is no conflict: no worker runs this key."""
+    """Nothing was done. It is no conflict: no worker runs this key. The signal says so."""
 
     def claim() -> str:
-        with pytest.raises(StoreBusy):
+        with refusals() as told, pytest.raises(StoreBusy):
             once(wait=wait, lease=lease)
+        assert [outcome for outcome, _ in told] == ["busy"]
         return "busy"
 
     with migrating(in_threads, "200ms", setting) as during:

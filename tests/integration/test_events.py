@@ -104,12 +104,6 @@ class TestAtomic:
         assert "key_completed" not in [name for name, _, _ in heard]
         assert "key_claimed" not in [name for name, _, _ in heard]
 
-    def test_no_key_no_signal(self, post: Post, heard: Heard) -> None:
-        """Nor a malformed one."""
-        post("/create", key=None)
-        post("/create", key="a b")
-        assert heard == []
-
 
 class TestOnce:
     def test_inside_a_transaction_nothing_is_told_before_it_commits(self, heard: Heard) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("ninja")
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
+from tests.heard import refusals
 from tests.http import replayed, same
 from tests.ninja import api_urls
 from tests.shopapp.models import Ledger, Order
@@ -91,6 +92,13 @@ class TestOutcomes:
         response = post("/orders", key=None)
         assert (response.status_code, response.json()["title"]) == (400, "Idempotency-Key is missing")
         assert not Order.objects.exists()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_missing_key_is_told_by_its_operation(self, post: Post) -> None:
+        """As of plain views."""
+        with refusals() as told:
+            post("/orders", key=None)
+        assert told == [("missing", "POST orders")]
 
     def test_parameters_are_parsed_first(self, post: Post) -> None:
         """Django Ninja's own 422 claims no key."""

@@ -19,6 +19,7 @@ from rest_framework.views import APIView
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.factories import UserFactory
+from tests.heard import refusals
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Ledger, Order
@@ -197,6 +198,14 @@ def test_problems_are_those_of_plain_views(post: Post) -> None:
         "detail": "This operation needs the request header Idempotency-Key with a unique value, such as a UUID.",
         "instance": "/function/",
     }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_missing_key_is_told_by_its_operation(post: Post) -> None:
+    """As of plain views."""
+    with refusals() as told:
+        post("/orders/", key=None)
+    assert told == [("missing", "POST ^orders/$")]
 
 
 def _project_error(request: Any, problem: Any) -> Any:

@@ -82,6 +82,16 @@ def has_controls(text: str) -> bool:
     return _CONTROLS.search(text) is not None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unidentified:
+    """Stands for the identity of a request without a usable key: its operation is known, the other texts are empty."""
+
+    operation: str
+    scope: str = ""
+    key: str = ""
+    reference: str = ""
+
+
 def kept_scope(scope: str) -> str:
     """The scope as the table stores it: a short text without control characters, or the hash of any other text.
 

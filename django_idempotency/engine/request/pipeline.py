@@ -11,12 +11,12 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
-from ..events import REPLAYED, harmless, report
+from ..events import INVALID, MISSING, REPLAY_REFUSED, REPLAYED, harmless, report
 from ..execution.atomic_operation import AtomicOperation
 from ..execution.execute import execute
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
-from ..protocol.digests import identify
+from ..protocol.digests import Unidentified, identify
 from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable
 from ..stores import store_for
@@ -40,6 +40,8 @@ class Unprotected:
 
 Wish = ClaimRequest | Problem | Unprotected
 """What a request asks for: to run once, something impossible, or no protection."""
+UNUSABLE = {"missing-key": MISSING, "invalid-key": INVALID}
+"""The events of problems that end a request before it has an identity, by their code."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
@@ -55,6 +57,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
         case Unprotected():
             return _pass_through(call)
         case Problem() as problem:
+            if (event := UNUSABLE.get(problem.code)) is not None:
+                report(event, Unidentified(operation=call.operation_name()), alias_of(options))
             return _refuse(call, problem)
         case ClaimRequest() as wanted:
             pass
@@ -154,6 +158,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed) -> HttpR
     snapshot = completed.snapshot
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
+        report(REPLAY_REFUSED, wanted.identity, alias_of(call.options))
         return _refuse(call, problems.replay_refused())
     report(REPLAYED, wanted.identity, alias_of(call.options), resource=completed.resource)
     if snapshot.is_tombstone:

@@ -22,6 +22,7 @@ from .dialect import Dialect
 from .leases import lease_lost
 from .postgresql_leases import PostgreSQLLeaseQueries
 from .queries import as_new_row, as_stored_key
+from .running import RUNNING_SQL, RunningTransaction
 from .store import KeyLocked, Store, new_claim, row_of
 
 REPEATABLE = frozenset({"40001", "40P01"})
@@ -278,6 +279,12 @@ class PostgreSQLStore(Store):
         self._walk_indexes()
         deleted, last = self._fetch(self._purge_sql, [not_before, batch_size])
         return deleted, last or not_before
+
+    def running(self) -> list[RunningTransaction]:
+        return [
+            RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
+            for pid, keys, age, state in self._fetch_all(RUNNING_SQL, [self._sql.table])
+        ]
 
     def _walk_indexes(self) -> None:
         """Until the transaction ends. PostgreSQL guesses that two bounds on one column leave 0.5 % of the table.

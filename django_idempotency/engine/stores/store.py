@@ -21,6 +21,7 @@ from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, In
 from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
+from .running import RunningTransaction
 from .sealing import seal, seal_response
 
 
@@ -155,6 +156,10 @@ class Store(Leases):
         """How many keys `purge` would delete now."""
         # The empty list: without parameters, the doubled percent signs of SQLite's clock would stay doubled.
         return int(self._fetch(self._sql.count_expired, [])[0])
+
+    def running(self) -> list[RunningTransaction] | None:
+        """The open transactions that hold keys of atomic mode, the oldest first. None: this database does not tell."""
+        return None
 
     # --- what a database brings
 

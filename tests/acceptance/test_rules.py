@@ -1,0 +1,165 @@
+"""docs/alerts.yml and docs/grafana.json: they ask for metrics that there are, and Prometheus understands them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.pages import ROOT
+
+yaml = pytest.importorskip("yaml")
+pytest.importorskip("prometheus_client")
+metrics = pytest.importorskip("django_idempotency.metrics")
+DOCS = ROOT / "docs"
+GAUGES = {f"idempotency_keys_{name}" for name in metrics.GAUGES}
+OUTCOMES = "idempotency_key_outcomes_total"
+COUNTERS = {OUTCOMES, "idempotency_keys_purged_total"}
+PROMTOOL = shutil.which("promtool")
+promtool_only = pytest.mark.skipif(PROMTOOL is None, reason="NOT RUN: promtool is missing: apt install prometheus")
+STEADY = {"claimed": 100, "completed": 95, "replayed": 5}
+"""Requests of one operation in a minute."""
+FIRING: list[tuple[str | None, dict[str, int], dict[str, int]]] = [
+    (None, {}, {}),
+    ("IdempotencyCallInDoubt", {"in_doubt": 1}, {}),
+    ("IdempotencyHalfDone", {"half_done": 1}, {}),
+    ("IdempotencyKeysStuck", {"stuck": 1}, {}),
+    ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
+    (None, {"oldest_atomic_in_flight_seconds": 60}, {}),
+    ("IdempotencyLeasedKeyIsOld", {"oldest_in_flight_seconds": 3601}, {}),
+    ("IdempotencyCleanupBehind", {"cleanup_lag_seconds": 21601}, {}),
+    ("IdempotencyKeysReused", {}, {"mismatched": 2}),
+    (None, {}, {"mismatched": 1}),
+    ("IdempotencyConflictsRising", {}, {"conflicted": 26}),
+    (None, {}, {"conflicted": 24}),
+    ("IdempotencyReplaysRising", {}, {"replayed": 25}),
+    ("IdempotencyKeysUnusable", {}, {"missing": 4, "invalid": 4}),
+    (None, {}, {"missing": 2, "invalid": 2}),
+    ("IdempotencyReplaysRefused", {}, {"replay_refused": 2}),
+    ("IdempotencyStoreBusy", {}, {"busy": 2}),
+]
+"""Which alert fires: by gauges, or by the outcomes of a minute that differ from `STEADY`."""
+FIRES = 'count by (alertname) (ALERTS{alertstate="firing"})'
+REPLAY_RATE = 'round(sum(operation_outcome:idempotency_requests:ratio_rate15m{outcome="replayed"}), 0.0001)'
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def dashboard() -> Any:
+    return json.loads((DOCS / "grafana.json").read_text())
+
+
+def shown() -> list[str]:
+    """What the panels of the dashboard ask."""
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def asked(expressions: list[str]) -> tuple[set[str], set[str]]:
+    """The metrics and the outcomes in some expressions."""
+    text = " ".join(expressions)
+    named = re.findall(r'outcome!?=~?"([\w|]+)"', text)
+    return set(re.findall(r"(?<![\w:])idempotency_\w+", text)), set("|".join(named).split("|"))
+
+
+def promtool(*args: str) -> str:
+    done = subprocess.run([str(PROMTOOL), *args], capture_output=True, text=True, timeout=60, check=False)
+    return f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("expressions", [[rule["expr"] for rule in rules()], shown()], ids=["alerts", "dashboard"])
+def test_metrics_and_outcomes_are_asked_for_by_their_names(expressions: list[str]) -> None:
+    """A name that nothing has would never fire, and would show an empty panel."""
+    names, outcomes = asked(expressions)
+    assert names <= GAUGES | COUNTERS
+    assert outcomes <= set(metrics.OUTCOMES)
+
+
+def test_rules_ask_for_rules_that_there_are() -> None:
+    """A recorded name is spelled in several rules."""
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    assert set(re.findall(r"[a-z_]+:[a-z_]+:\w+", " ".join(rule["expr"] for rule in rules()))) == recorded
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    """A metric that is added is shown."""
+    assert asked(shown())[0] == GAUGES | COUNTERS
+
+
+def test_the_panels_of_the_dashboard_lie_side_by_side() -> None:
+    """Grafana's grid has 24 columns. Two panels with one id would be one."""
+    panels = dashboard()["panels"]
+    places = [panel["gridPos"] for panel in panels]
+    cells = Counter(
+        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+    )
+    assert set(cells.values()) == {1}
+    assert max(x for x, _ in cells) == 23
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_a_query_of_the_dashboard_uses_its_variables_only() -> None:
+    """A variable without a definition matches nothing."""
+    text = json.dumps(dashboard())
+    defined = {variable["name"] for variable in dashboard()["templating"]["list"]}
+    assert set(re.findall(r"\$\{?([a-z]+)", text)) == defined
+
+
+@promtool_only
+def test_prometheus_understands_the_rules() -> None:
+    """As it starts with them."""
+    told = promtool("check", "rules", str(DOCS / "alerts.yml"))
+    assert told.startswith("0\n"), told
+    assert f"SUCCESS: {len(rules())} rules found" in told
+
+
+@promtool_only
+def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """With values for Grafana's variables."""
+    queries = [re.sub(r"\$[a-z]+", ".*", query.replace("$__rate_interval", "5m")) for query in shown()]
+    recorded = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    told = promtool("check", "rules", str(tmp_path / "rules.yml"))
+    assert told.startswith("0\n"), told
+
+
+@promtool_only
+def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None:
+    """After an hour. The replay rate is a share of all requests."""
+    assert {alert for alert, _, _ in FIRING} - {None} == {rule["alert"] for rule in rules() if "alert" in rule}
+    tests = [case(*firing) for firing in FIRING]
+    suite = {"rule_files": [str(DOCS / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(suite))
+    told = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    assert told.startswith("0\n"), told
+
+
+def case(alert: str | None, gauges: dict[str, int], outcomes: dict[str, int]) -> dict[str, Any]:
+    """One hour of samples, and what Prometheus makes of them."""
+    values = {**dict.fromkeys(GAUGES, 0), **{f"idempotency_keys_{name}": value for name, value in gauges.items()}}
+    rates = {**STEADY, **outcomes}
+    series = [(f'{name}{{database="default"}}', f"{value}x60") for name, value in values.items()]
+    series += [(f'{OUTCOMES}{{operation="o",outcome="{name}"}}', f"0+{rate}x60") for name, rate in rates.items()]
+    share = rates["replayed"] / (sum(rates.values()) - rates["claimed"])
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": samples} for name, samples in series],
+        "promql_expr_test": [
+            expected(FIRES, f'{{alertname="{alert}"}}' if alert else None, 1),
+            expected(REPLAY_RATE, "{}", round(share, 4)),
+        ],
+    }
+
+
+def expected(expression: str, labels: str | None, value: float) -> dict[str, Any]:
+    samples = [] if labels is None else [{"labels": labels, "value": value}]
+    return {"expr": expression, "eval_time": "60m", "exp_samples": samples}

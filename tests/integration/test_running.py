@@ -1,0 +1,132 @@
+"""Atomic mode at work, as PostgreSQL's locks show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_idempotency import run_once
+from django_idempotency.maintenance import running_transactions
+from django_idempotency.models import IdempotencyKey
+from tests.roles import unprivileged
+from tests.servers import eventually
+from tests.shopapp.models import Order
+from tests.sql import ask
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"], transaction=True)
+postgresql = pytest.mark.only_on("postgresql")
+
+
+def once(work: Callable[..., Any], key: str = "k", **options: Any) -> Any:
+    return run_once(work, scope="s", key=key, operation="o", **options).value
+
+
+def held() -> list[int]:
+    """How many keys each transaction holds, the oldest first."""
+    found = running_transactions()
+    assert found is not None
+    return [running.keys for running in found]
+
+
+@postgresql
+def test_a_transaction_that_runs_a_view_is_listed() -> None:
+    """With the process to terminate, and its age; not in another database of the server."""
+
+    def work() -> Any:
+        found = running_transactions()
+        assert running_transactions(using="other") == []
+        return [(r.pid == ask("SELECT pg_backend_pid()")[0], r.keys, r.state, 0 <= r.seconds < 60) for r in found]
+
+    assert once(work) == [[True, 1, "active", True]]
+    assert held() == []
+
+
+@postgresql
+def test_a_transaction_of_several_keys_is_listed_once() -> None:
+    """A job that commits its items together. A replay in it holds nothing."""
+    once(lambda: 1, "replayed")
+    with transaction.atomic():
+        once(lambda: 2, "replayed")
+        assert held() == []
+        once(lambda: 1, "a")
+        once(lambda: 1, "b")
+        assert held() == [2]
+
+
+@postgresql
+def test_the_oldest_is_the_first(in_threads: Any) -> None:
+    """A request that waits for a key holds none."""
+    seen: list[Any] = []
+
+    def waits() -> bool:
+        return bool(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0])
+
+    claimed, asked = Event(), Event()
+
+    def old() -> None:
+        claimed.set()
+        assert asked.wait(30)
+
+    def young() -> None:
+        once(lambda: 1, "another")
+        eventually("the third to wait", waits)
+        seen.extend(running_transactions() or ())
+
+    def act(number: int) -> None:
+        if number == 0:
+            once(old)
+            return
+        assert claimed.wait(30)
+        if number == 1:
+            try:
+                with transaction.atomic():
+                    young()
+            finally:
+                asked.set()
+        else:
+            with transaction.atomic():  # one that has written the key table already
+                once(lambda: 1, wait=30)
+
+    in_threads(3, act)
+    assert [running.keys for running in seen] == [1, 1]
+    assert seen[0].seconds > seen[1].seconds
+    assert [running.state for running in seen] == ["idle in transaction", "active"]
+
+
+@postgresql
+@pytest.mark.parametrize("lock", ["pg_advisory_xact_lock(1)", "pg_advisory_xact_lock(1, 2)"])
+def test_a_lock_of_the_application_is_no_key(lock: str) -> None:
+    """Alone it does not count. Where the key table is written as well, a number of 64 bits cannot be told from ours."""
+    with transaction.atomic():
+        ask(f"SELECT count({lock})")
+        Order.objects.create()
+        assert held() == []
+        IdempotencyKey.objects.filter(key="none").update(operation="o")
+        assert held() == ([] if "," in lock else [1])
+
+
+@postgresql
+def test_a_key_under_a_lease_is_not_listed() -> None:
+    """Its claim is committed: `in_flight` finds it."""
+    assert once(lambda operation: held(), lease=60) == []
+
+
+@postgresql
+def test_a_role_without_rights_sees_the_transaction_and_not_its_age() -> None:
+    """PostgreSQL hides what other roles do."""
+
+    def work() -> Any:
+        with unprivileged():
+            return [(running.keys, running.seconds, running.state) for running in running_transactions() or ()]
+
+    assert once(work) == [[1, None, None]]
+
+
+@pytest.mark.only_on("sqlite", "mysql")
+def test_other_databases_do_not_tell() -> None:
+    """None is not the same as no transaction."""
+    assert once(running_transactions) is None
