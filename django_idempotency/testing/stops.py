@@ -49,7 +49,7 @@ PLACES = {
 """The end has one place: after its COMMIT, only the answer is lost, and the retry is a replay."""
 
 
-METHODS = {name: name for name in ("call", "fetch", "write") if hasattr(Operation, name)}
+METHODS = {name: name for name in ("call", "fetch", "write")}
 ASYNC_METHODS = {f"a{name}": name for name in METHODS if name != "write"}
 """`Operation`'s methods, and the kind of their step. `awrite` calls `write`."""
 

@@ -137,7 +137,6 @@ class TestGoodViews:
                 signal.disconnect(receiver)
         assert events == {"over": boundaries}
 
-    @pytest.mark.skipif(not hasattr(Operation, "fetch"), reason="about Operation.fetch")
     def test_a_fetch_may_be_made_twice(self, crashes: Callable[..., Any]) -> None:
         """It changes nothing on the other side. 4 boundaries, and 2 undisturbed requests."""
         crashes("/fetches", creates=None)
