@@ -29,6 +29,13 @@ class CitusLeaseQueries(LeaseQueries):
         return f"INSERT INTO {self.steps} ({columns}) VALUES (%s, %s, %s, %s, {self.dialect.clock})"
 
     @cached_property
+    def insert_fetched(self) -> str:
+        """Record a read that is done. Parameters: kind, result, attempt, id of the key, name."""
+        names = ("kind", "result", "attempt", "key", "name", "started_at", "finished_at")
+        columns, clock = ", ".join(self.s[name] for name in names), self.dialect.clock
+        return f"INSERT INTO {self.steps} ({columns}) VALUES (%s, %s, %s, %s, %s, {clock}, {clock})"
+
+    @cached_property
     def own_step(self) -> str:
         return f"{self.s['key']} = %s AND {self.unfinished_step}"
 
@@ -48,6 +55,12 @@ class CitusLeases(PostgreSQLStore):
             self.fence(claimed)
             # No row: the call was finished by the first of two tries.
             self._execute(self._lease_sql.finish_step, [seal(claimed, "result", result, name), claimed.id, name])
+
+    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
+        kept = [Kind.FETCH.value, seal(claimed, "result", result, name)]
+        with transaction.atomic(using=self.alias):
+            self.fence(claimed)
+            self._execute(self._lease_sql.insert_fetched, [*kept, claimed.attempt, claimed.id, name])
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
         with transaction.atomic(using=self.alias):

@@ -152,16 +152,19 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def fail_harmless(self) -> str:
-        """Fail an abandoned key that has called nothing. Parameters: decisions, ttl twice, as `same_attempt`."""
-        k, later = self.k, self.dialect.later
-        expires_at = k["expires_at"]
+        """Fail an abandoned key that has called nothing. Parameters: decisions, those of `same_attempt`."""
+        k = self.k
         return (
             f"UPDATE {self.table} SET {self.status_is(FAILED)}, {k['locked_until']} = NULL, {self._explained}, "
-            f"{k['updated_at']} = {self.dialect.clock}, {k['decisions']} = %s, "
-            # The view may have a longer `ttl` than the project.
-            f"{expires_at} = CASE WHEN {expires_at} < {later} THEN {later} ELSE {expires_at} END "
+            f"{k['updated_at']} = {self.dialect.clock}, {k['decisions']} = %s "
             f"WHERE {self.same_attempt} AND {self.abandoned} AND NOT ({self.unleased}) AND NOT {self.has_effects}"
         )
+
+    @cached_property
+    def keep_longer(self) -> str:
+        """Keep a locked row for at least this time from now on. Parameters: ttl, those of `same_row`, ttl."""
+        expires_at, later = self.k["expires_at"], self.dialect.later
+        return f"UPDATE {self.table} SET {expires_at} = {later} WHERE {self.same_row} AND {expires_at} < {later}"
 
     @cached_property
     def record_result(self) -> str:

@@ -165,10 +165,14 @@ class Leases(Database):
     def fail_harmless(self, row: Row | IdempotencyKey, attempt: int, ttl: float, decisions: str | None) -> bool:
         """End an abandoned attempt that has called nothing outside. False if it is not. Lock the key first.
 
+        ttl: seconds that it is kept from now on, if the time that was set at the claim is over sooner.
         decisions: the trail to store with it.
         """
-        params = [decisions, ttl, ttl, row.key_hash, row.scope_hash, row.id, attempt]
-        return self._execute(self._lease_sql.fail_harmless, params) == 1
+        found_by = [row.key_hash, row.scope_hash, row.id]
+        if self._execute(self._lease_sql.fail_harmless, [decisions, *found_by, attempt]) != 1:
+            return False
+        self._execute(self._lease_sql.keep_longer, [ttl, *found_by, ttl])
+        return True
 
     def forget_doubts(self, row_id: int) -> None:
         """Delete the calls in doubt, as if they had never been started. Lock the key first."""
