@@ -11,6 +11,8 @@ from typing import Any
 
 import environ
 
+EMBEDDED_FOR = "IDEMPOTENCY_EMBEDDED_FOR"
+"""The environment variable that names the process of pytest-xdist whose embedded server DATABASE_URL means."""
 SERVERS: list[Any] = []
 """The embedded servers of this process, the tests' own first: for tests that stop it."""
 
@@ -42,9 +44,15 @@ def embedded_postgresql() -> str:
 
 
 def databases() -> dict[str, dict[str, Any]]:
-    """Two aliases on one server, both with the key table."""
-    if "DATABASE_URL" not in os.environ:
+    """Two aliases on one server, both with the key table.
+
+    Each process of pytest-xdist has an embedded server of its own: tests stop it and look at all its sessions. The
+    processes that a test starts use the server of their test.
+    """
+    process = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if "DATABASE_URL" not in os.environ or os.environ.get(EMBEDDED_FOR, process) != process:
         os.environ["DATABASE_URL"] = embedded_postgresql()
+        os.environ[EMBEDDED_FOR] = process
     configured = environ.Env().db_url("DATABASE_URL")
     default = {**configured, "OPTIONS": dict(configured.get("OPTIONS", {}))}
     if (host := default["OPTIONS"].pop("host", None)) is not None:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Unpack a program of Debian's newest suite, and the libraries that the program needs, without installing anything.
-#   newest_suite.sh PACKAGE PROGRAM FOLDER   prints the command that runs the program, with its own loader and libraries
+#   newest_suite.sh PACKAGES PROGRAM FOLDER   prints the command that runs the program, with its own loader and libraries
+# PACKAGES are one word each, separated by blanks.
 # For Debian on the machine's own mirror. Fails where the suite cannot be reached.
 set -euo pipefail
-package=$1 program=$2
+packages=$1 program=$2
 folder=$(mkdir -p "$3" && cd "$3" && pwd)
 apt=$folder/apt root=$folder/root
 mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$root"
@@ -19,9 +20,10 @@ options=(-qq -o "Dir::Etc::sourcelist=$apt/sid.sources" -o Dir::Etc::sourceparts
   -o "Dir::Cache=$apt/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root -o Debug::NoLocking=1)
 apt-get "${options[@]}" update >&2
 # Libraries only: scripts of maintainers do not run.
-packages=$(apt-get "${options[@]}" -s --no-install-recommends install "$package" |
-  awk -v wanted="$package" '/^Inst/ && ($2 == wanted || $2 ~ /^(lib|zlib)/) && $2 !~ /perl|gconv/ { print $2 }')
 # shellcheck disable=SC2086 # one word for each package
+packages=$(apt-get "${options[@]}" -s --no-install-recommends install $packages |
+  awk -v wanted=" $packages " '/^Inst/ && (index(wanted, " " $2 " ") || $2 ~ /^(lib|zlib)/) && $2 !~ /perl|gconv/ { print $2 }')
+# shellcheck disable=SC2086 # the same
 (cd "$apt/cache/archives" && apt-get "${options[@]}" download $packages >&2)
 for archive in "$apt"/cache/archives/*.deb; do
   dpkg-deb --fsys-tarfile "$archive" | tar -x -C "$root" --exclude=./usr/share/doc --exclude=./usr/share/man

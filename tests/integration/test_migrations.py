@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import store_for
@@ -93,6 +93,30 @@ def test_keyed_requests_go_on_while_it_migrates(in_threads: Callable[..., list[A
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_index WHERE NOT indisvalid")
         assert cursor.fetchone() == (0,)
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_new_columns_wait_no_longer_than_the_operator_says(
+    in_threads: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/versions.md advises: behind an open transaction the migration gives up, and nothing has changed."""
+    call_command("migrate", "django_idempotency", "0003", verbosity=0)
+    monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=300ms")
+
+    def add_columns(number: int) -> None:
+        call_command("migrate", "django_idempotency", "0004", verbosity=0)
+
+    try:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT count(*) FROM {TABLE}")
+            with pytest.raises(OperationalError, match="lock timeout"):
+                in_threads(1, add_columns)
+        in_threads(1, add_columns)
+    finally:
+        call_command("migrate", "django_idempotency", verbosity=0)
+    assert IdempotencyKey.objects.filter(updated_at=None).count() == 0
 
 
 @pytest.mark.django_db
