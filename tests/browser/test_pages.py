@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.i
 LIST = "/admin/django_idempotency/idempotencykey/"
 PAGES = {
     "list": "",
-    "filtered list": "?attention=in_doubt",
+    "filtered list": "?state=in_doubt",
     "completed key": "{done}/change/",
     "key in doubt": "{doubt}/change/",
     "release": "{doubt}/release/",
     "record": "{doubt}/record/",
-    "close": "{doubt}/close/",
+    "answer": "{doubt}/answer/",
 }
 DJANGOS_OWN = ["#changelist-search"]
 """What axe finds fault with on these pages and Django makes: a search field that is labelled by an image only."""
@@ -82,17 +82,19 @@ def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
     """The numbers, the filters and the keys; then a decision, from its button to the end."""
     admin.reload()
     reached = tabbed(admin)
-    for number in ("?attention=in_flight", "?attention=stuck", "?attention=in_doubt", "?status=failed"):
+    for number in ("?state=in_flight", "?state=stuck", "?state=in_doubt", "?state=half_done"):
         assert sum(address.endswith(number) for address in reached) == 2, number  # in the overview, and in the filters
     assert any(address.endswith(f"/{rows['doubt']}/change/") for address in reached)
 
     admin.goto(f"{LIST}{rows['doubt']}/change/")
     reached = tabbed(admin)
-    for decision in ("release", "record", "close"):
+    for decision in ("release", "record", "answer"):
         assert any(address.endswith(f"/{rows['doubt']}/{decision}/") for address in reached)
     admin.focus("text=Release for retry")
     admin.keyboard.press("Enter")
     admin.wait_for_url("**/release/")
+    admin.fill("[name=reason]", "TICKET-1")
+    admin.check("[name=looked]")
     assert "input Release for retry" in tabbed(admin)
     admin.focus("input[value='Release for retry']")
     admin.keyboard.press("Enter")

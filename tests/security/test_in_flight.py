@@ -115,7 +115,7 @@ def test_a_request_reads_its_own_row(post: Post, flight: str, analyzed: bool) ->
     requests = [
         ("/create", "in-flight", 200, 40),
         ("/create", "in-flight", 200, 20),
-        ("/leased", "in-flight", 200, 90),
+        ("/leased", "in-flight", 200, 120),
         ("/leased", "in-flight", 200, 20),
         ("/create", "running", 409, 20),
     ]
