@@ -151,3 +151,4 @@ def _problems(options: Idempotency) -> Iterator[problems.Problem]:
     # The problem's own detail would name a status, which differs from response to response.
     not_stored = "The request was processed, and its response is not kept. It is not run again."
     yield replace(problems.response_not_stored(_NOT_STORED), detail=not_stored)
+    yield problems.store_busy()

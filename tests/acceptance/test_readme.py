@@ -317,7 +317,12 @@ def test_every_python_block_is_executed_by_a_test():
         "README.md": ["shop/views.py", "settings.py", "shop/api.py"],
         "docs/choices.md": ["shop/by_number.py", "shop/booking.py", "shop/failures.py"],  # test_guides.py
         "docs/clients.md": ["client.py", "cors.py"],  # test_clients.py
-        "docs/databases.md": ["shop/archive.py", "shop/scopes.py", "shop/shards.py"],  # the last: tests/clusters
+        "docs/databases.md": [  # the last two: tests/clusters
+            "shop/archive.py",
+            "shop/scopes.py",
+            "shop/tenant_databases.py",
+            "shop/shards.py",
+        ],
         "docs/drf.md": ["shop/order_view.py", "shop/orders.py", "settings.py", "shop/schema.py"],
         "docs/endpoints.md": ["shop/tests.py", "shop/refunds.py"],
         "docs/events.md": ["shop/events.py", "shop/celery_tasks.py", "shop/webhooks.py"],
@@ -331,6 +336,7 @@ def test_every_python_block_is_executed_by_a_test():
             "shop/apps.py",
             "shop/metrics_view.py",
             "shop/multiprocess_metrics.py",
+            "shop/running.py",
             "shop/tracing.py",
         ],
         "docs/ninja.md": ["shop/ninja_api.py", "shop/shop_api.py"],

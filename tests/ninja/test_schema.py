@@ -58,7 +58,7 @@ def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
     (parameter,) = found["parameters"]
     assert (parameter["name"], parameter["required"]) == (HEADER, True)
     assert "Kept for: 1 day." in parameter["description"]
-    assert list(found["responses"]) == ["200", "400", "409", "422"]
+    assert list(found["responses"]) == ["200", "400", "409", "422", "503"]
     assert found["responses"]["200"]["headers"][REPLAYED]["required"] is True
     bad, conflict, mismatch = (found["responses"][status] for status in ("400", "409", "422"))
     framework = {"application/json": {"schema": {}}}  # bad input, which Django Ninja does not declare
@@ -90,8 +90,8 @@ def test_options_of_router_and_api_are_known(api: Any) -> None:
     assert api.urls  # Django Ninja before 1.6 applies the decorators here
     own, inherits = operation(api, "/api/r/own"), operation(api, "/api/r/inherits")
     assert headers(own) == headers(inherits) == [(HEADER, False)]
-    assert list(own["responses"]) == ["200", "400", "409", "429"]
-    assert list(inherits["responses"]) == ["200", "400", "409", "422", "429"]
+    assert list(own["responses"]) == ["200", "400", "409", "429", "503"]
+    assert list(inherits["responses"]) == ["200", "400", "409", "422", "429", "503"]
     assert headers(operation(api, "/api/r/put", "put")) == []
 
 

@@ -46,7 +46,7 @@ def test_the_whole_schema_is_valid(version: str) -> None:
 
 
 def test_c8_c14_an_operation_in_full(settings: Any) -> None:
-    """Parameter, replay header and the three problems of a protected create."""
+    """Parameter, replay header and the problems of a protected create."""
     settings.IDEMPOTENCY = {"DOCS_URL": "https://shop.example/retries"}
     found = operation("/orders/")
     assert header(found) == {
@@ -64,7 +64,7 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
         "See also: https://shop.example/retries.",
         "required": True,
     }
-    assert list(found["responses"]) == ["201", "400", "409", "422"]
+    assert list(found["responses"]) == ["201", "400", "409", "422", "503"]
     assert found["responses"]["201"]["headers"][REPLAYED] == {
         "schema": {"type": "string", "enum": ["true", "false"]},
         "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
@@ -78,6 +78,9 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
     assert list(mismatch["headers"]) == [REPLAYED]
     assert conflict["description"].startswith("A request is outstanding for this Idempotency-Key (in-progress): The ")
     assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): ")
+    busy = found["responses"]["503"]
+    assert list(busy["headers"]) == [REPLAYED, "Retry-After"]
+    assert busy["description"].startswith("The idempotency store is busy (busy): Nothing was done.")
 
 
 def test_the_problem_component_is_what_is_answered() -> None:
@@ -101,7 +104,7 @@ def test_what_is_not_protected_is_as_without_us(path: str, method: str) -> None:
     """Another view, a safe method, an action with None, a method that is not among the options'."""
     found = operation(path, method)
     assert header(found) is None
-    assert not {"400", "409", "422", "429"} & set(found["responses"])
+    assert not {"400", "409", "422", "429", "503"} & set(found["responses"])
     assert REPLAYED not in str(found)
 
 
@@ -111,7 +114,7 @@ def test_options_of_an_action() -> None:
     assert "required" not in (header(found) or {})
     assert found["responses"]["200"]["headers"][REPLAYED]["required"] is False
     assert "is missing" not in found["responses"]["400"]["description"]
-    assert list(found["responses"]) == ["200", "400", "409", "422", "429"]
+    assert list(found["responses"]) == ["200", "400", "409", "422", "429", "503"]
     assert list(found["responses"]["429"]["headers"]) == [REPLAYED, "Retry-After"]
 
 
@@ -119,7 +122,7 @@ def test_methods_of_an_action() -> None:
     """PUT is protected, and answers a mismatch with 409."""
     found = operation("/orders/two/", "put")
     assert header(found) is not None
-    assert list(found["responses"]) == ["200", "400", "409"]
+    assert list(found["responses"]) == ["200", "400", "409", "503"]
     assert "Idempotency-Key is already used" in found["responses"]["409"]["description"]
 
 
@@ -127,13 +130,13 @@ def test_a_key_that_is_not_in_the_header() -> None:
     """No parameter; the answers are the same."""
     found = operation("/orders/event/")
     assert header(found) is None
-    assert list(found["responses"]) == ["200", "400", "409", "422"]
+    assert list(found["responses"]) == ["200", "400", "409", "422", "503"]
 
 
 def test_a_leased_action() -> None:
     """202 with the page of the state, instead of a conflict."""
     found = operation("/orders/leased/")
-    assert list(found["responses"]) == ["200", "202", "400", "409", "422"]
+    assert list(found["responses"]) == ["200", "202", "400", "409", "422", "503"]
     accepted = found["responses"]["202"]
     assert list(accepted["content"]) == ["application/json"]
     assert sorted(accepted["headers"]) == [REPLAYED, "Location", "Retry-After"]
@@ -144,7 +147,7 @@ def test_a_decorated_handler() -> None:
     """With its own options; here also 403."""
     found = operation("/decorated/")
     assert header(found) is not None
-    assert list(found["responses"]) == ["201", "400", "403", "409", "422"]
+    assert list(found["responses"]) == ["201", "400", "403", "409", "422", "503"]
     assert found["responses"]["403"]["description"].startswith("Idempotency-Key needs an identified caller")
 
 

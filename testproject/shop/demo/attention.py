@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from django_idempotency.maintenance.lookups import half_done, in_doubt, stuck
+from django_idempotency.maintenance import half_done, in_doubt, stuck
 from django_idempotency.models import IdempotencyStep
 from shop.demo.payments import Scene
 from shop.demo.stage import PAUSE, eventually, paused_in_the_middle

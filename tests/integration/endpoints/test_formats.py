@@ -70,7 +70,7 @@ class TestOpenAPI:
         (parameter,) = orders["parameters"]
         assert (parameter["in"], parameter["name"], parameter["required"]) == ("header", "Idempotency-Key", True)
         assert "required" not in pay["parameters"][0]
-        assert list(orders["responses"]) == ["2XX", "400", "409", "422"]
+        assert list(orders["responses"]) == ["2XX", "400", "409", "422", "503"]
         assert orders["responses"]["2XX"]["headers"]["Idempotency-Replayed"]["required"] is True
         mismatch = orders["responses"]["422"]
         assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): This key was used")
@@ -156,6 +156,7 @@ The request was processed, and its response is not kept. \
 It is not run again.
 - 422 `already-used` “Idempotency-Key is already used”: \
 This key was used for another request. Use a new key for a new request.
+- 503 `busy` “The idempotency store is busy”: Nothing was done. Retry the request later, unchanged. `Retry-After`.
 
 ## POST /pay
 
@@ -174,6 +175,7 @@ The request was processed, and its response is not kept. \
 It is not run again.
 - 422 `already-used` “Idempotency-Key is already used”: \
 This key was used for another request. Use a new key for a new request.
+- 503 `busy` “The idempotency store is busy”: Nothing was done. Retry the request later, unchanged. `Retry-After`.
 
 ## Not protected
 
