@@ -40,8 +40,8 @@ def in_python(url: str, key: str, order: Any, path: str = "/orders/", give_up_af
             return documented["place_order"](client, key, order, path, give_up_after)
         except documented["Refused"] as error:
             return f"refused {error.args[0]}"
-        except documented["NotConfirmed"]:
-            return "NotConfirmed"
+        except (documented["NotConfirmed"], documented["Processed"]) as error:
+            return type(error).__name__
 
 
 def in_javascript(url: str, key: str, order: Any, path: str = "/orders/", give_up_after: float = DEADLINE) -> Any:

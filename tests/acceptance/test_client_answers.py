@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.acceptance.documented_clients import Place, place_order
+from tests.acceptance.documented_clients import NODE, TOLD, Place, node, place_order, python_client
 
 __all__ = ["place_order"]
 Answer = tuple[int, dict[str, str], Any]
@@ -67,13 +69,14 @@ def server() -> Iterator[Scripted]:
         pytest.param((409, {}, ["sold out"]), "refused 409", id="a list"),
         pytest.param((409, {}, {"code": "already-used"}), "refused 409", id="mismatch as 409"),
         pytest.param((422, {}, {"code": "already-used"}), "refused 422", id="mismatch"),
-        pytest.param((409, {}, {"code": "response-not-stored"}), "refused 409", id="not stored"),
+        pytest.param((409, {}, {"code": "response-not-stored"}), "Processed", id="not stored"),
         pytest.param((400, {}, {"code": "missing-key"}), "refused 400", id="no key"),
         pytest.param((402, {}, {"refused": "declined"}), "refused 402", id="declined"),
         pytest.param((204, {}, ""), {}, id="no content"),
         pytest.param((202, {}, {"status": "in_progress"}), {"status": "in_progress"}, id="202 without a page"),
         pytest.param((401, {}, ""), "NotConfirmed", id="the token is over"),
         pytest.param((403, {}, "no"), "NotConfirmed", id="forbidden"),
+        pytest.param((403, {}, {"code": "replay-refused"}), "NotConfirmed", id="replay refused"),
         pytest.param((302, {"Location": "/login"}, ""), "NotConfirmed", id="to the login"),
         pytest.param((503, {"Retry-After": "3600"}, ""), "NotConfirmed", id="too late"),
     ],
@@ -115,3 +118,29 @@ def test_time_ends_the_attempts(server: Scripted, place_order: Place) -> None:
     server.answers = [(503, {"Retry-After": "2"}, "")]
     assert place_order(server.url, "k", {}, give_up_after=3.5) == "NotConfirmed"
     assert len(server.times) <= 2
+
+
+NOT_STORED: Answer = (409, {"Location": "/orders/7/"}, {"code": "response-not-stored"})
+
+
+def test_a_processed_order_leaves_the_outbox_of_python(server: Scripted, tmp_path: Path) -> None:
+    """It is no refusal: another order in its place would be a second one. The client learns where the first is."""
+    server.answers = [NOT_STORED]
+    documented = python_client()
+    outbox = documented["Outbox"](tmp_path / "outbox")
+    outbox.put({"item": "a book"})
+    with httpx.Client(base_url=server.url) as client:
+        ((order, end),) = outbox.deliver(client)
+        assert list(outbox.deliver(client)) == []
+    assert (order, type(end).__name__, end.args) == ({"item": "a book"}, "Processed", ("/orders/7/",))
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not on this machine")
+def test_a_processed_order_leaves_the_outbox_of_javascript(server: Scripted) -> None:
+    """As in Python."""
+    server.answers = [NOT_STORED]
+    memory = "new class { getItem(name) { return this[name] ?? null } setItem(name, text) { this[name] = text } }"
+    outbox = f"const outbox = new Outbox('{server.url}/orders/', 'outbox', {memory}); const told = {TOLD}"
+    story = "const end = await outbox.submit('checkout', {}).catch((error) => [told(error), error.message])"
+    seen = node(f"(async () => {{ {outbox}; {story}; return [...end, outbox.entries()] }})()")
+    assert seen == ["Processed", f"{server.url}/orders/7/", {}]
