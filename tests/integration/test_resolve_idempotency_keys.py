@@ -95,6 +95,14 @@ def test_release_takes_keys_that_may_be_retried() -> None:
     assert decisions_of(get("doubt")) == []
 
 
+def test_release_passes_over_a_write_in_doubt() -> None:
+    """Also under "retry": that policy speaks of calls, and a repeated write is a second order."""
+    get("half").steps.filter(name="write").update(finished_at=None, result=None)
+    assert refused("--release", "--key=half", "--apply").returncode == 3
+    assert get("half").steps.filter(finished_at=None).count() == 1
+    assert run("--release", "--calls-did-not-happen", "--key=half", "--apply").endswith("Release: 1.\n")
+
+
 def test_release_of_what_did_not_happen() -> None:
     """Also on hold, by a person who has looked; the trail keeps the call."""
     assert run("--release", "--calls-did-not-happen", "--key=doubt", "--apply", "--by=ann").endswith("Release: 1.\n")
