@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import io
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -117,6 +118,15 @@ def test_record() -> None:
     assert run("--record", 'call={"id": "ch_1"}', "--older-than=0", "--apply").endswith("Record: 1.\n")
     assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == '{"value": {"id": "ch_1"}}'
     assert decisions_of(get("doubt"))[0].by == getpass.getuser()
+
+
+def test_who_decides_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a number that has no name."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    assert "--by NAME" in str(refused("--close=410", "--key=half", "--apply"))
+    assert get("half").status == "failed"
 
 
 @pytest.mark.parametrize(

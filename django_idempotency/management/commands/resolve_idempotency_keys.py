@@ -102,12 +102,19 @@ class Command(BaseCommand):
             return
         if not options["reason"].strip():
             raise CommandError("--reason is empty. Say why, or name the ticket.")
-        by = options["by"] or getpass.getuser()
+        by = options["by"] or _user()
         result = resolve_all(keys, choice.decision, *choice.args, by=by, reason=options["reason"])
         refused = f" Refused, because they had changed: {result.refused}." if result.refused else ""
         self.stdout.write(f"{choice.verb}: {result.resolved}.{refused}{held}")
         if result.refused or passed_over:
             raise CommandError("Some keys were not decided about.", returncode=REFUSED)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # a container may run under a number without a name
+        raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
 
 
 def _choice(options: dict[str, Any]) -> Choice:
