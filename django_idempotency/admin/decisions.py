@@ -134,8 +134,12 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 
 def needs_a_look(facts: Facts) -> bool:
-    """Whether a release needs the operator's word: something is in doubt, and the policy is not to repeat it."""
-    return bool(facts.doubts) and facts.row.policy != IdempotencyKey.Policy.RETRY
+    """Whether a release needs the operator's word: something is in doubt, and the policy is not to repeat it.
+
+    The policy speaks of calls. A write in doubt, or what a key without a lease has committed, would be made twice.
+    """
+    on_hold = bool(facts.doubts) and facts.row.policy != IdempotencyKey.Policy.RETRY
+    return on_hold or facts.write_in_doubt or facts.unleased
 
 
 def _url_name(decision: Decision) -> str:

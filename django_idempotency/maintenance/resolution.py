@@ -93,7 +93,8 @@ def close_with(
 
     Args:
         row_id: primary key of the `IdempotencyKey`.
-        snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now on.
+        snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now
+            on. A key that would expire later keeps its time.
         attempt: the attempt that the decision is about: the one that the person has seen.
         by, reason: who decides, and why. Kept with the key: see `maintenance.decisions`.
         using: database alias; default: the write alias of the key table.

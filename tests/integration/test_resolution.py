@@ -82,6 +82,15 @@ def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
 
 
 @pytest.mark.parametrize("decision", range(3))
+def test_a_decision_does_not_shorten_the_life_of_a_key(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
+    """Its view keeps it for a month, the project for a day: a retry in the second week must not charge again."""
+    month = timezone.now() + timedelta(days=30)
+    IdempotencyKey.objects.update(expires_at=month)
+    decisions(in_doubt)[decision]()
+    assert row().expires_at == month
+
+
+@pytest.mark.parametrize("decision", range(3))
 def test_a_live_lease_is_refused(post: Post, decision: int) -> None:
     """Somebody is at work."""
     refused: list[NotResolvable] = []

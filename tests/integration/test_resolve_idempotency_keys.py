@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import io
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -95,6 +96,14 @@ def test_release_takes_keys_that_may_be_retried() -> None:
     assert decisions_of(get("doubt")) == []
 
 
+def test_release_passes_over_a_write_in_doubt() -> None:
+    """Also under "retry": that policy speaks of calls, and a repeated write is a second order."""
+    get("half").steps.filter(name="write").update(finished_at=None, result=None)
+    assert refused("--release", "--key=half", "--apply").returncode == 3
+    assert get("half").steps.filter(finished_at=None).count() == 1
+    assert run("--release", "--calls-did-not-happen", "--key=half", "--apply").endswith("Release: 1.\n")
+
+
 def test_release_of_what_did_not_happen() -> None:
     """Also on hold, by a person who has looked; the trail keeps the call."""
     assert run("--release", "--calls-did-not-happen", "--key=doubt", "--apply", "--by=ann").endswith("Release: 1.\n")
@@ -109,6 +118,15 @@ def test_record() -> None:
     assert run("--record", 'call={"id": "ch_1"}', "--older-than=0", "--apply").endswith("Record: 1.\n")
     assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == '{"value": {"id": "ch_1"}}'
     assert decisions_of(get("doubt"))[0].by == getpass.getuser()
+
+
+def test_who_decides_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a number that has no name."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    assert "--by NAME" in str(refused("--close=410", "--key=half", "--apply"))
+    assert get("half").status == "failed"
 
 
 @pytest.mark.parametrize(

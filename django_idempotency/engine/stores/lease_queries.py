@@ -39,7 +39,12 @@ class LeaseQueries(Conditions):
     @cached_property
     def fail(self) -> str:
         """End the attempt without a result. Parameters: ttl, error, the fence's."""
-        return f"{self._set_failed}, {self.k['last_error']} = %s WHERE {self.fence}"
+        k = self.k
+        return (
+            f"UPDATE {self.table} SET {self.status_is(FAILED)}, {k['locked_until']} = NULL, "
+            f"{k['updated_at']} = {self.dialect.clock}, {k['expires_at']} = {self.dialect.later}, "
+            f"{k['last_error']} = %s WHERE {self.fence}"
+        )
 
     @cached_property
     def timeliness(self) -> str:
@@ -142,8 +147,8 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def set_failed(self) -> str:
-        """Take a locked row away from its worker. Parameters: ttl, decisions, those of `same_row`."""
-        return f"{self._set_failed}, {self._explained}, {self.k['decisions']} = %s WHERE {self.same_row}"
+        """Take a locked row away from its worker. Parameters: decisions, those of `same_row`."""
+        return f"{self._decided} WHERE {self.same_row}"
 
     @cached_property
     def _explained(self) -> str:
@@ -153,11 +158,18 @@ class LeaseQueries(Conditions):
     @cached_property
     def fail_harmless(self) -> str:
         """Fail an abandoned key that has called nothing. Parameters: decisions, those of `same_attempt`."""
+        return (
+            f"{self._decided} "
+            f"WHERE {self.same_attempt} AND {self.abandoned} AND NOT ({self.unleased}) AND NOT {self.has_effects}"
+        )
+
+    @cached_property
+    def _decided(self) -> str:
+        """End an attempt by a decision. Parameter: decisions."""
         k = self.k
         return (
             f"UPDATE {self.table} SET {self.status_is(FAILED)}, {k['locked_until']} = NULL, {self._explained}, "
-            f"{k['updated_at']} = {self.dialect.clock}, {k['decisions']} = %s "
-            f"WHERE {self.same_attempt} AND {self.abandoned} AND NOT ({self.unleased}) AND NOT {self.has_effects}"
+            f"{k['updated_at']} = {self.dialect.clock}, {k['decisions']} = %s"
         )
 
     @cached_property
@@ -180,10 +192,3 @@ class LeaseQueries(Conditions):
     def close(self) -> str:
         """Complete a locked row. Parameters: status code, headers, body, those of `same_row`."""
         return f"{self.set_completed} WHERE {self.same_row}"
-
-    @cached_property
-    def _set_failed(self) -> str:
-        return (
-            f"UPDATE {self.table} SET {self.status_is(FAILED)}, {self.k['locked_until']} = NULL, "
-            f"{self.k['updated_at']} = {self.dialect.clock}, {self.k['expires_at']} = {self.dialect.later}"
-        )

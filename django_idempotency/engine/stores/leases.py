@@ -154,9 +154,12 @@ class Leases(Database):
     def set_failed(self, row: Row, ttl: float, decisions: str | None) -> None:
         """Take the key away from its worker: no fence of this attempt holds any more. Lock the key first.
 
+        ttl: seconds that it is kept from now on, if the time that was set at the claim is over sooner.
         decisions: the trail to store with it.
         """
-        self._execute(self._lease_sql.set_failed, [ttl, decisions, *row.found_by])
+        self._execute(self._lease_sql.set_failed, [decisions, *row.found_by])
+        # The view may have a longer `ttl` than the project: a late retry must not find the key gone.
+        self._execute(self._lease_sql.keep_longer, [ttl, *row.found_by, ttl])
 
     def record_result(self, row: Row, name: str, result: str) -> bool:
         """Record what a person knows about a step. False if the step is not in doubt. Lock the key first."""

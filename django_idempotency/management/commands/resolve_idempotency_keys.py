@@ -64,7 +64,7 @@ class Command(BaseCommand):
         one.add_argument(
             "--release",
             action="store_true",
-            help="The next retry makes calls in doubt again. Only keys whose policy is retry.",
+            help="The next retry makes calls in doubt again. Only keys on retry, without a write in doubt.",
         )
         one.add_argument(
             "--record", metavar="STEP=JSON", help="This result stands for the step, where the step is in doubt."
@@ -75,7 +75,7 @@ class Command(BaseCommand):
         decision.add_argument(
             "--calls-did-not-happen",
             action="store_true",
-            help="With --release: also keys on hold. You have looked: their calls in doubt did not take effect.",
+            help="With --release: also other keys. You have looked: what is in doubt did not take effect.",
         )
         decision.add_argument("--body", default="", help="With --close: the body, JSON or plain text.")
         decision.add_argument("--reason", required=True, help="Why, or the ticket. Kept with each key.")
@@ -95,18 +95,26 @@ class Command(BaseCommand):
     def _decide(
         self, choice: Choice, keys: QuerySet[IdempotencyKey], passed_over: int, options: dict[str, Any]
     ) -> None:
-        held = f" Passed over, because their policy is not retry: {passed_over}." if passed_over else ""
+        why = "because their policy is not retry, or a write is in doubt"
+        held = f" Passed over, {why}: {passed_over}." if passed_over else ""
         if not options["apply"]:
             self.stdout.write(f"{choice.verb}: {keys.count()}. Nothing was changed: --apply is missing.{held}")
             return
         if not options["reason"].strip():
             raise CommandError("--reason is empty. Say why, or name the ticket.")
-        by = options["by"] or getpass.getuser()
+        by = options["by"] or _user()
         result = resolve_all(keys, choice.decision, *choice.args, by=by, reason=options["reason"])
         refused = f" Refused, because they had changed: {result.refused}." if result.refused else ""
         self.stdout.write(f"{choice.verb}: {result.resolved}.{refused}{held}")
         if result.refused or passed_over:
             raise CommandError("Some keys were not decided about.", returncode=REFUSED)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # a container may run under a number without a name
+        raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
 
 
 def _choice(options: dict[str, Any]) -> Choice:
@@ -138,7 +146,7 @@ def _json(text: str) -> Any:
 
 
 def _selected(options: dict[str, Any]) -> tuple[QuerySet[IdempotencyKey], int]:
-    """The keys to decide about, and how many more were selected but are on hold."""
+    """The keys to decide about, and how many more were selected but need a look first."""
     if all(options[name] is None for name in SELECTORS):
         raise CommandError("Choose the keys: --operation, --state, --older-than, --resource or --key.")
     using = known(options["database"])
@@ -157,7 +165,9 @@ def _selected(options: dict[str, Any]) -> tuple[QuerySet[IdempotencyKey], int]:
         keys = keys.filter(pk__in=doubts.values("key"))
     if not options["release"] or options["calls_did_not_happen"]:
         return keys, 0
-    free = keys.filter(policy=IdempotencyKey.Policy.RETRY)
+    # The policy speaks of calls. A write in doubt is never repeated without a look.
+    writes = IdempotencyStep.objects.using(keys.db).filter(kind=IdempotencyStep.Kind.WRITE, finished_at=None)
+    free = keys.filter(policy=IdempotencyKey.Policy.RETRY).exclude(pk__in=writes.values("key"))
     return free, keys.count() - free.count()
 
 

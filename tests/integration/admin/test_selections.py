@@ -81,6 +81,19 @@ def test_under_hold_the_operator_has_looked(operator: Client, keys: list[Idempot
     assert IdempotencyKey.objects.filter(steps__isnull=False).count() == 0
 
 
+@pytest.mark.parametrize("what", ["a write in doubt", "no lease"])
+def test_what_is_never_repeated_needs_a_look(operator: Client, keys: list[IdempotencyKey], what: str) -> None:
+    """Also under "retry", which speaks of calls: a repeated write is a second order."""
+    if what == "no lease":
+        IdempotencyKey.objects.filter(pk=keys[0].pk).update(status="in_progress", locked_until=None)
+        keys[0].steps.all().delete()
+    else:
+        keys[0].steps.update(kind="write")
+    page = confirm(operator, "release_selected", keys).content.decode()
+    assert "Look first." in page
+    assert IdempotencyKey.objects.exclude(decisions=None).count() == 0
+
+
 def test_a_reason_is_needed_and_the_body_checked(operator: Client, keys: list[IdempotencyKey]) -> None:
     """As on the page of one key."""
     assert "This field is required" in confirm(operator, "answer_selected", keys, **ANSWER, reason="").content.decode()
