@@ -167,6 +167,7 @@ def decided(made: Decision) -> str:
         "correct": _("%(by)s corrected the result of “%(detail)s”"),
         "answer": _("%(by)s answered by hand with status %(detail)s"),
         "fail": _("%(by)s ended the attempt"),
+        "recover": _("%(by)s: %(detail)s"),
     }
     # Another release may know more actions.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")

@@ -27,7 +27,7 @@ class Decision:
     """One decision.
 
     Attributes:
-        action: "release", "record", "correct", "answer" or "fail".
+        action: "release", "record", "correct", "answer", "fail" or "recover".
         at: when, as ISO 8601 with the zone.
         by: the user name, or the name of the command.
         reason: why, as the person has written it.

@@ -10,6 +10,9 @@ from datetime import timedelta
 from threading import Event
 from typing import Literal
 
+from django.db import transaction
+from django.utils import timezone
+
 from ..endpoints.operations import Operations, Unrecoverable
 from ..engine.conf import Idempotency
 from ..engine.conf.fields import seconds_of
@@ -25,10 +28,12 @@ from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
+from .decisions import Decision, with_decision
 from .lookups import database_now, needs_attention, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
 """Longer than the retries of a usual client, which should come first: a retry has the whole request."""
+BY = "recover_idempotency_keys"
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
 """The last error of a key without another one."""
@@ -174,12 +179,26 @@ class _Run:
             return "passed", FASTER
         work = Asking(found.reconcile, found.finished, _last_error(row))
         try:
-            return _answer(self._store, wanted, claim, work)
+            outcome, reason = _answer(self._store, wanted, claim, work)
+            if outcome == "completed" or work.recorded:
+                self._remember(row, claim.attempt, reason)
+            return outcome, reason
         except Exception as error:
             logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
             if not self._store.connection.in_atomic_block:  # as in a TestCase
                 self._store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
             return "failed", f"reconcile raised {describe(error)}"
+
+    def _remember(self, row: IdempotencyKey, attempt: int, reason: str) -> None:
+        """Add what `reconcile` has found out to the key's trail, which lives longer than the log of this run."""
+        rows = IdempotencyKey.objects.using(self._store.alias).filter(
+            key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk
+        )
+        at = timezone.now().isoformat(timespec="seconds")
+        made = Decision(action="recover", at=at, by=BY, attempt=attempt, detail=reason)
+        with transaction.atomic(using=self._store.alias):
+            if (locked := rows.select_for_update().first()) is not None:
+                rows.update(decisions=with_decision(locked, locked.decisions, made))
 
     def _tell(self, row: IdempotencyKey, outcome: Outcome, reason: str) -> None:
         self.completed += outcome == "completed"

@@ -15,6 +15,7 @@ from django.http import HttpResponse
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -77,6 +78,13 @@ class TestWhatReconcileDoes:
         answer = post("/pay/reconcile")
         assert (answer.status_code, answer.content, answer.headers["Idempotency-Replayed"]) == (201, b"settled", "true")
         assert (GATEWAY.calls, Order.objects.get().reference) == (1, "k")
+        (made,) = decisions_of(row())
+        assert (made.action, made.by, made.detail, made.attempt) == (
+            "recover",
+            "recover_idempotency_keys",
+            "reconcile has answered 201",
+            2,
+        )
 
     def test_another_payload_is_still_a_mismatch(self, post: Post, client: Any) -> None:
         """The recovery knows no payload, and keeps the stored fingerprint."""

@@ -94,11 +94,17 @@ class LeaseQueries(Conditions):
         )
 
     @cached_property
+    def find_step(self) -> str:
+        """Whether a key has steps. Parameter: id of the key."""
+        return f"SELECT 1 FROM {self.steps} WHERE {self.s['key']} = %s LIMIT 1"
+
+    @cached_property
     def restart_step(self) -> str:
-        """Record that a call in doubt is about to be made again. Parameters: attempt, those of `own_step`."""
-        s, clock = self.s, self.dialect.clock
-        restarted = f"{s['attempt']} = %s, {s['started_at']} = {clock}, {s['error']} = NULL"
-        return f"UPDATE {self.steps} SET {restarted} WHERE {self.own_step}"
+        """Record that a call in doubt is about to be made again. Parameters: attempt, those of `own_step`.
+
+        The time of the first start and the error stay: a person may have to look the first call up.
+        """
+        return f"UPDATE {self.steps} SET {self.s['attempt']} = %s WHERE {self.own_step}"
 
     @cached_property
     def finish_step(self) -> str:
@@ -127,7 +133,7 @@ class LeaseQueries(Conditions):
     def finished(self) -> str:
         """What a step has when it is finished. Parameter: result."""
         s = self.s
-        return f"{s['result']} = %s, {s['finished_at']} = {self.dialect.clock}, {s['error']} = NULL"
+        return f"{s['result']} = %s, {s['finished_at']} = {self.dialect.clock}"
 
     @cached_property
     def delete_steps(self) -> str:

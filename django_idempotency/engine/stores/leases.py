@@ -194,6 +194,9 @@ class Leases(Database):
         calls = tuple(name for name, kind in rows if kind == Kind.CALL.value)
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL.value)
 
+    def _has_steps(self, row_id: int) -> bool:
+        return self._fetch(self._lease_sql.find_step, [row_id]) is not None
+
     def _delete_steps(self, row_id: int) -> None:
         self._execute(self._lease_sql.delete_steps, [row_id])
 

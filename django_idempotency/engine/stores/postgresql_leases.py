@@ -28,10 +28,10 @@ class PostgreSQLLeaseQueries(LeaseQueries):
     @cached_property
     def restart_call(self) -> str:
         """Record that a call in doubt is about to be made again. Parameters: the fence's, name."""
-        s, clock = self.s, self.dialect.clock
+        s = self.s
         return (
             f"{self._own} "
-            f"UPDATE {self.steps} SET {s['attempt']} = own_attempt, {s['started_at']} = {clock}, {s['error']} = NULL "
+            f"UPDATE {self.steps} SET {s['attempt']} = own_attempt "
             f"FROM own WHERE {s['key']} = own_id AND {self.unfinished_step}"
         )
 

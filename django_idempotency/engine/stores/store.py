@@ -231,6 +231,9 @@ class Store(Leases):
         sql, found_by = self._sql, row_of(stored.id, wanted).found_by
         if self._fetch(sql.lock_for_resuming, [*found_by, stored.attempt, stored.status.value]) is None:
             return Conflicted()
+        if wanted.lease is None and self._has_steps(stored.id):
+            # The view was leased once. Work in atomic mode would repeat the finished steps, which it does not know.
+            return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self._doubts(stored.id))
         if isinstance(outcome, Claimed):
             self._execute(sql.resume, [wanted.policy, wanted.ttl, wanted.lease, *found_by])
