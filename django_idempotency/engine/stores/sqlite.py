@@ -24,7 +24,8 @@ BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 # Text that sorts as Django's own datetimes do. Percent signs are doubled for the parameter substitution.
 CLOCK = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
-SECONDS_UNTIL = "(julianday({}) - julianday('now')) * 86400"
+# SQLite's times have milliseconds. What a float adds to them is rounding.
+SECONDS_UNTIL = "round((julianday({}) - julianday('now')) * 86400, 3)"
 
 
 class SQLiteStore(Store):
