@@ -21,7 +21,7 @@ class Story:
     happened: str
     certain: str
     uncertain: str
-    if_nobody_acts: str
+    without_decision: str
     next_retry: str
     to_do: str
 
@@ -31,7 +31,7 @@ def story_of(facts: Facts) -> Story:
         happened=_happened(facts),
         certain=_certain(facts),
         uncertain=_uncertain(facts),
-        if_nobody_acts=_if_nobody_acts(facts),
+        without_decision=_without_decision(facts),
         next_retry=_next_retry(facts),
         to_do=to_do(facts.state, unleased=facts.unleased),
     )
@@ -89,7 +89,7 @@ def _uncertain(facts: Facts) -> str:
     return ""
 
 
-def _if_nobody_acts(facts: Facts) -> str:
+def _without_decision(facts: Facts) -> str:
     values = {"expiry": expiry(facts)}
     if facts.state == "in_doubt":
         return _("The doubt stays: a charge without an order, or an order without a charge. Expires: %(expiry)s.") % (

@@ -52,7 +52,7 @@ def describe(
         options: resolved.
         required: whether a request without a key is always refused.
         status_type: of the statuses in `operation["responses"]`.
-        undeclared: statuses that the framework also answers, in a form that nobody has declared, with media types.
+        undeclared: other statuses of the framework, with their media types. Their form is not declared.
     """
     if options.key is None:
         _add_parameter(operation, options, required)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.urls import URLResolver, get_resolver
 
 ADMIN = "admin"
-"""The application namespace of each `AdminSite`, whatever its name."""
+"""The application namespace of each `AdminSite`. The name of the site can differ."""
 SUFFIX = re.compile(r"(?:\\\.\(\?P<\w+>|<drf_format_suffix)")
 """How the REST framework's `format_suffix_patterns` go on after the route itself: `orders.json` beside `orders/`."""
 

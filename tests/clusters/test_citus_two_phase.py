@@ -66,7 +66,7 @@ def kill_the_coordinator_at_commit(cluster: Cluster, key: str, nodes: tuple[str,
             connections["plain"].close()
 
     for name in nodes:
-        wait_for_standby(cluster, name, "nobody")
+        wait_for_standby(cluster, name, "no_such_standby")
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(first)
         eventually("a commit to wait", lambda: request.done() or any(map(waits, nodes)))

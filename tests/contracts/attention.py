@@ -1,4 +1,4 @@
-"""What is kept about each key for a person, on whatever table: its policy, its resource, and what needs attention."""
+"""What each store keeps about a key for a person: its policy, its resource, and whether it needs attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store promises, on whatever table: claims.py go in, outcomes.py come out."""
+"""What every store promises on every table: `claims` go in, and `outcomes` come out."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def pay(request: HttpRequest) -> HttpResponse:
 
 
 def hooked(request: HttpRequest) -> HttpResponse:
-    """Whatever the test wants the view to do with its operation."""
+    """The view does what the test has put into `HOOKS`."""
     return JsonResponse({"result": HOOKS["view"](request)}, status=int(request.GET.get("status", 201)))
 
 

@@ -37,7 +37,7 @@ SEEN: list[Any] = []
 
 
 def see(request: HttpRequest) -> HttpResponse:
-    """Whatever the test wants to know of the operation."""
+    """What the test asks about the operation."""
     SEEN.append(HOOKS["view"](get_operation(request)))
     return JsonResponse({}, status=201)
 

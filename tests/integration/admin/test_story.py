@@ -33,7 +33,7 @@ def test_in_doubt_under_hold() -> None:
     assert story.happened == "Attempt 1 ended without a final response."
     assert story.certain == "No step has a result."
     assert story.uncertain == "Whether these calls took effect: charge. They were started and have no result."
-    assert story.if_nobody_acts.endswith(f"an order without a charge. Expires: {NEVER}.")
+    assert story.without_decision.endswith(f"an order without a charge. Expires: {NEVER}.")
     assert story.next_retry.startswith("It is refused with 409, and no call is made again.")
     assert story.to_do.startswith("Look the call up in the other side's books by its derived key.")
 
@@ -65,7 +65,7 @@ def test_half_done() -> None:
     story = told(call=True, status="failed", policy="hold")
     assert story.certain == "These steps have ended: charge."
     assert story.uncertain.startswith("Nothing. But the rest of the work is missing")
-    assert NEVER in story.if_nobody_acts
+    assert NEVER in story.without_decision
     assert story.next_retry.startswith("The view runs again. Steps that have ended are not repeated")
     assert story.to_do.startswith("Ask the client to retry.")
 
@@ -75,7 +75,7 @@ def test_stuck_without_a_call() -> None:
     story = told(**STUCK)
     assert story.certain == "No step was started: nothing has happened outside."
     assert (story.uncertain, story.next_retry) == ("", "The view runs again.")
-    assert story.if_nobody_acts.startswith("No harm is done")
+    assert story.without_decision.startswith("No harm is done")
     assert story.to_do == "Ask the client to retry. Nothing has happened outside."
 
 
@@ -85,7 +85,7 @@ def test_a_view_that_ended_its_own_transaction() -> None:
     assert story.happened == "The view ended its own transaction and did not come to its end."
     assert story.certain == "What the view wrote before the end of its transaction is kept."
     assert story.uncertain == "Which part of its work the view has done."
-    assert story.if_nobody_acts == f"The key stays as it is, and retries are refused. Expires: {NEVER}."
+    assert story.without_decision == f"The key stays as it is, and retries are refused. Expires: {NEVER}."
     assert story.next_retry == "It is refused with 409. A person has to decide."
     assert story.to_do.startswith("Check what the view has written.")
 
@@ -94,7 +94,7 @@ def test_in_flight() -> None:
     """Nothing to do."""
     story = told(doubt=True, status="in_progress", locked_until=timezone.now() + HOUR)
     assert story.happened.startswith("A worker is at work on attempt 1. It holds the lease until ")
-    assert story.if_nobody_acts == "The worker ends, or a retry takes the key over after the lease."
+    assert story.without_decision == "The worker ends, or a retry takes the key over after the lease."
     assert story.next_retry == "A retry is told that the request is still being processed."
     assert (story.uncertain, story.to_do) == ("", "")
 
@@ -102,7 +102,7 @@ def test_in_flight() -> None:
 def test_failed() -> None:
     """Nothing has happened outside."""
     story = told(status="failed", expires_at=datetime(2026, 7, 1, tzinfo=UTC))
-    assert story.if_nobody_acts.startswith("The key expires at 2026-06-30 19:00:00 CDT.")
+    assert story.without_decision.startswith("The key expires at 2026-06-30 19:00:00 CDT.")
     assert story.next_retry == "The view runs again."
 
 
@@ -122,7 +122,7 @@ def test_completed(body: bytes | None, retry: str) -> None:
 
 class TestExpiry:
     def test_a_key_that_needs_attention_does_not_expire(self) -> None:
-        """Whatever its column says."""
+        """The time in its column does not count."""
         page = staff("view_idempotencykey").get(detail(make_key(**STUCK))).content.decode()
         assert f'<div class="readonly">{NEVER}</div>' in page
 
