@@ -158,11 +158,13 @@ class TestDoubt:
             None,
             "tests.leases.Broken: it broke, token=****",
         )
+        began = step.started_at
         GATEWAY.after = lambda: None
         assert post("/pay").status_code == 201
         assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
         step.refresh_from_db()
-        # A person may have to look the first call up: its error stays.
+        # A person may have to look the first call up: its time and its error stay.
+        assert step.started_at == began
         assert (step.attempt, step.error, step.finished_at is None) == (
             2,
             "tests.leases.Broken: it broke, token=****",

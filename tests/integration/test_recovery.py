@@ -114,6 +114,7 @@ class TestWhatReconcileDoes:
         result, (asked,) = recover()
         assert (result.left, asked.outcome) == (1, "left")  # half done: the order is missing
         assert asked.reason == "reconcile has recorded charge, and has left the key to the next retry"
+        assert [made.detail for made in decisions_of(row())] == [asked.reason]
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
 

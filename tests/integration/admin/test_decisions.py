@@ -12,34 +12,14 @@ from django.urls import reverse
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import address, decide, detail, make_key, staff
-from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, as_if_killed, breaks, row
+from tests.integration.leased_urls import GATEWAY
+from tests.leases import as_if_killed, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DECISIONS = ("record", "answer", "release")
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-
-
-@pytest.fixture
-def in_doubt(post: Post) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
-    GATEWAY.after = lambda: None
-    return row()
-
-
-@pytest.fixture
-def operator() -> Client:
-    return staff(VIEW, RESOLVE, "view_response")
 
 
 class TestDecisions:

@@ -13,7 +13,7 @@ from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import address, decide, detail, make_key, staff, step
 from tests.at_rest import NEW, OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
 
@@ -22,26 +22,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_u
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DANGER = "the customer may be charged twice"
 LOOKED = "I looked in the other side&#x27;s books"
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-
-
-@pytest.fixture
-def in_doubt(post: Post) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
-    GATEWAY.after = lambda: None
-    return row()
-
-
-@pytest.fixture
-def operator() -> Client:
-    return staff(VIEW, RESOLVE, "view_response")
 
 
 def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:

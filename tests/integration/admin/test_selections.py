@@ -20,11 +20,6 @@ ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail":
 
 
 @pytest.fixture
-def operator() -> Client:
-    return staff("view_idempotencykey", "resolve_idempotencykey", "view_response")
-
-
-@pytest.fixture
 def keys() -> list[IdempotencyKey]:
     rows = [make_key(f"k-{number}", status="failed", policy="retry") for number in range(3)]
     for row in rows:

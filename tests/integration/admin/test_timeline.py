@@ -13,27 +13,12 @@ from django_idempotency.maintenance import Snapshot, close_with, record_outcome,
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import detail, make_key, staff
 from tests.at_rest import NEW, OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks, lapse, row
+from tests.integration.leased_urls import GATEWAY
+from tests.leases import lapse, row
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-
-
-@pytest.fixture
-def in_doubt(post: Post) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
-    GATEWAY.after = lambda: None
-    return row()
 
 
 def page_of(key: IdempotencyKey, *permissions: str) -> str:
