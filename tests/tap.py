@@ -158,3 +158,16 @@ def _received(source: socket.socket) -> bytes:
         return source.recv(65536)
     except OSError:
         return b""
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """The verbs of the statements that an execute wrapper sees meanwhile."""
+    seen: list[str] = []
+
+    def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        seen.append(sql.split()[0])
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(watch):
+        yield seen

@@ -108,8 +108,6 @@ class Store(Leases):
 
         last: as for `complete`.
         """
-        if claimed.attempt > 1:
-            self._delete_steps(claimed.id)
         end = self._end_with if last else self._execute_or
         end(claim_lost, self._sql.release, claimed.fence)
 

@@ -17,7 +17,7 @@ from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import breaks, lapse, row
 from tests.shopapp.models import Order
-from tests.tap import Tap, tapped, verbs
+from tests.tap import Tap, tapped, verbs, watched
 from tests.works import RUNS, pay
 
 Post = Callable[..., Any]
@@ -120,13 +120,7 @@ class TestHowMany:
 class TestNobodyCanTell:
     def test_execute_wrappers_see_each_statement_by_itself(self, tap: Tap, post: Post) -> None:
         """Also those that commit by themselves."""
-        seen = []
-
-        def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            seen.append(sql.split()[0])
-            return execute(sql, params, many, context)
-
-        with connection.execute_wrapper(watch):
+        with watched() as seen:
             post("/pay")
         assert verbs(tap.take()) == APART
         assert seen == [verb for [verb] in APART if verb not in {"BEGIN", "COMMIT"}]

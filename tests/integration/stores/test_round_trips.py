@@ -19,7 +19,7 @@ from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted
 from tests.integration import round_trip_urls, view_urls
 from tests.shopapp.models import Order
-from tests.tap import Tap, tapped, verbs
+from tests.tap import Tap, tapped, verbs, watched
 
 Post = Callable[..., Any]
 pytestmark = [
@@ -184,13 +184,7 @@ class TestNobodyCanTell:
 
     def test_execute_wrappers_see_each_statement_by_itself(self, tap: Tap, post: Post) -> None:
         """And the error of each, where it occurs."""
-        seen = []
-
-        def watch(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            seen.append(sql.split()[0])
-            return execute(sql, params, many, context)
-
-        with connection.execute_wrapper(watch):
+        with watched() as seen:
             post("/create")
         assert seen == ["INSERT", "INSERT", "UPDATE"]
         assert verbs(tap.take()) == APART
