@@ -208,7 +208,7 @@ class TestCost:
 
     @pytest.mark.parametrize("find", [in_flight, stuck, in_doubt])
     def test_a_single_key_that_needs_attention_is_found_by_its_index(self, find: Find) -> None:
-        """By a partial index, which holds this key alone. Old pages of other tests decide which kind of scan."""
+        """By a partial index, which holds this key alone."""
         last = make_many(20_000)
         until = timezone.now() + (HOUR if find is in_flight else -HOUR)
         IdempotencyKey.objects.filter(pk=last).update(status="in_progress", locked_until=until)
