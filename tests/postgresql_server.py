@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SETTINGS = ("listen_addresses=", "fsync=off", "max_connections=300", "max_locks_per_transaction=128")
+SETTINGS = ("listen_addresses=''", "fsync=off", "max_connections=300", "max_locks_per_transaction=128")
 
 
 @contextmanager
