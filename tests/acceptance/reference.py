@@ -84,7 +84,7 @@ def names() -> str:
             lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
-                    if not name.startswith("_"):
+                    if not name.startswith("_") and name not in SAID_ON_TOP:
                         lines += described("####", f"operation.{name}", method, TOLD.get(f"operation.{name}"))
     return "\n".join(lines)
 
@@ -120,15 +120,44 @@ def signature(name: str, value: Any) -> str:
     return re.sub(r"<[^=]* at 0x\w+>", "…", text)
 
 
+SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite", "request")
+"""Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 SAID_ONCE = (
     "using: database alias; default: the write alias of the key table.",
     "row_id: primary key of the `IdempotencyKey`.",
     "attempt: the attempt that the decision is about: the one that the person has seen.",
+    "by, reason: who decides, and why.",
+    "name: the step's name, 1 to 100 characters, the same in every attempt.",
+    "function: called with the other arguments.",
+    "stop: once set, this event ends the run",
+    "scope: as the endpoint's `scope=` returns it",
+    "registry: where the metrics are registered.",
+    # of a command, too: its table has them
+    "batch_size: rows in one transaction",
+    "max_batches: stop after that many batches",
+    "max_seconds: stop after that many seconds",
+    "pause: seconds to rest between two batches.",
+    "older_than: seconds, or a timedelta",
+    "operations: names of operations",
+    "limit: ask about that many keys",
+    "dry_run: only say what would be asked.",
+    "urlconf: dotted path, where the views are",
 )
-"""Arguments of many functions. The page says each once."""
+"""How the text of an argument begins that the page says once, or another page. So does a result below."""
+RETURNED = (
+    "A value for the `key` option.",
+    "How many keys were deleted, and how many had to be kept.",
+    "How many keys were resolved, and how many refused.",
+    "One `Endpoint` for each unsafe method",
+    "The result of `function`, as JSON gives it back.",
+    "The scope, for `forget` and `forget_scope`.",
+    "What was completed, and what needs attention still.",
+    "What was deleted, and what needs attention.",
+)
 TOLD = {
-    "operation.acall": "views.md#asynchronous-views",
     "operation.call": "leased.md#writing-steps",
+    "operation.fetch": "leased.md#writing-steps",
+    "operation.refer_to": "leased.md#what-it-is-about",
     "operation.write": "leased.md#writing-steps",
     "arun_once": "events.md",
     "idempotent": "views.md",
@@ -142,10 +171,13 @@ TOLD = {
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
     "resolve_all": "leased-failures.md#let-a-person-decide",
-    "in_doubt": "runbook.md#2-find-the-keys",
+    "recover_idempotency_keys": "operations.md#recovery",
+    "find_resource": "leased.md#what-it-is-about",
+    "half_done": "runbook.md#the-admin",
+    "in_doubt": "runbook.md#the-admin",
     "running_transactions": "monitoring.md#atomic-mode-at-work",
     "in_flight": "runbook.md#2-find-the-keys",
-    "stuck": "runbook.md#2-find-the-keys",
+    "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
     "KeyCollector": "monitoring.md",
     "Endpoint": "endpoints.md",
@@ -173,8 +205,8 @@ def section(found: re.Match[str]) -> str:
     """A section of a docstring in Google's style."""
     lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
     if found[1] == "Returns":
-        return f"Returns: {' '.join(lines)}\n"
-    items = [line.partition(": ") for line in lines if line not in SAID_ONCE]
+        return "" if lines[0].startswith(RETURNED) else f"Returns: {' '.join(lines)}\n"
+    items = [line.partition(": ") for line in lines if not line.startswith(SAID_ONCE)]
     if found[1] == "Raises":  # errors.md says what each one means, and the page that any may be a wrong configuration
         raised = dict.fromkeys(f"`{name}`" for name, _, _ in items if name != "IdempotencyConfigurationError")
         return f"Raises {', '.join(raised)}.\n" if raised else ""
