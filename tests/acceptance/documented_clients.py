@@ -1,9 +1,8 @@
-"""The clients of docs/clients.md, word for word: in this process, in Node, and in a browser."""
+"""The clients that docs/clients.md offers: in this process, in Node, and in a browser."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 
 from tests.servers import DEADLINE
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/clients.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 NODE = shutil.which("node")
 TOLD = "(error) => error instanceof Refused ? `refused ${error.message.slice(0, 3)}` : error.constructor.name"
 """What JavaScript's tests are told of an error."""
@@ -23,13 +22,12 @@ Place = Callable[..., Any]
 
 
 def snippet(language: str) -> str:
-    (code,) = re.findall(rf"```{language}\n((?:#|//) client.*?)```", PAGE, re.DOTALL)
-    return str(code)
+    return (DOCS / {"python": "client.py", "js": "client.js"}[language]).read_text()
 
 
 def python_client() -> dict[str, Any]:
     documented: dict[str, Any] = {}
-    exec(compile(snippet("python"), "docs/clients.md", "exec"), documented)
+    exec(compile(snippet("python"), "docs/client.py", "exec"), documented)
     return documented
 
 

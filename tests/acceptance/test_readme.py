@@ -8,12 +8,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from django.test import Client, modify_settings, override_settings
+from django.test import Client, override_settings
 from django.urls import clear_url_caches, include, path
 from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
-from django_idempotency.checks import check_cors
 from django_idempotency.engine.conf import Idempotency, get_settings
 from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
@@ -91,18 +90,6 @@ def test_the_form_is_clicked_twice(run, serve):
         (302, "/thanks/", "true"),
     ]
     assert models.Order.objects.count() == 1
-
-
-def test_the_cors_settings_satisfy_the_check(run):
-    """W003 is silent."""
-    pytest.importorskip("corsheaders")
-    shown = run("docs/clients.md", "cors.py")
-    names = ["CORS_ALLOW_HEADERS", "CORS_EXPOSE_HEADERS"]
-    with (
-        modify_settings(INSTALLED_APPS={"append": "corsheaders"}),
-        override_settings(**{name: getattr(shown, name) for name in names}),
-    ):
-        assert check_cors(None) == []
 
 
 @pytest.mark.django_db
@@ -317,7 +304,6 @@ def test_every_python_block_is_executed_by_a_test():
     assert {page: list(blocks(page)) for page in others if blocks(page)} == {
         "README.md": ["shop/views.py", "settings.py", "shop/api.py"],
         "docs/choices.md": ["shop/by_number.py", "shop/booking.py", "shop/failures.py"],  # test_guides.py
-        "docs/clients.md": ["client.py", "cors.py"],  # test_clients.py
         "docs/databases.md": [  # the last two: tests/clusters
             "shop/archive.py",
             "shop/scopes.py",

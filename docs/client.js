@@ -1,0 +1,112 @@
+// A client that retries, with an outbox in the browser's storage: see clients.md.
+
+const GIVE_UP_AFTER = 600; // seconds: above the server's longest lease
+const TIMEOUT = 30; // seconds of one attempt
+const RETRIED = new Set([408, 423, 425, 429]); // and each 5xx
+const BUSY = new Set(["in-progress", "outcome-unknown"]); // a 409 of the business has another code, or none
+const LOGIN = new Set([401, 403]); // this says nothing about the order, nor does a redirect
+
+class Refused extends Error {} // the final answer is no
+class Processed extends Error {} // the order was processed, its answer is not kept: look it up, do not order again
+class NotConfirmed extends Error {} // no final answer yet: keep the key, and try again later
+
+async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
+  const end = Date.now() + 1000 * giveUpAfter;
+  const headers = { "Content-Type": "application/json", "Idempotency-Key": `"${key}"` };
+  const request = { method: "POST", headers, body: JSON.stringify(order), redirect: "manual" };
+  for (;;) {
+    let answer = await ask(end, url, request);
+    if (answer.status === 202 && answer.location) {
+      let page = answer;
+      while (page.ok && page.fields.status === "in_progress") {
+        await wait(page, 1, end);
+        page = await ask(end, answer.location, {});
+      }
+      if (answer.fields.code === "in-progress") continue;
+      answer = page; // a 202 of the view itself: its page tells the end
+      if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
+    }
+    if (LOGIN.has(answer.status) || (!answer.ok && answer.status < 400)) throw new NotConfirmed(`${answer.status}`);
+    if (answer.fields.code === "response-not-stored") throw new Processed(answer.location ?? "");
+    if (!answer.ok) throw new Refused(`${answer.status}: ${answer.text}`);
+    return answer.fields;
+  }
+}
+
+// Send until there is an answer that says something.
+async function ask(end, url, request) {
+  for (let pause = 0.5; ; pause = Math.min(2 * pause, 30)) {
+    let answer = null;
+    try {
+      answer = await read(await fetch(url, { ...request, signal: AbortSignal.timeout(1000 * TIMEOUT) }));
+    } catch {
+      // no answer
+    }
+    const busy = answer?.status === 409 && BUSY.has(answer.fields.code);
+    if (answer && !busy && !RETRIED.has(answer.status) && answer.status < 500) return answer;
+    await wait(answer, pause, end);
+  }
+}
+
+async function read(response) {
+  const text = await response.text();
+  const location = response.headers.get("Location");
+  let fields = null;
+  try {
+    fields = JSON.parse(text);
+  } catch {
+    // not JSON
+  }
+  return {
+    ok: response.ok,
+    status: response.status,
+    retryAfter: Number(response.headers.get("Retry-After")) || 0,
+    location: location && new URL(location, response.url).href,
+    text,
+    fields: fields ?? {},
+  };
+}
+
+async function wait(answer, pause, end) {
+  const milliseconds = 1000 * Math.max(pause, answer?.retryAfter ?? 0) * (1 + Math.random() / 4);
+  if (Date.now() + milliseconds > end) throw new NotConfirmed("There was no final answer in time.");
+  await new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
+// Orders that are not confirmed yet, with their keys: one for each form.
+class Outbox {
+  constructor(url, name = "outbox", storage = localStorage) {
+    Object.assign(this, { url, name, storage });
+  }
+
+  entries() {
+    return JSON.parse(this.storage.getItem(this.name) ?? "{}");
+  }
+
+  keep(form, entry) {
+    this.storage.setItem(this.name, JSON.stringify({ ...this.entries(), [form]: entry }));
+  }
+
+  // The user has clicked. A second click on the same data sends the same key.
+  submit(form, order, giveUpAfter) {
+    const entry = this.entries()[form] ?? { key: crypto.randomUUID(), order };
+    if (JSON.stringify(entry.order) !== JSON.stringify(order)) {
+      return Promise.reject(new NotConfirmed("The order before this one is not confirmed yet."));
+    }
+    this.keep(form, entry);
+    return this.deliver(form, entry, giveUpAfter);
+  }
+
+  // The page was loaded again: a promise for each form whose order is not confirmed.
+  resume(giveUpAfter) {
+    return Object.entries(this.entries()).map(([form, entry]) => this.deliver(form, entry, giveUpAfter));
+  }
+
+  async deliver(form, { key, order }, giveUpAfter) {
+    const answer = await placeOrder(this.url, key, order, giveUpAfter).catch((error) => error);
+    const final = !(answer instanceof Error) || answer instanceof Refused || answer instanceof Processed;
+    if (final && this.entries()[form]?.key === key) this.keep(form, undefined);
+    if (answer instanceof Error) throw answer;
+    return answer;
+  }
+}

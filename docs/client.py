@@ -1,0 +1,105 @@
+"""A client that retries, with an outbox in a file: see clients.md."""
+
+import json
+import random
+import sqlite3
+import time
+import uuid
+
+import httpx
+
+GIVE_UP_AFTER = 600  # seconds: above the server's longest lease
+RETRIED = {408, 423, 425, 429}  # and each 5xx
+BUSY = {"in-progress", "outcome-unknown"}  # a 409 of the business has another code, or none
+LOGIN = {401, 403}  # this says nothing about the order, nor does a redirect
+
+
+class Refused(Exception):
+    """The final answer is no."""
+
+
+class Processed(Exception):
+    """The order was processed, and its answer is not kept. Look it up, and do not order again."""
+
+
+class NotConfirmed(Exception):
+    """There is no final answer yet. Keep the key and try again later."""
+
+
+def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER):
+    end = time.monotonic() + give_up_after
+    while True:
+        answer = ask(client, end, "POST", path, json=order, headers={"Idempotency-Key": f'"{key}"'})
+        if answer.status_code != 202 or "Location" not in answer.headers:
+            break
+        page = answer
+        while page.is_success and fields(page).get("status") == "in_progress":
+            wait(page, 1, end)
+            page = ask(client, end, "GET", answer.url.join(answer.headers["Location"]))
+        if fields(answer).get("code") != "in-progress":
+            answer = page  # a 202 of the view itself: its page tells the end
+            if fields(page).get("status") == "failed":
+                raise Refused(page.status_code, page.text)
+            break
+    if answer.is_redirect or answer.status_code in LOGIN:
+        raise NotConfirmed(answer.status_code)
+    if fields(answer).get("code") == "response-not-stored":
+        raise Processed(answer.headers.get("Location"))
+    if not answer.is_success:
+        raise Refused(answer.status_code, answer.text)
+    return fields(answer)
+
+
+def ask(client, end, method, url, **request):
+    """Send until there is an answer that says something."""
+    pause = 0.5
+    while True:
+        try:
+            answer = client.request(method, url, **request)
+        except httpx.TransportError:
+            answer = None
+        else:
+            busy = answer.status_code == 409 and fields(answer).get("code") in BUSY
+            if not (busy or answer.status_code in RETRIED or answer.is_server_error):
+                return answer
+        wait(answer, pause, end)
+        pause = min(2 * pause, 30)
+
+
+def wait(answer, pause, end):
+    asked = "" if answer is None else answer.headers.get("Retry-After", "")
+    seconds = max(pause, float(asked) if asked.isdecimal() else 0) * random.uniform(1, 1.25)  # noqa: S311
+    if time.monotonic() + seconds > end:
+        raise NotConfirmed("time is up")
+    time.sleep(seconds)
+
+
+def fields(answer):
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+class Outbox:
+    """Orders that are not confirmed yet, with their keys."""
+
+    def __init__(self, path):
+        self.file = sqlite3.connect(path, isolation_level=None)
+        self.file.execute("CREATE TABLE IF NOT EXISTS outbox (key TEXT PRIMARY KEY, body TEXT)")
+
+    def put(self, order):
+        self.file.execute("INSERT INTO outbox VALUES (?, ?)", [str(uuid.uuid4()), json.dumps(order)])
+
+    def deliver(self, client, **options):
+        """Send what is left. Yields each order with its final answer: the JSON, `Refused` or `Processed`."""
+        for key, body in self.file.execute("SELECT key, body FROM outbox ORDER BY rowid").fetchall():
+            order = json.loads(body)
+            try:
+                yield order, place_order(client, key, order, **options)
+            except NotConfirmed:
+                continue  # stays in the outbox
+            except (Refused, Processed) as final:
+                yield order, final
+            self.file.execute("DELETE FROM outbox WHERE key = ?", [key])
