@@ -7,21 +7,21 @@ from types import ModuleType
 import pytest
 
 from tests.acceptance.conftest import serve  # noqa: F401 - a fixture
-from tests.acceptance.pages import blocks
+from tests.acceptance.pages import ROOT
 from tests.shopapp import models
 
 
 @pytest.fixture
-def documented(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
-    """Make a block of a page a module of a project whose models are the tests' own."""
+def documented(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Make a file of docs/ a module of a project whose models are the tests' own."""
     monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
     monkeypatch.setitem(sys.modules, "shop.models", models)
 
-    def execute(page: str, file: str) -> ModuleType:
-        name = file.removesuffix(".py").replace("/", ".")
-        module = ModuleType(name)
-        monkeypatch.setitem(sys.modules, name, module)
-        exec(compile(blocks(page)[file], f"{page}:{file}", "exec"), vars(module))
+    def execute(name: str) -> ModuleType:
+        file = ROOT / f"docs/{name}.py"
+        module = ModuleType(f"shop.{name}")
+        monkeypatch.setitem(sys.modules, f"shop.{name}", module)
+        exec(compile(file.read_text(), file, "exec"), vars(module))
         return module
 
     return execute

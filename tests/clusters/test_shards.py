@@ -74,9 +74,9 @@ class Hold:
 
 
 @pytest.fixture
-def shop(documented: Callable[[str, str], ModuleType], serve: Any) -> Iterator[SimpleNamespace]:
+def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[SimpleNamespace]:
     """The documented router and middleware, before an atomic view, a leased view and the admin."""
-    shards = documented("docs/databases.md", "shop/shards.py")
+    shards = documented("shards")
     holds: list[Hold] = []
     charges: list[str] = []
 

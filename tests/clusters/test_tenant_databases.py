@@ -65,9 +65,9 @@ def _server(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def shop(documented: Callable[[str, str], ModuleType], serve: Any, django_db_blocker: Any) -> Iterator[SimpleNamespace]:
+def shop(documented: Callable[[str], ModuleType], serve: Any, django_db_blocker: Any) -> Iterator[SimpleNamespace]:
     """The package's middleware and router, with the documented router behind it, before a protected view."""
-    recipe = documented("docs/databases.md", "shop/tenant_databases.py")
+    recipe = documented("tenant_databases")
 
     @csrf_exempt
     @idempotent(scope=recipe.tenant_and_user)
