@@ -105,7 +105,7 @@ def docstring(value: Any) -> str:
 def described(level: str, name: str, value: Any, page: str | None) -> list[str]:
     text = docstring(value)
     if page:  # the page has what stands between the first line and the arguments
-        listed = SECTION.search(text)
+        listed = None if name in WHOLE else SECTION.search(text)
         text = f"{summary(value)} [More]({page}).\n\n{text[listed.start() :] if listed else ''}"
     return [f"{level} `{name}{signature(name, value)}`", "", prose(text).strip(), ""]
 
@@ -132,6 +132,9 @@ SAID_ONCE = (
     "stop: once set, this event ends the run",
     "scope: as the endpoint's `scope=` returns it",
     "registry: where the metrics are registered.",
+    "stuck: keys in progress that no worker holds.",
+    "in_doubt: failed or stuck keys with",
+    "half_done: failed or stuck keys with",
     # of a command, too: its table has them
     "batch_size: rows in one transaction",
     "max_batches: stop after that many batches",
@@ -159,7 +162,9 @@ TOLD = {
     "operation.fetch": "leased.md#writing-steps",
     "operation.refer_to": "leased.md#what-it-is-about",
     "operation.write": "leased.md#writing-steps",
+    "Fingerprint": "options.md#unstable-fields",
     "arun_once": "events.md",
+    "get_operation": "leased.md#what-it-is-about",
     "idempotent": "views.md",
     "once": "events.md",
     "run_once": "events.md",
@@ -184,8 +189,12 @@ TOLD = {
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
+    "django_idempotency.ninja.schema.IdempotencySchemaMixin": "ninja.md#openapi",
+    "django_idempotency.rest_framework.schema.IdempotencySchemaMixin": "drf.md#openapi",
 }
 """Names that another page explains: the reference has their first line and their arguments."""
+WHOLE = ("Fingerprint", "IdempotencyMixin")
+"""Of these, the other page explains the attributes as well."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
 
 
