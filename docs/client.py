@@ -68,7 +68,7 @@ def ask(client, end, method, url, **request):
 
 def wait(answer, pause, end):
     asked = "" if answer is None else answer.headers.get("Retry-After", "")
-    seconds = max(pause, float(asked) if asked.isdecimal() else 0) * random.uniform(1, 1.25)  # noqa: S311
+    seconds = max(pause, float(asked) if asked.isdecimal() else 0) * random.uniform(1, 1.25)
     if time.monotonic() + seconds > end:
         raise NotConfirmed("time is up")
     time.sleep(seconds)
