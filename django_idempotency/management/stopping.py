@@ -14,8 +14,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Stop(Event):
     """An event that a signal handler can set while the interrupted code waits for it.
 
-    `Event.set()` takes a lock. If the signal arrives while `Event.wait()` of the same thread holds the lock, the process
-    hangs for ever. A `SimpleQueue` allows `put()` at any moment: the event is set as long as an item is in the queue.
+    `Event.set()` takes a lock. If the signal arrives while `Event.wait()` of the same thread holds the lock, the
+    process hangs for ever. A `SimpleQueue` allows `put()` at any moment. The event is set while the queue has an item.
     """
 
     def __init__(self) -> None:
