@@ -1,4 +1,4 @@
-"""The figures and plots of docs/performance.md, and figures.md: `tox run -e benchmarks`, about a quarter of an hour.
+"""The figures and plots of docs/performance.md, and figures.md: `tox run -e benchmarks`, about 12 minutes.
 
 With --quick a small run that only prints; --only server runs that part, and only prints, too.
 """
@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 from tests.benchmarks import stage
@@ -18,7 +19,19 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, elsewhere, encryption, growth, peers, requests, server, statements, traffic
+from tests.benchmarks import (
+    cleanup,
+    cores,
+    elsewhere,
+    encryption,
+    growth,
+    peers,
+    requests,
+    server,
+    statements,
+    traffic,
+    writers,
+)
 from tests.benchmarks.page import with_figures
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,7 +41,7 @@ ON_THE_PAGE = ("requests",)
 """The parts whose tables the page shows. `figures.md` has all of them."""
 PARTS = {
     part.__name__.rpartition(".")[2]: part
-    for part in (requests, statements, encryption, peers, server, growth, cleanup, traffic, elsewhere)
+    for part in (requests, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere)
 }
 
 
@@ -53,8 +66,10 @@ def main() -> None:
     on_the_page, all_figures, images = [conditions()], [conditions()], {}
     for name in options.only or PARTS:
         part = PARTS[name]
-        print(name, "…", file=sys.stderr, flush=True)
+        print(name, "…", file=sys.stderr, end=" ", flush=True)
+        started = time.monotonic()
         measured = part.measure(quick=options.quick)
+        print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         drawn = part.drawn(measured)
         images |= drawn
         written = [f"### {part.TITLE}", part.told(measured)]
