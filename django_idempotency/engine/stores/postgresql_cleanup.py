@@ -9,7 +9,7 @@ from .store import Store
 
 # Note [Deleting by address]
 #
-# A row's address, its ctid, is found without an index. That makes a batch a fifth cheaper. It is safe in one plain
+# A row's address, its ctid, is found without an index. That makes a batch a sixth cheaper. It is safe in one plain
 # table and in one statement: the rows are chosen and deleted under one snapshot. While that snapshot is in use, no
 # VACUUM removes a version that it sees, so no other row can be at such an address.
 #
