@@ -1,4 +1,4 @@
-"""The figures and plots of docs/performance.md, and figures.md: `tox run -e benchmarks`, about a quarter of an hour.
+"""The figures and plots of docs/performance.md, and figures.md: `tox run -e benchmarks-mariadb`, about 12 minutes.
 
 With --quick a small run that only prints; --only server runs that part, and only prints, too.
 """
@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 from tests.benchmarks import stage
@@ -18,17 +19,30 @@ stage.build()
 from django import get_version
 from django.db import connection
 
-from tests.benchmarks import cleanup, elsewhere, encryption, growth, peers, requests, server, statements, traffic
-from tests.benchmarks.page import with_figures
+from tests.benchmarks import (
+    cleanup,
+    cores,
+    elsewhere,
+    encryption,
+    growth,
+    peers,
+    requests,
+    server,
+    statements,
+    traffic,
+    writers,
+)
+from tests.benchmarks.answer import answer
+from tests.benchmarks.page import with_part
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests",)
+ON_THE_PAGE = ("requests", "cores")
 """The parts whose tables the page shows. `figures.md` has all of them."""
 PARTS = {
     part.__name__.rpartition(".")[2]: part
-    for part in (requests, statements, encryption, peers, server, growth, cleanup, traffic, elsewhere)
+    for part in (requests, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere)
 }
 
 
@@ -50,11 +64,13 @@ def main() -> None:
         "--only", action="append", choices=PARTS, help="only this part, and print only; may be repeated"
     )
     options = parser.parse_args()
-    on_the_page, all_figures, images = [conditions()], [conditions()], {}
+    on_the_page, all_figures, images, found = [conditions()], [conditions()], {}, {}
     for name in options.only or PARTS:
         part = PARTS[name]
-        print(name, "…", file=sys.stderr, flush=True)
-        measured = part.measure(quick=options.quick)
+        print(name, "…", file=sys.stderr, end=" ", flush=True)
+        started = time.monotonic()
+        found[name] = measured = part.measure(quick=options.quick)
+        print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         drawn = part.drawn(measured)
         images |= drawn
         written = [f"### {part.TITLE}", part.told(measured)]
@@ -62,16 +78,19 @@ def main() -> None:
         if name in ON_THE_PAGE:
             on_the_page += [*written, *(f"![{part.TITLE}](images/{file})" for file in drawn)]
     print("\n\n".join(all_figures))
+    if {"requests", "cleanup"} <= found.keys():
+        print(first := answer(found["requests"], found["cleanup"]))
     if not (options.quick or options.only):
-        write({PAGE: on_the_page, ALL_FIGURES: all_figures}, images)
+        put(PAGE, "answer", first)
+        put(PAGE, "figures", "\n\n".join(on_the_page))
+        put(ALL_FIGURES, "figures", "\n\n".join(all_figures))
+        IMAGES.mkdir(exist_ok=True)
+        for file, image in images.items():
+            (IMAGES / file).write_text(image)
 
 
-def write(figures: dict[Path, list[str]], images: dict[str, str]) -> None:
-    for page, parts in figures.items():
-        page.write_text(with_figures(page.read_text(), "\n\n".join(parts)))
-    IMAGES.mkdir(exist_ok=True)
-    for file, image in images.items():
-        (IMAGES / file).write_text(image)
+def put(page: Path, name: str, text: str) -> None:
+    page.write_text(with_part(page.read_text(), name, text))
 
 
 if __name__ == "__main__":

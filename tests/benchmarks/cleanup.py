@@ -59,7 +59,7 @@ class Figures:
 
 
 def measure(*, quick: bool) -> list[Figures]:
-    expired, living = (150_000, 30_000) if quick else (2_500_000, 500_000)
+    expired, living = (150_000, 30_000) if quick else (1_500_000, 300_000)
     measured = []
     fill(expired, living)
     measured.append(clean(ALONE))

@@ -1,22 +1,40 @@
-"""How fast expired keys go on SQLite, MariaDB and MySQL: a process for each, `tests.benchmarks.one_cleanup`."""
+"""SQLite, MariaDB and MySQL: requests beside the bare view there, and how fast expired keys go.
+
+A process for each: `tests.benchmarks.one_requests`, `tests.benchmarks.one_cleanup`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from tests.benchmarks import mariadb, mysql
 from tests.benchmarks.page import table
 
-TITLE = "Cleanup on other databases"
+TITLE = "Other databases"
 
 
 @dataclass(frozen=True)
-class Figures:
+class Requests:
+    """What the process prints: microseconds of each case in each round."""
+
+    database: str
+    microseconds: dict[str, list[float]]
+
+    def told(self, case: str) -> str:
+        ours, bare = self.microseconds[case], self.microseconds["bare view"]
+        ratio = statistics.median(a / b for a, b in zip(ours, bare, strict=True))
+        return f"{min(ours):.0f} µs, ×{ratio:.2f}"
+
+
+@dataclass(frozen=True)
+class Cleanup:
     """What the process prints. worst: seconds; grown: megabytes."""
 
     database: str
@@ -28,13 +46,15 @@ class Figures:
 
 @dataclass(frozen=True)
 class Measured:
-    figures: list[Figures]
+    requests: list[Requests]
+    cleanups: list[Cleanup]
     missing: dict[str, str]
     """Why a database was not measured."""
 
 
 def measure(*, quick: bool) -> Measured:
-    expired, living = (30_000, 5_000) if quick else (300_000, 50_000)
+    rounds, each = (3, 10) if quick else (15, 30)
+    expired, living = (30_000, 5_000) if quick else (100_000, 20_000)
     servers = [nullcontext("sqlite:///:memory:")]  # the tests make a file of it
     missing = {}
     for name, server in {"MariaDB": mariadb, "MySQL": mysql}.items():
@@ -42,28 +62,33 @@ def measure(*, quick: bool) -> Measured:
             missing[name] = reason
         else:
             servers.append(server.running())
-    measured = []
+    requests, cleanups = [], []
     for running in servers:
         with running as url:
-            measured.append(_in_a_process(url, expired, living))
-    return Measured(measured, missing)
+            requests.append(Requests(**_in_a_process(url, "one_requests", rounds, each)))
+            cleanups.append(Cleanup(**_in_a_process(url, "one_cleanup", expired, living)))
+    return Measured(requests, cleanups, missing)
 
 
-def _in_a_process(url: str, expired: int, living: int) -> Figures:
-    command = [sys.executable, "-m", "tests.benchmarks.one_cleanup", str(expired), str(living)]
+def _in_a_process(url: str, module: str, *numbers: int) -> Any:
+    command = [sys.executable, "-m", f"tests.benchmarks.{module}", *map(str, numbers)]
     environment = {**os.environ, "DATABASE_URL": url}
-    printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Figures(**json.loads(printed))
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def told(measured: Measured) -> str:
-    rows = [
+    cases = ("bare view", "first request", "replay")
+    requests = [[one.database, *(one.told(case) for case in cases)] for one in measured.requests]
+    cleanups = [
         [one.database, f"{one.rows:,}", f"{one.rate:,.0f}", f"{one.worst * 1000:.0f} ms", f"{one.grown:.1f} MB"]
-        for one in measured.figures
+        for one in measured.cleanups
     ]
-    written = table(["", "keys deleted", "keys/s", "worst batch", "memory grown"], rows)
+    written = [
+        table(["", *(f"{case}, at best" for case in cases)], requests),
+        table(["cleanup", "keys deleted", "keys/s", "worst batch", "memory grown"], cleanups),
+    ]
     notes = [f"{name} was not measured: {reason}." for name, reason in measured.missing.items()]
-    return "\n\n".join([written, *notes])
+    return "\n\n".join([*written, *notes])
 
 
 def drawn(measured: Measured) -> dict[str, str]:

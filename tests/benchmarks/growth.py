@@ -55,7 +55,7 @@ class Measured:
 
 
 def measure(*, quick: bool) -> Measured:
-    requests, rounds, each = (1_000, 3, 10) if quick else (20_000, 15, 30)
+    requests, rounds, each = (1_000, 3, 10) if quick else (10_000, 15, 30)
     sizes = (0, 10_000, 100_000, 300_000) if quick else (0, 100_000, 1_000_000, 3_000_000)
     truncate()
     hot = _share_of_hot(requests)

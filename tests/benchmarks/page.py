@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-START, END = "<!-- figures -->", "<!-- end of figures -->"
-
 
 def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [" | ".join(head), *(" | ".join(row) for row in rows)]
@@ -14,7 +12,8 @@ def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines)
 
 
-def with_figures(page: str, figures: str) -> str:
-    """The page with these figures instead of those between its two markers."""
-    before, after = page[: page.index(START) + len(START)], page[page.index(END) :]
-    return f"{before}\n\n{figures}\n\n{after}"
+def with_part(page: str, name: str, text: str) -> str:
+    """The page with this text instead of what is between the two markers of that name."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, after = page[: page.index(start) + len(start)], page[page.index(end) :]
+    return f"{before}\n\n{text}\n\n{after}"

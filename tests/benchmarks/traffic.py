@@ -49,7 +49,7 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def measure(*, quick: bool) -> Measured:
-    rounds, seconds, expired = (1, 1, 600_000) if quick else (5, 4, 3_000_000)
+    rounds, seconds, expired = (1, 1, 900_000) if quick else (3, 3, 2_600_000)
     measured = {name: Figures() for name in CASES}
     with serving() as port:
         for _ in range(rounds):

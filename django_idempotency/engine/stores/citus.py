@@ -42,6 +42,7 @@ def is_citus(connection: BaseDatabaseWrapper) -> bool:
 
 class CitusStore(CitusLeases):
     dialect = replace(PostgreSQLStore.dialect, clock=CLOCK, clock_once=CLOCK, later=LATER)
+    has_addresses = False  # each shard has its own
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]

@@ -20,10 +20,11 @@ from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Row
 from . import round_trips
 from .dialect import Dialect
 from .leases import lease_lost
+from .postgresql_cleanup import PostgreSQLCleanup
 from .postgresql_leases import PostgreSQLLeaseQueries
 from .queries import as_new_row, as_stored_key
 from .running import RUNNING_SQL, RunningTransaction
-from .store import KeyLocked, Store, new_claim, row_of
+from .store import KeyLocked, new_claim, row_of
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -47,7 +48,7 @@ CLOCK = "clock_timestamp()"
 LATER = "clock_timestamp() + %s * interval '1 second'"
 
 
-class PostgreSQLStore(Store):
+class PostgreSQLStore(PostgreSQLCleanup):
     vendor = "postgresql"
     dialect = Dialect(
         clock=CLOCK,
@@ -251,49 +252,11 @@ class PostgreSQLStore(Store):
     def _wait_for_lock(self, identity: Identity) -> None:
         self._fetch("SELECT pg_advisory_xact_lock(%s)", [identity.scope_hash])
 
-    @cached_property
-    def _purge_sql(self) -> str:
-        """Delete expired rows and their steps. Parameters: not before, how many. Returns how many, and the last time.
-
-        Not by ctid, which is unique in one partition only: in a partitioned table it would delete living keys. There,
-        only a sequence makes ids unique. So each row that is deleted must itself have expired. The lower bound steps
-        over what earlier batches deleted: an old snapshot elsewhere may keep such entries in the index for hours.
-        """
-        sql = self._sql
-        id_, expires_at = sql.k["id"], sql.k["expires_at"]
-        return (
-            f"WITH purged AS (DELETE FROM {sql.table} WHERE {id_} = ANY(ARRAY("
-            f"SELECT {id_} FROM {sql.table} WHERE {sql.any_expired} "
-            f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
-            f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked})) AND {sql.any_expired} "
-            f"RETURNING {id_}, {expires_at}), "
-            f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.s['key']} = purged.{id_}) "
-            f"SELECT count(*), max({expires_at}) FROM purged"
-        )
-
-    def note_expired_unleased(self, error: str, limit: int) -> None:
-        self._walk_indexes()
-        super().note_expired_unleased(error, limit)
-
-    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        self._walk_indexes()
-        deleted, last = self._fetch(self._purge_sql, [not_before, batch_size])
-        return deleted, last or not_before
-
     def running(self) -> list[RunningTransaction]:
         return [
             RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
             for pid, keys, age, state in self._fetch_all(RUNNING_SQL, [self._sql.table])
         ]
-
-    def _walk_indexes(self) -> None:
-        """Until the transaction ends. PostgreSQL guesses that two bounds on one column leave 0.5 % of the table.
-
-        Then the planner may collect and sort all expired rows in every batch, and not walk the index.
-        """
-        self._fetch(
-            "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)", []
-        )
 
 
 def _sqlstate(error: DatabaseError) -> str | None:

@@ -19,6 +19,6 @@ class Command(flush.Command):
         connection = connections[options["database"]]
         tables = set(connection.introspection.django_table_names(only_existing=True, include_views=False)) - KEPT
         statements = connection.ops.sql_flush(
-            no_style(), sorted(tables), reset_sequences=options["reset_sequences"], allow_cascade=False
+            no_style(), sorted(tables), reset_sequences=options.get("reset_sequences", True), allow_cascade=False
         )
         connection.ops.execute_sql_flush(statements)
