@@ -176,6 +176,16 @@ def test_they_stay_the_same_from_release_to_release(rf: Any, content_type: str, 
     assert fingerprint.hex() == expected
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-le"])
+def test_json_is_compared_by_value_in_each_of_its_encodings(rf: Any, encoding: str) -> None:
+    """The fingerprint is that of the same JSON in UTF-8, as in the test above."""
+    body = '{"b": [1, 2.50, "ä"], "a": null}'.encode(encoding)
+    request = rf.generic("POST", "/orders/?a=1", body, content_type="application/json")
+    fingerprint = fingerprint_of(request, resolve(), request)
+    assert fingerprint is not None
+    assert fingerprint.hex() == "ed3c18ab74d8a389b785599dcb4585af66f5f41fae1d0e0f9ae376f656211a11"
+
+
 Post = Callable[..., Any]
 
 

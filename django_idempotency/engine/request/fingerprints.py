@@ -184,7 +184,7 @@ def _refuse_large(body: IO[bytes]) -> None:
 
 def _json(raw: bytes) -> Any:
     try:
-        return json.loads(raw, parse_float=Number, object_pairs_hook=_unique)
+        return _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))  # as json.loads does
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
 
@@ -194,6 +194,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise Unparsable  # parsers disagree which of two equal names counts
     return value
+
+
+_DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_unique)
 
 
 def _urlencoded(raw: bytes) -> dict[str, list[str]]:
