@@ -66,7 +66,7 @@ class RestFrameworkViewCall(ViewCall):
     def scope(self) -> str | None:
         """The caller that the view's own authentication found, unless `scope=` says who is calling."""
         request: Any = self.asked_with
-        if self.options.scope is not None or is_authenticated(request.user) or request.auth is None:
+        if self.options.scope is not None or request.auth is None or is_authenticated(request.user):
             return super().scope()
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().scope()  # the project's own value for "no token"

@@ -31,23 +31,32 @@ def test_more_than_the_limit_goes_to_the_projects_folder(
     request = rf.generic("POST", "/", b"sixsix")
     with open_body(request) as body:
         assert body is not None
-        spool: Any = body
-        assert isinstance(spool._file, BytesIO) is in_memory
-        assert spool._rolled is not in_memory
+        kept: Any = body
+        assert isinstance(kept, BytesIO) is in_memory
+        assert in_memory or kept._rolled
     assert request.body == b"sixsix"
 
 
-def test_a_body_is_read_once_and_closed_with_its_request(rf: RequestFactory) -> None:
-    """The REST framework's adapter opens it twice. Left to the garbage collector, large files would pile up."""
+@pytest.mark.parametrize("limit", [0, 6])
+def test_a_body_is_read_once(rf: RequestFactory, settings: Any, limit: int) -> None:
+    """The REST framework's adapter opens the body twice, whether it is in memory or on disk."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = limit
     request = rf.generic("POST", "/", b"sixsix")
     with open_body(request) as first:
         pass
     with open_body(request) as second:
         assert second is first
-    spool: Any = first
-    assert not spool.closed
+
+
+def test_a_file_is_closed_with_its_request(rf: RequestFactory, settings: Any) -> None:
+    """Left to the garbage collector, large files would pile up."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 0
+    request = rf.generic("POST", "/", b"sixsix")
+    with open_body(request) as body:
+        assert body is not None
+        assert not body.closed
     request.close()
-    assert spool.closed
+    assert body.closed
 
 
 @pytest.mark.django_db
@@ -74,8 +83,9 @@ def test_the_stream_is_closed_when_it_was_read(async_rf: AsyncRequestFactory) ->
         assert stream.closed
 
 
-def test_a_closed_request_counts_as_read(rf: RequestFactory) -> None:
-    """As without us: Django says that the body cannot be read again, in place of an error about a closed file."""
+def test_a_closed_request_counts_as_read(rf: RequestFactory, settings: Any) -> None:
+    """Django says that the body cannot be read again, in place of an error about a closed file."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 0
     request = rf.generic("POST", "/", b"sixsix")
     with open_body(request):
         pass
@@ -84,6 +94,15 @@ def test_a_closed_request_counts_as_read(rf: RequestFactory) -> None:
         assert body is None
     with pytest.raises(RawPostDataException):
         request.body  # noqa: B018
+
+
+def test_a_small_body_outlives_its_request(rf: RequestFactory) -> None:
+    """A body in memory holds nothing that has to be closed."""
+    request = rf.generic("POST", "/", b"sixsix")
+    with open_body(request):
+        pass
+    request.close()
+    assert request.body == b"sixsix"
 
 
 def test_an_unknown_folder_is_an_error_only_for_what_needs_it(rf: RequestFactory, settings: Any) -> None:
@@ -155,6 +174,16 @@ def test_they_stay_the_same_from_release_to_release(rf: Any, content_type: str, 
     fingerprint = fingerprint_of(request, resolve(), request)
     assert fingerprint is not None
     assert fingerprint.hex() == expected
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-le"])
+def test_json_is_compared_by_value_in_each_of_its_encodings(rf: Any, encoding: str) -> None:
+    """The fingerprint is that of the same JSON in UTF-8, as in the test above."""
+    body = '{"b": [1, 2.50, "ä"], "a": null}'.encode(encoding)
+    request = rf.generic("POST", "/orders/?a=1", body, content_type="application/json")
+    fingerprint = fingerprint_of(request, resolve(), request)
+    assert fingerprint is not None
+    assert fingerprint.hex() == "ed3c18ab74d8a389b785599dcb4585af66f5f41fae1d0e0f9ae376f656211a11"
 
 
 Post = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...exceptions import IdempotencyConfigurationError
@@ -166,19 +166,19 @@ class Idempotency:
         """The options that this layer decides."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not UNSET}
 
-    @property
+    @cached_property
     def ttl_seconds(self) -> float:
         return seconds_of(self.ttl)
 
-    @property
+    @cached_property
     def wait_seconds(self) -> float:
         return seconds_of(self.wait)
 
-    @property
+    @cached_property
     def lease_seconds(self) -> float | None:
         return None if self.lease is None else seconds_of(self.lease)
 
-    @property
+    @cached_property
     def repeats_calls(self) -> bool:
         """May a call in doubt be made again? Only in leased mode, where the call repeats the same derived key."""
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)

@@ -22,11 +22,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2
 
 def digest(*parts: bytes) -> bytes:
     """SHA-256 of the parts, each prefixed by its length, so that two lists of parts never hash the same text."""
-    hasher = sha256()
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "big"))
-        hasher.update(part)
-    return hasher.digest()
+    return sha256(b"".join([len(part).to_bytes(8, "big") + part for part in parts])).digest()
 
 
 def digest_of_chunks(chunks: Iterable[bytes]) -> str:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 Headers = tuple[tuple[str, str], ...]
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Snapshot:
 
 def encode_headers(headers: Headers) -> str:
     """The headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
-    return json.dumps(headers, separators=(",", ":"))
+    return _ENCODER.encode(headers)
 
 
 def decode_headers(text: str | None) -> Headers:

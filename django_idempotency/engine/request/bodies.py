@@ -1,7 +1,7 @@
 """Reading a request's body so that the view can still read the body in its own way.
 
 The view may use its own parser, `request.read()`, its own upload handlers, and bodies of any size. So the stream is
-read into a file once, and the view gets that file, rewound.
+read once, into memory if the body is small, else into a file. The view gets what was kept, rewound.
 """
 
 from __future__ import annotations
@@ -33,48 +33,56 @@ def open_body(request: HttpRequest) -> Iterator[IO[bytes] | None]:
     """
     private: Any = request  # Django has no public way to replace the stream of a request
     stream: Any = getattr(request, "_stream", None)
-    spooled = isinstance(stream, _Spool) and not stream.closed
+    read_before = isinstance(stream, (_InMemory, _OnDisk)) and not stream.closed
     if hasattr(request, "_body"):
         yield BytesIO(request.body)
-    elif private._read_started and not spooled:
+    elif private._read_started and not read_before:
         yield None
     else:
         # A decorator above us that tries again hands over the request that the view has read already.
-        spool = stream if spooled else _spooled(private)
-        _hand_on(private, spool)
+        kept = stream if read_before else _kept(private)
+        _hand_on(private, kept)
         try:
-            yield spool
+            yield kept
         finally:
-            _hand_on(private, spool)
+            _hand_on(private, kept)
 
 
-def _spooled(request: Any) -> _Spool:
+def _kept(request: Any) -> IO[bytes]:
     """Read the stream to its end."""
-    # 0 means "no limit" to SpooledTemporaryFile. In the setting 0 means "keep nothing in memory".
-    spool = _Spool(max_size=max(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, 1), dir=settings.FILE_UPLOAD_TEMP_DIR)
-    _close_with(request, spool)
-    stream = request._stream
+    kept: IO[bytes] = _InMemory()
+    limit, stream = settings.FILE_UPLOAD_MAX_MEMORY_SIZE, request._stream
     try:
-        for chunk in iter(lambda: request.read(CHUNK), b""):
-            spool.write(chunk)
+        while chunk := request.read(CHUNK):
+            kept.write(chunk)
+            if isinstance(kept, _InMemory) and kept.tell() > limit:
+                kept = _moved_to_disk(request, kept)
     except Exception:
         request._stream = _Lost()
         raise
     finally:
         stream.close()  # as request.body does: else an upload under ASGI would be kept twice
-    received = spool.tell()
-    _hand_on(request, spool)
+    received = kept.tell()
+    _hand_on(request, kept)
     _refuse_truncated(stream, received)
-    return spool
+    return kept
 
 
-def _close_with(request: Any, spool: _Spool) -> None:
-    """Close the spool with the request's uploaded files, when the response has been sent.
+def _moved_to_disk(request: Any, kept: _InMemory) -> _OnDisk:
+    file = _OnDisk(dir=settings.FILE_UPLOAD_TEMP_DIR)
+    _close_with(request, file)
+    file.rollover()
+    file.write(kept.getvalue())
+    return file
 
-    The request of a test is never closed: there the spool is closed when the request is garbage-collected. On a server
+
+def _close_with(request: Any, file: _OnDisk) -> None:
+    """Close the file with the request's uploaded files, when the response has been sent.
+
+    The request of a test is never closed: there the file is closed when the request is garbage-collected. On a server
     that would be too late, because large files would pile up.
     """
-    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, spool), request.close
+    finish, close = weakref.finalize(request, SpooledTemporaryFile.close, file), request.close
 
     def closing() -> None:
         close()
@@ -84,8 +92,15 @@ def _close_with(request: Any, spool: _Spool) -> None:
     request.close = closing
 
 
-class _Spool(SpooledTemporaryFile[bytes]):
+class _InMemory(BytesIO):
     """A stream that lives as long as its request. Parsers close the stream they have read, which must not end it."""
+
+    def close(self) -> None:
+        pass
+
+
+class _OnDisk(SpooledTemporaryFile[bytes]):
+    """The same for a large body."""
 
     def close(self) -> None:
         pass

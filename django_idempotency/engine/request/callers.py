@@ -24,6 +24,8 @@ CHANGING_SCHEMES = re.compile(
 )
 """Authorization schemes whose value is new in each request, in lower case. A retry would have another scope."""
 ANONYMOUS = "anonymous"
+UNKNOWN = object()
+"""Stands for an attribute that is not there."""
 
 
 class ChangingCredential(Exception):
@@ -68,12 +70,13 @@ def is_authenticated(user: Any) -> bool:
     """
     if user is None:
         return False
-    if not hasattr(user, "is_authenticated"):
+    known = getattr(user, "is_authenticated", UNKNOWN)
+    if known is UNKNOWN:
         raise IdempotencyConfigurationError(
             f"request.user is of type {user.__class__.__qualname__!r}, which has no is_authenticated and so does "
             "not tell who is calling. Pass scope=callable(request)."
         )
-    return bool(user.is_authenticated)
+    return bool(known)
 
 
 def auth_scope(auth: Any) -> str:
@@ -137,7 +140,7 @@ def account_scope(user: Any) -> str:
         )
     # Of a lazily wrapped user, such as Django's own, type() is the wrapper. __class__ is the user's class.
     kind = user.__class__
-    place = _place(kind, user) if isinstance(user, Model) else f"{kind.__module__}.{kind.__qualname__}"
+    place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
 
 

@@ -38,7 +38,7 @@ def canonical(value: Any) -> bytes:
     Raises:
         TypeError: for an object that neither JSON nor Django can write.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_tagged).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def escaped(name: str) -> str:
@@ -97,3 +97,6 @@ def _tagged(value: Any) -> dict[str, Any]:
     if isinstance(value, (date, time)):  # Django's encoder cuts microseconds
         return {f"{TAG}{type(value).__name__}": value.isoformat()}
     return {f"{TAG}{type(value).__name__}": DjangoJSONEncoder().default(value)}
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagged)

@@ -29,6 +29,7 @@ HOP_BY_HOP = frozenset(
 """RFC 9110 section 7.6.1: headers about one connection, not about the response."""
 CREDENTIALS = frozenset({"set-cookie", "authorization"})
 """Headers that a view may have set itself and that no table should hold: a session, a freshly issued token."""
+NEVER_KEPT = HOP_BY_HOP | CREDENTIALS
 REASON = ":reason"
 """The view's own reason phrase is kept among the headers, under a name that no header can have."""
 
@@ -70,11 +71,12 @@ def _body(response: Any, options: Idempotency) -> bytes | None:
 
 
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
-    named = response.headers.get("Connection", "").lower().split(",")
-    kept = {"set-cookie"} if get_settings().store_cookies else set()
-    dropped = HOP_BY_HOP.union(name.strip() for name in named) | CREDENTIALS - kept
+    store_cookies = get_settings().store_cookies
+    dropped = NEVER_KEPT - {"set-cookie"} if store_cookies else NEVER_KEPT
+    if (named := response.headers.get("Connection")) is not None:
+        dropped = dropped.union(name.strip() for name in named.lower().split(","))
     yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
         yield REASON, response.reason_phrase
-    if get_settings().store_cookies:
+    if store_cookies:
         yield from (("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())

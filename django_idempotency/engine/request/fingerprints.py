@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from hashlib import sha256
 from os import SEEK_END
 from typing import IO, TYPE_CHECKING, Any
@@ -101,10 +102,19 @@ def _parameters(request: HttpRequest) -> bytes:
     The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
     and "UTF8" are the same.
     """
+    default = settings.DEFAULT_CHARSET
+    if not request.content_params and request.encoding is None:
+        return _no_parameters(default)
     given = dict(request.content_params or {})
     given.pop("boundary", None)
-    given["charset"] = _codec(given.get("charset") or settings.DEFAULT_CHARSET)
-    return canonical([given, _codec(request.encoding or settings.DEFAULT_CHARSET)])
+    given["charset"] = _codec(given.get("charset") or default)
+    return canonical([given, _codec(request.encoding or default)])
+
+
+@lru_cache(maxsize=8)
+def _no_parameters(charset: str) -> bytes:
+    """Of the most frequent request. Cached by the project's setting, and not by what a client sends."""
+    return canonical([{"charset": _codec(charset)}, _codec(charset)])
 
 
 def _codec(charset: str) -> str:
@@ -174,7 +184,7 @@ def _refuse_large(body: IO[bytes]) -> None:
 
 def _json(raw: bytes) -> Any:
     try:
-        return json.loads(raw, parse_float=Number, object_pairs_hook=_unique)
+        return _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))  # as json.loads does
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
 
@@ -184,6 +194,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise Unparsable  # parsers disagree which of two equal names counts
     return value
+
+
+_DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_unique)
 
 
 def _urlencoded(raw: bytes) -> dict[str, list[str]]:

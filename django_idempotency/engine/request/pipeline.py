@@ -65,8 +65,9 @@ def handle(call: ViewCall) -> HttpResponseBase:
         case wish:
             assert_never(wish)
 
-    outcome = execute(store_for(alias_of(options)), wanted, call)
-    return _deliver(call, wanted, outcome)
+    alias = alias_of(options)
+    outcome = execute(store_for(alias), wanted, call)
+    return _deliver(call, wanted, outcome, alias)
 
 
 def _wish(call: ViewCall) -> Wish:
@@ -128,18 +129,18 @@ def _pass_through(call: ViewCall) -> HttpResponseBase:
         return call.pass_through()
 
 
-def _deliver(call: ViewCall, wanted: ClaimRequest, outcome: Outcome[HttpResponseBase]) -> HttpResponseBase:
+def _deliver(call: ViewCall, wanted: ClaimRequest, outcome: Outcome[HttpResponseBase], alias: str) -> HttpResponseBase:
     """Tell the client what the claim came to."""
     options = call.options
     match outcome:
         case Finished(value=response):
             return call.deliver(response, replayed=False)
         case Completed():
-            return _replay(call, wanted, outcome)
+            return _replay(call, wanted, outcome, alias)
         case Mismatched():
             return _refuse(call, problems.already_used(options))
         case Conflicted() if options.in_progress_status == 202:
-            return call.deliver(accepted(alias_of(options), wanted.identity), replayed=False)
+            return call.deliver(accepted(alias, wanted.identity), replayed=False)
         case Conflicted():
             return _refuse(call, problems.outstanding(options, outcome.retry_after))
         case InDoubt():
@@ -154,13 +155,13 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed) -> HttpResponseBase:
+def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str) -> HttpResponseBase:
     snapshot = completed.snapshot
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
-        report(REPLAY_REFUSED, wanted.identity, alias_of(call.options))
+        report(REPLAY_REFUSED, wanted.identity, alias)
         return _refuse(call, problems.replay_refused())
-    report(REPLAYED, wanted.identity, alias_of(call.options), resource=completed.resource)
+    report(REPLAYED, wanted.identity, alias, resource=completed.resource)
     if snapshot.is_tombstone:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:

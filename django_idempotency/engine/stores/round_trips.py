@@ -16,8 +16,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
-
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
@@ -53,7 +51,7 @@ def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, 
 
 def may_close(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     """Whether the end of the current `atomic()` will send COMMIT, and nothing else."""
-    return _may_shape(connection, cursor) and not transaction.get_rollback(using=connection.alias)
+    return _may_shape(connection, cursor) and not connection.get_rollback()
 
 
 def close_with(cursor: CursorWrapper, sql: str, params: list[Any]) -> None:
