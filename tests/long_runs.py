@@ -1,9 +1,10 @@
-"""The long runs, one after the other, and one report of them: what a week's night is for.
+"""The long runs, one after the other, and the page of what they came to: what a week's night is for.
 
-    python -m tests.long_runs [--only PART …] [--report FILE]
+    python -m tests.long_runs [--only PART …] [--short] [--page FILE]
 
-Each part is a tox environment that also runs briefly among the tests. The report names date, version, commit, seeds and
-what each part has printed last. It is written after each part, so that a run that is cut off leaves what it has found.
+Each part is a tox environment that also runs briefly among the tests. The page has a section for each part that has
+run, with version, commit, date, seeds, commands and figures. A part that runs again replaces its section. The page is
+written after each run, so that a night that is cut off leaves what it has found. The output of a failed run is printed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-REPORT = ROOT / "tests" / "long_runs.md"
-SHOWN = 4
-"""Lines of a part's output that the report shows: its last ones."""
+PAGE = ROOT / "docs" / "proof.md"
+HEAD = "| Command | Outcome | Version | Commit | Date | Minutes |\n|---|---|---|---|---|---|\n"
+NOT_SAID = re.compile(r"\s*(\S+: (OK|FAIL)|congratulations|evaluation|SKIPPED|\S*: commands\[)")
+"""tox's own words, and reasons that name no figure."""
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -32,39 +35,88 @@ class Part:
     """One long run.
 
     Args:
+        proves: what holds if the part passes, in a sentence.
         tox: the arguments of `tox run`.
         settings: environment variables that make the run long.
         seed: the environment variable, or the option of pytest, that names the plan.
         seeds: how many plans are run.
+        figures: finds the lines of the output that the page shows. Default: the last one.
     """
 
+    proves: str
     tox: tuple[str, ...]
     settings: tuple[tuple[str, str], ...] = ()
     seed: str | None = None
     seeds: int = 1
+    figures: str | None = None
 
-    def command(self, seed: int) -> tuple[list[str], dict[str, str]]:
+    def command(self, seed: int, *, short: bool) -> tuple[list[str], dict[str, str]]:
         """The arguments of tox, and the environment."""
-        arguments, environment = list(self.tox), dict(self.settings)
+        arguments, environment = list(self.tox), {} if short else dict(self.settings)
         if self.seed is not None and self.seed.startswith("-"):
-            arguments += ["--", f"{self.seed}={seed}"]
+            arguments += [*([] if "--" in arguments else ["--"]), f"{self.seed}={seed}"]
         elif self.seed is not None:
             environment[self.seed] = str(seed)
         return arguments, environment
 
+    def said(self, output: str) -> list[str]:
+        """The lines of the output that the page shows."""
+        lines = [line for line in map(str.rstrip, ESCAPE.sub("", output).splitlines()) if line.strip()]
+        if self.figures and (found := [line for line in lines if re.search(self.figures, line)]):
+            return found
+        return [line for line in lines if not NOT_SAID.match(line)][-1:]
+
 
 PARTS = {
-    "chaos": Part(tox=("-e", "chaos"), settings=(("CHAOS", "20"),), seed="CHAOS_SEED", seeds=2),
-    "bursts": Part(tox=("-e", "bursts"), settings=(("BURSTS", "125"),), seed="BURSTS_SEED"),
+    "chaos": Part(
+        proves="Workers killed, connections cut, the database restarted: no order or charge too many, no success "
+        "without its order, no stuck key.",
+        tox=("-e", "chaos"),
+        settings=(("CHAOS", "20"),),
+        seed="CHAOS_SEED",
+        seeds=2,
+    ),
+    "bursts": Part(
+        proves="Duplicates in bursts of 50 and 200 on three servers, directly and through PgBouncer; views that "
+        "deadlock: one order for each operation, one answer for each key.",
+        tox=("-e", "bursts"),
+        settings=(("BURSTS", "125"),),
+        seed="BURSTS_SEED",
+    ),
     "model": Part(
-        tox=("-e", "model"),
+        proves="Every interleaving of clients, crashes, takeovers, decisions and recovery: no state has two orders, "
+        "two charges or another answer, and no client waits for ever. Where the model is broken on purpose, Spin finds "
+        "the error. Then random histories of the real table.",
+        tox=("-e", "model", "--", "-rP"),
         settings=(("SPIN_CLIENTS", "3"), ("HYPOTHESIS_EXAMPLES", "600")),
         seed="--hypothesis-seed",
+        figures=r"\d+ states, \d+ errors|\d+ passed",
     ),
-    "fuzz": Part(tox=("-e", "fuzz"), settings=(("HYPOTHESIS_EXAMPLES", "5000"),), seed="--hypothesis-seed"),
-    "frameworks": Part(tox=("-e", "frameworks", "--", "--twice")),
-    "clusters": Part(tox=("-e", "clusters")),
-    "mutation": Part(tox=("-e", "mutation")),
+    "fuzz": Part(
+        proves="Any bytes in header and body: the protected view answers like the bare one.",
+        tox=("-e", "fuzz"),
+        settings=(("HYPOTHESIS_EXAMPLES", "5000"),),
+        seed="--hypothesis-seed",
+    ),
+    "previous": Part(
+        proves="The code and the tests of the release before this one, on this schema: the old servers go on.",
+        tox=("-e", "previous"),
+    ),
+    "frameworks": Part(
+        proves="The tests of Django and of the REST framework, with every view protected and each request sent again. "
+        "`tests/frameworks/suites.toml` has the reason for each test that fails with the package only.",
+        tox=("-e", "frameworks", "--", "--twice"),
+        figures=r"every view protected|tests, \d+ skipped|^\d+ \w+.*, \d+ |on the list: ",
+    ),
+    "clusters": Part(
+        proves="Shards, tenants, failover, PgBouncer, Galera and Citus. NOT RUN names what the machine lacks.",
+        tox=("-e", "clusters"),
+        figures=r"NOT RUN|\d+ passed",
+    ),
+    "mutation": Part(
+        proves="One-line breaks of the core: a test sees each. `mutmut results` lists those that no test sees.",
+        tox=("-e", "mutation"),
+    ),
 }
 
 
@@ -72,24 +124,34 @@ def main(*arguments: str) -> int:
     """Run the parts. The exit status is 1 if one of them has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeat for several; default: all")
-    parser.add_argument("--report", type=Path, default=REPORT, help="the file to write; default: tests/long_runs.md")
+    parser.add_argument("--short", action="store_true", help="as among the tests: shows that the parts run")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; default: docs/proof.md")
     chosen = parser.parse_args(arguments)
-    sections: list[str] = []
-    failed = 0
-    for name in chosen.only or PARTS:
-        for seed in _seeds(PARTS[name]):
-            status, section = run(name, seed)
-            failed += status != 0
-            sections.append(section)
-            chosen.report.write_text(report(sections))
-            print(section, flush=True)
-    return 1 if failed else 0
+    passed = [run(name, PARTS[name], chosen.page, short=chosen.short) for name in chosen.only or PARTS]
+    return 0 if all(passed) else 1
 
 
-def run(name: str, seed: int) -> tuple[int, str]:
-    """Run one part under one seed: its exit status, and its section of the report."""
-    arguments, environment = PARTS[name].command(seed)
-    started = time.monotonic()
+def run(name: str, part: Part, page: Path, *, short: bool = False) -> bool:
+    """Run one part under each of its seeds, and write its section of the page. True if all passed."""
+    table: list[str] = []
+    said: list[str] = []
+    passed = True
+    for seed in [secrets.randbelow(2**31) for _ in range(part.seeds)]:
+        started = time.monotonic()
+        arguments, environment = part.command(seed, short=short)
+        status, output = tox(arguments, environment)
+        passed = passed and status == 0
+        words = " ".join([*(f"{key}={value}" for key, value in environment.items()), "tox run", *arguments])
+        outcome = "passed" if status == 0 else f"**FAILED** with status {status}"
+        table.append(f"| `{words}` | {outcome} | {origin()} | {(time.monotonic() - started) / 60:.0f} |")
+        said += part.said(output)
+        write(page, name, section(part, table, said))
+        print(table[-1], output if status else "", sep="\n", flush=True)
+    return passed
+
+
+def tox(arguments: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and output of `tox run`."""
     done = subprocess.run(
         [sys.executable, "-m", "tox", "run", *arguments],
         cwd=ROOT,
@@ -99,38 +161,49 @@ def run(name: str, seed: int) -> tuple[int, str]:
         text=True,
         check=False,
     )
-    minutes = (time.monotonic() - started) / 60
-    words = " ".join([*(f"{key}={value}" for key, value in environment.items()), "tox run", *arguments])
-    outcome = "passed" if done.returncode == 0 else f"FAILED with status {done.returncode}"
-    lines = "\n".join(f"    {line}" for line in last_lines(done.stdout))
-    return done.returncode, f"## {name}: {outcome}, {minutes:.0f} minutes\n\n`{words}`\n\n{lines}\n"
+    return done.returncode, done.stdout
 
 
-def last_lines(output: str) -> list[str]:
-    """What a part has to say at its end, without tox's own words."""
-    lines = [ESCAPE.sub("", line).rstrip() for line in output.splitlines()]
-    said = [
-        line for line in lines if line.strip() and not re.match(r"\s*(\S+: (OK|FAIL)|congratulations|evaluation)", line)
-    ]
-    return said[-SHOWN:]
-
-
-def report(sections: list[str]) -> str:
-    """The whole report."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+def origin() -> str:
+    """Version, commit and date. A commit beside which the code has changed has a `+`."""
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    changed = "+" if git("status", "--porcelain", "--", ".", ":!docs/proof.md") else ""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    head = (
-        f"# Long runs of version {version}\n\n"
-        f"{datetime.date.today().isoformat()}, commit {commit or 'unknown'}, Python {sys.version.split()[0]}, "
-        f"{os.cpu_count()} cores. Made by `python -m tests.long_runs`.\n"
-    )
-    return "\n".join([head, *sections])
+    return f"{version} | {commit}{changed} | {datetime.date.today().isoformat()}"
 
 
-def _seeds(part: Part) -> list[int]:
-    return [secrets.randbelow(2**31) for _ in range(part.seeds)] if part.seed else [0]
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def section(part: Part, table: list[str], said: list[str]) -> str:
+    """What the page has below the part's name."""
+    figures = "".join(f"    {line}\n" for line in said)
+    return f"{part.proves}\n\n{HEAD}" + "\n".join(table) + f"\n\n{figures}"
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Put a section into the page, in place of an older one."""
+    head, *sections = re.split(r"(?m)^## ", page.read_text() if page.exists() else "# Proof\n\n")
+    by_name = {found.partition("\n")[0]: found for found in sections} | {name: f"{name}\n\n{text}"}
+    known = sorted(by_name, key=lambda found: [*PARTS, found].index(found))
+    page.write_text(head + "\n".join(f"## {by_name[found].rstrip()}\n" for found in known))
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each run on the page: command, outcome, version, commit, date, minutes."""
+    return [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+
+
+def outdated(page: str, changelog: str) -> list[str]:
+    """The commands whose run is of a version before the last release but one."""
+    releases = re.findall(r"(?m)^## (\d[\d.]*)", changelog)
+    return [command for command, _, version, *_ in rows(page) if number(version) < number(releases[:2][-1])]
+
+
+def number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 if __name__ == "__main__":

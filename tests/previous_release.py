@@ -3,7 +3,7 @@ the database first and replaces its servers one by one afterwards.
 
     python -m tests.previous_release [REVISION] [pytest's arguments]
 
-REVISION: of the earlier release; default: the newest tag that is not this very commit.
+REVISION: of the earlier release; default: the newest tag that is not this very commit, and without tags 0.1.0.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from io import BytesIO
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+FIRST = "4ac4cfb5f658513383e61d8784a45291ddd2a4c4"
+"""Version 0.1.0."""
 MIGRATIONS = Path("django_idempotency/migrations")
 SCHEMA_TESTS = "tests/integration/test_migrations.py"
 """What these test is the earlier release's own migrations."""
@@ -26,15 +28,12 @@ IN_PROCESS = ("tests/unit", "tests/integration", "tests/concurrency", "tests/res
 def main(*arguments: str) -> int:
     revision = arguments[0] if arguments and not arguments[0].startswith("-") else None
     chosen = arguments[1:] if revision else arguments
-    revision = revision or _newest_tag()
-    if revision is None:
-        print("There is no earlier release yet. Name a revision: python -m tests.previous_release REVISION")
-        return 0
+    revision = revision or _newest_tag() or FIRST
     with tempfile.TemporaryDirectory() as folder:
         earlier = Path(folder)
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=BytesIO(archive)) as files:
-            files.extractall(earlier, filter="data")
+        if not unpack(revision, earlier):
+            print(f"The history of this checkout has no {revision!r}. Name a revision that it has, or fetch all of it.")
+            return 1
         shutil.rmtree(earlier / MIGRATIONS)
         shutil.copytree(ROOT / MIGRATIONS, earlier / MIGRATIONS)
         print(f"{revision}, its tests and its code, with these migrations:")
@@ -42,6 +41,16 @@ def main(*arguments: str) -> int:
         return subprocess.run(
             [sys.executable, "-m", "pytest", *IN_PROCESS, f"--ignore={SCHEMA_TESTS}", *chosen], cwd=earlier, check=False
         ).returncode
+
+
+def unpack(revision: str, folder: Path) -> bool:
+    """Put a revision's files into a folder. False if the history of this checkout does not have it."""
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        return False
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return True
 
 
 def _newest_tag() -> str | None:

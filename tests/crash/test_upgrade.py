@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,12 +20,10 @@ from django.core.management import call_command
 from django.db import connection
 
 from tests.crash.retrying import knowing
-from tests.previous_release import ROOT
+from tests.previous_release import FIRST, unpack
 from tests.servers import DEADLINE, eventually, fake_gateway, gunicorn
 from tests.shopapp.models import Order
 
-RELEASE = "4ac4cfb5f658513383e61d8784a45291ddd2a4c4"
-"""Version 0.1.0."""
 SCHEMA = "0003"
 """The last migration of that release."""
 PATHS = ("/plain", "/rest", "/retry")
@@ -38,11 +33,8 @@ pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transacti
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """A folder with the first release."""
-    archive = subprocess.run(["git", "archive", RELEASE], cwd=ROOT, capture_output=True, check=False)
-    if archive.returncode:
+    if not unpack(FIRST, tmp_path):
         pytest.skip("NOT RUN: the history of this checkout does not reach back to the first release")
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(tmp_path, filter="data")
     return tmp_path
 
 

@@ -100,7 +100,7 @@ def test_keyed_requests_go_on_while_it_migrates(in_threads: Callable[..., list[A
 def test_new_columns_wait_no_longer_than_the_operator_says(
     in_threads: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/versions.md advises: behind an open transaction the migration gives up, and nothing has changed."""
+    """As docs/upgrade.md advises: behind an open transaction the migration gives up, and nothing has changed."""
     call_command("migrate", "django_idempotency", "0003", verbosity=0)
     monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=300ms")
 
