@@ -102,6 +102,11 @@ PARTS = {
         proves="The code and the tests of the release before this one, on this schema: the old servers go on.",
         tox=("-e", "previous"),
     ),
+    "postgresql": Part(
+        proves="The stores and the migrations on PostgreSQL 16 and 17. The tests have the newest, CI also Debian's.",
+        tox=("-e", "postgresql-16,postgresql-17"),
+        figures=r"\d+ passed",
+    ),
     "frameworks": Part(
         proves="The tests of Django and of the REST framework, with every view protected and each request sent again. "
         "`tests/frameworks/suites.toml` has the reason for each test that fails with the package only.",
