@@ -20,6 +20,7 @@ print(words + ": commands[0]> pytest")
 if "model" in words:
     print("3 clients, once : 2352150 states, 0 errors")
 print("=== 16 passed in 2.00s ===" if "fuzz" not in words else "=== 1 failed in 2.00s ===")
+print(".pkg: _exit> python backend.py")
 print("  name: OK (2.00 seconds)\\n  congratulations :)")
 sys.exit(3 if "fuzz" in words else 0)
 """
@@ -92,13 +93,13 @@ def test_a_part_that_runs_again_replaces_its_section_alone(page: Path) -> None:
 
 
 def test_the_page_has_each_part_and_each_has_passed() -> None:
-    """With the seed where the part has one."""
+    """With the seed where the part has one. A part without a run says so."""
     page = (ROOT / "docs/proof.md").read_text()
     assert re.findall(r"(?m)^## (\w+)$", page) == list(PARTS)
     for name, section in zip(PARTS, page.split("\n## ")[1:], strict=True):
         found = rows(section)
-        assert found, name
-        assert {row[1] for row in found} == {"passed"}
+        assert bool(found) != ("\nNot run to its end yet for this release." in section), name
+        assert {row[1] for row in found} <= {"passed"}
         seed = PARTS[name].seed or ""
         assert [row[0] for row in found if seed not in row[0]] == []
 
