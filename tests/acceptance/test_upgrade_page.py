@@ -14,6 +14,7 @@ pytest.importorskip("drf_spectacular")
 pytest.importorskip("ninja")
 pytest.importorskip("prometheus_client")
 
+from django_idempotency import Operation
 from django_idempotency.models import IdempotencyKey
 from tests.acceptance.pages import ROOT
 from tests.previous_release import FIRST, unpack
@@ -26,7 +27,6 @@ OTHERS = {
     "event of a log record": r"(?m)` \| [^`]+ \| `(\w+)` \| (?:DEBUG|INFO|WARNING|ERROR) \|$",
     "exception": r"(?m)^### `([A-Z]\w+)`$",
     "metric": r"(?m)^\| `(idempotency_\w+)` \|",
-    "method of the operation": r"(?m)^#### `(operation\.\w+)",
     "option, setting, signal, field": r"(?m)^\| `(\w+)` \| ",
     "title of an answer": r"(?m)^\| \d{3} \| (?:`[\w-]+` \| )?([A-Z][^|]+) \|",
 }
@@ -86,6 +86,13 @@ def test_the_other_names_have_stayed(release: Path, kind: str) -> None:
     today = pages(ROOT, *REFERENCE)
     assert documented
     assert documented - set(re.findall(OTHERS[kind], today)) - set(re.findall(r"`(\w+)`", today)) == set()
+
+
+def test_the_methods_of_the_operation_have_stayed(release: Path) -> None:
+    """Those of `request.idempotency`."""
+    documented = re.findall(r"(?m)^#### `operation\.(\w+)", pages(release, "api.md"))
+    assert {"call", "awrite", "in_doubt"} <= set(documented)
+    assert [name for name in documented if not hasattr(Operation, name)] == []
 
 
 def test_the_names_of_the_admin(release: Path) -> None:
