@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from django_idempotency.models import IdempotencyKey
+from tests.servers import gunicorn
+from tests.shopapp.models import Ledger, Order
+
+WORKERS = ("--workers", "2", "--threads", "4", "--keep-alive", "60")
+"""Two, so that one is there while the other is killed. Threads, because gunicorn keeps connections open only then."""
+
+
+@pytest.fixture(scope="module")
+def servers(django_db_setup: None, django_db_blocker: Any) -> Iterator[list[str]]:
+    """Two servers on one database; gives their URLs."""
+    with django_db_blocker.unblock():
+        with ExitStack() as stack:
+            settings = {"DJANGO_SETTINGS_MODULE": "tests.interop.settings"}
+            yield [stack.enter_context(gunicorn(*WORKERS, **settings)) for _ in range(2)]
+        # A request whose client gave up can end later than its test.
+        Order.objects.all().delete()
+        Ledger.objects.all().delete()
+        IdempotencyKey.objects.all().delete()
