@@ -1,4 +1,4 @@
-"""nginx and HAProxy as Debian has them, told to repeat a request to the next server: processes on a socket in a folder."""
+"""nginx and HAProxy from Debian, told to repeat a request to the next server: processes on a socket in a folder."""
 
 from __future__ import annotations
 

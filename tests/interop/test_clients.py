@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transacti
 PROGRAMS = Path(__file__).parent / "clients"
 INSTALLATION = 120
 """Seconds for npm, or for Go's compiler."""
-AXIOS = ("axios@1", "axios-retry@4.5.0")
+AXIOS = ("axios@1.21.1", "axios-retry@4.5.0")
 
 
 def python(library: str) -> list[str]:
