@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -15,13 +15,25 @@ WORKERS = ("--workers", "2", "--threads", "4", "--keep-alive", "60")
 
 
 @pytest.fixture(scope="module")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    with django_db_blocker.unblock(), serving(1) as (url,):
+        yield url
+
+
+@pytest.fixture(scope="module")
 def servers(django_db_setup: None, django_db_blocker: Any) -> Iterator[list[str]]:
-    """Two servers on one database; gives their URLs."""
-    with django_db_blocker.unblock():
-        with ExitStack() as stack:
-            settings = {"DJANGO_SETTINGS_MODULE": "tests.interop.settings"}
-            yield [stack.enter_context(gunicorn(*WORKERS, **settings)) for _ in range(2)]
-        # A request whose client gave up can end later than its test.
-        Order.objects.all().delete()
-        Ledger.objects.all().delete()
-        IdempotencyKey.objects.all().delete()
+    """Two, on one database."""
+    with django_db_blocker.unblock(), serving(2) as urls:
+        yield urls
+
+
+@contextmanager
+def serving(number: int) -> Iterator[list[str]]:
+    """So many gunicorns; gives their URLs."""
+    with ExitStack() as stack:
+        settings = {"DJANGO_SETTINGS_MODULE": "tests.interop.settings"}
+        yield [stack.enter_context(gunicorn(*WORKERS, **settings)) for _ in range(number)]
+    # A request whose client gave up can end later than its test.
+    Order.objects.all().delete()
+    Ledger.objects.all().delete()
+    IdempotencyKey.objects.all().delete()

@@ -1,10 +1,10 @@
-"""A middleware that harms the first request of each key, and writes down what arrived and what was answered.
+"""A middleware that harms requests with a key, and writes down what arrived and what was answered.
 
-The header X-Fault names the harm. Repeats of the request have the same header, and are left alone.
+The header X-Fault names the harm. Repeats of the request have the same header.
 
-* lost: the worker kills itself after the COMMIT, so that there is no answer.
-* 503: the answer after the COMMIT.
-* running: the view does not end before a repeat has got an answer. The view asks for that itself.
+* lost: the worker of the first request kills itself after the COMMIT, so that there is no answer.
+* 503: the first request gets this answer after the COMMIT.
+* running: the view does not end before another request with the key has got an answer. The view asks for that itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def faults(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest]
             return get_response(request)
         arrival = Ledger.objects.create(entry=f"{key} arrived {uuid4()}")
         is_first = not Ledger.objects.filter(entry__startswith=f"{key} arrived", pk__lt=arrival.pk).exists()
-        fault = request.META["shop.fault"] = request.headers.get("X-Fault") if is_first else None
+        fault = request.headers.get("X-Fault") if is_first else None
         response = get_response(request)
         answered = f"{key} answered {response.status_code} {digest(response.content)}"
         Ledger.objects.create(entry=f"{answered} {uuid4().hex[:16]}")
@@ -45,8 +45,8 @@ def digest(content: bytes) -> str:
 
 
 def until_a_repeat_is_answered(request: HttpRequest) -> None:
-    """Part of the view, before its COMMIT."""
-    if request.META["shop.fault"] == "running":
+    """Part of a protected view, before its COMMIT."""
+    if request.headers.get("X-Fault") == "running":
         key = request.headers["Idempotency-Key"]
         eventually("the repeat's answer", Ledger.objects.filter(entry__startswith=f"{key} answered").exists)
 

@@ -106,15 +106,15 @@ def run(command: list[str], url: str, key: str, fault: str, timeout: int = DEADL
 @pytest.mark.timeout(INSTALLATION + 60)
 @pytest.mark.parametrize("client", CLIENTS)
 class TestALostAnswer:
-    def test_the_repeat_gets_it(self, servers: list[str], command: list[str], key: str) -> None:
+    def test_the_repeat_gets_it(self, server: str, command: list[str], key: str) -> None:
         """The worker dies after the COMMIT. The client repeats the request: one order, and the same bytes."""
-        told = run(command, f"{servers[0]}/protected", key, "lost")
+        told = run(command, f"{server}/protected", key, "lost")
         assert answers(key) == [(201, digest(told))] * 2
         assert Order.objects.filter(reference=key).count() == 1
 
-    def test_without_protection_it_is_a_second_order(self, servers: list[str], command: list[str], key: str) -> None:
+    def test_without_protection_it_is_a_second_order(self, server: str, command: list[str], key: str) -> None:
         """So the client does repeat the request."""
-        told = run(command, f"{servers[0]}/unprotected", key, "lost")
+        told = run(command, f"{server}/unprotected", key, "lost")
         (first, lost), (second, final) = answers(key)
         assert (first, second, final) == (201, 201, digest(told))
         assert lost != final
@@ -123,18 +123,18 @@ class TestALostAnswer:
 
 @pytest.mark.timeout(INSTALLATION + 60)
 @pytest.mark.parametrize("client", SET_UP)
-def test_503_after_the_commit(servers: list[str], command: list[str], key: str, client: str) -> None:
+def test_503_after_the_commit(server: str, command: list[str], key: str, client: str) -> None:
     """As of a proxy that has given up: the repeat gets the order's own answer."""
-    told = run(command, f"{servers[0]}/protected", key, "503")
+    told = run(command, f"{server}/protected", key, "503")
     assert answers(key) == [(201, digest(told))] * 2
     assert Order.objects.filter(reference=key).count() == 1
 
 
 @pytest.mark.timeout(INSTALLATION + 60)
 @pytest.mark.parametrize("client", SET_UP)
-def test_a_timeout_while_the_first_is_running(servers: list[str], command: list[str], key: str, client: str) -> None:
+def test_a_timeout_while_the_first_is_running(server: str, command: list[str], key: str, client: str) -> None:
     """The repeat meets 409, and the client repeats once more: one order, and the bytes of the first."""
-    told = run(command, f"{servers[0]}/protected", key, "running", timeout=1)
+    told = run(command, f"{server}/protected", key, "running", timeout=1)
     eventually("all requests to be answered", lambda: len(answers(key)) == arrivals(key))
     (conflict, _), *_ = told_by_server = answers(key)
     assert conflict == 409
