@@ -51,7 +51,7 @@ def consuming(*arguments: str, **more: str) -> Iterator[subprocess.Popen[bytes]]
 def one_effect_in_spite_of_a_redelivery(consumer: Consumer, message: str) -> None:
     """The first consumer dies between COMMIT and acknowledgement. The second one gets the message again."""
     with consumer("first") as process:
-        assert process.wait(DEADLINE) == -signal.SIGKILL
+        assert process.wait(3 * DEADLINE) == -signal.SIGKILL
     assert len(results(message)) == 1
     with consumer("second"):
         eventually("the redelivery", lambda: len(results(message)) > 1)
