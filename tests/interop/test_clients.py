@@ -52,14 +52,11 @@ def on_demand(program: str) -> str:
 def axios_retry(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     node, npm = on_demand("node"), on_demand("npm")
     folder = tmp_path_factory.mktemp("axios")
-    installed = subprocess.run(
-        [npm, "install", "--prefix", folder, "--ignore-scripts", "--no-audit", "--no-fund", *AXIOS],
-        capture_output=True,
-        text=True,
-        timeout=INSTALLATION,
-    )
-    if installed.returncode:
-        pytest.skip(f"NOT RUN: npm has no axios-retry for us: {installed.stderr[-300:]}")
+    install = [npm, "install", "--prefix", folder, "--ignore-scripts", "--no-audit", "--no-fund", *AXIOS]
+    try:
+        subprocess.run(install, capture_output=True, check=True, timeout=INSTALLATION)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"NOT RUN: npm has no axios-retry for us: {error}: {(error.stderr or b'')[-300:]!r}")
     shutil.copy(PROGRAMS / "with_axios_retry.cjs", folder)
     return [node, str(folder / "with_axios_retry.cjs")]
 
