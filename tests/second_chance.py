@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-FINAL = ("tests/clusters/", "tests/concurrency/", "tests/crash/", "tests/security/")
+FINAL = ("tests/clusters/", "tests/concurrency/", "tests/crash/", "tests/interop/", "tests/security/")
 LIMIT = 5
 FLAKY = "FLAKY (failed once, passed alone): "
 
