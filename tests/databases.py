@@ -66,6 +66,9 @@ def databases() -> dict[str, dict[str, Any]]:
     default = {**configured, "OPTIONS": dict(configured.get("OPTIONS", {}))}
     if (host := default["OPTIONS"].pop("host", None)) is not None:
         default["HOST"] = host
+    if "postgresql" in default["ENGINE"]:
+        # Connections are kept, as in production: only then the store calls its functions.
+        default["CONN_MAX_AGE"] = 60
     other = {**default, "OPTIONS": dict(default["OPTIONS"])}
     if "sqlite" in default["ENGINE"]:
         folder = temporary_folder()

@@ -17,6 +17,7 @@ from typing import Any
 from django.db import connection, connections
 
 from django_idempotency.engine.stores import store_for
+from tests.functions import look_now
 
 PORT = 5432
 
@@ -116,6 +117,7 @@ def tapped(delay: float = 0, **changes: Any) -> Iterator[Tap]:
             connections["default"] = wrapper
             try:
                 wrapper.ensure_connection()
+                look_now()
                 tap.take()
                 yield tap
             finally:

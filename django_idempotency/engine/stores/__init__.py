@@ -12,14 +12,14 @@ from ...models import IdempotencyKey
 from .citus import CitusStore, is_citus
 from .mariadb import MariaDBStore
 from .mysql import MySQLStore
-from .postgresql import PostgreSQLStore
+from .postgresql_functions import PostgreSQLFunctionsStore
 from .sqlite import SQLiteStore
 from .store import Store
 
 __all__ = ["Store", "alias_for", "store_for"]
 
 _STORES: dict[str, type[Store]] = {
-    "postgresql": PostgreSQLStore,
+    "postgresql": PostgreSQLFunctionsStore,
     "Citus": CitusStore,
     "sqlite": SQLiteStore,
     "MariaDB": MariaDBStore,

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from django.db import DatabaseError, DataError, OperationalError, transaction
+from django.db.backends.utils import CursorWrapper
 
 from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
@@ -81,9 +82,8 @@ class PostgreSQLStore(PostgreSQLCleanup):
         with self._cursor() as cursor:
             if not round_trips.may_open(self.connection, cursor):
                 return None
-            round_trips.open_with(self.connection, cursor, self._insert_sql, self._insert_params(wanted))
-            if (inserted := cursor.fetchone()) is not None:
-                return new_claim(row_of(inserted[0], wanted), attempt=1)
+            if (outcome := self._begin_with_claim(cursor, wanted)) is not None:
+                return outcome
             round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
             try:
                 stored = self._stored_or_locked(cursor.fetchone())
@@ -91,6 +91,12 @@ class PostgreSQLStore(PostgreSQLCleanup):
                 return Conflicted()
         decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
+
+    def _begin_with_claim(self, cursor: CursorWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
+        """Begin the transaction and claim a new key. None: the key is stored or in flight. The transaction is open."""
+        round_trips.open_with(self.connection, cursor, self._insert_sql, self._insert_params(wanted))
+        inserted = cursor.fetchone()
+        return None if inserted is None else new_claim(row_of(inserted[0], wanted), attempt=1)
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         sql = self._lease_sql.restart_call if again else self._lease_sql.start_call
@@ -124,14 +130,14 @@ class PostgreSQLStore(PostgreSQLCleanup):
                 raise lost() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
-        return _sqlstate(error) in REPEATABLE
+        return sqlstate(error) in REPEATABLE
 
     def is_busy(self, error: DatabaseError) -> bool:
         # Another transaction holds the table: a migration, VACUUM FULL. `_wait` itself knows its own time-outs.
-        return _sqlstate(error) in GAVE_UP_WAITING
+        return sqlstate(error) in GAVE_UP_WAITING
 
     def explain(self, error: DatabaseError) -> None:
-        if _sqlstate(error) == OUT_OF_SHARED_MEMORY:
+        if sqlstate(error) == OUT_OF_SHARED_MEMORY:
             raise IdempotencyConfigurationError(
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
@@ -155,7 +161,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
             )
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
-        return _sqlstate(error) in UNDEFINED
+        return sqlstate(error) in UNDEFINED
 
     def is_broken(self) -> bool:
         if super().is_broken():
@@ -236,7 +242,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
         try:
             self._wait_for_lock(wanted.identity)
         except OperationalError as error:
-            if _sqlstate(error) not in GAVE_UP_WAITING:
+            if sqlstate(error) not in GAVE_UP_WAITING:
                 raise
             # The transaction is aborted; only the claim was in it.
             transaction.set_rollback(True, using=self.alias)
@@ -259,7 +265,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
         ]
 
 
-def _sqlstate(error: DatabaseError) -> str | None:
+def sqlstate(error: DatabaseError) -> str | None:
     cause = error.__cause__
     # psycopg 3, then psycopg2
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)

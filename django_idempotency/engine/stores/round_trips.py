@@ -49,6 +49,13 @@ def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, 
     cursor.nextset()
 
 
+def roll_back(connection: BaseDatabaseWrapper) -> None:
+    """Undo the BEGIN after a statement of `open_with` has failed. The same `atomic()` may then begin again."""
+    raw: Any = connection.connection
+    with connection.wrap_database_errors:
+        raw.rollback()
+
+
 def may_close(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     """Whether the end of the current `atomic()` will send COMMIT, and nothing else."""
     return _may_shape(connection, cursor) and not connection.get_rollback()

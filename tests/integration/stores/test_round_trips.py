@@ -17,6 +17,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted
+from tests.functions import WAYS, going
 from tests.integration import round_trip_urls, view_urls
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs, watched
@@ -31,9 +32,14 @@ urlpatterns = [*view_urls.urlpatterns, *round_trip_urls.urlpatterns]
 SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def tap() -> Iterator[Tap]:
-    with tapped() as tap:
+def tap(way: str) -> Iterator[Tap]:
+    with going(way), tapped() as tap:
         yield tap
 
 
@@ -53,32 +59,35 @@ def request_like(*work: Callable[[], Any]) -> None:
         store.complete(claimed, SNAPSHOT, last=True)
 
 
-TOGETHER = [["BEGIN", "INSERT"], ["INSERT"], ["WITH", "COMMIT"]]
+OPENED = {"functions": ["BEGIN", "SELECT"], "statements": ["BEGIN", "INSERT"]}
+CLOSED = {"functions": ["SAVEPOINT", "SELECT", "COMMIT"], "statements": ["WITH", "COMMIT"]}
+TOGETHER = {way: [OPENED[way], ["INSERT"], CLOSED[way]] for way in WAYS}
+ANSWERED = {"functions": [OPENED["functions"], ["COMMIT"]], "statements": [OPENED["statements"], ["SELECT", "COMMIT"]]}
 APART = [["BEGIN"], ["INSERT"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
 
 
 class TestHowMany:
-    def test_a_first_request_takes_as_many_as_the_bare_view(self, tap: Tap, post: Post) -> None:
+    def test_a_first_request_takes_as_many_as_the_bare_view(self, tap: Tap, post: Post, way: str) -> None:
         """BEGIN, INSERT, COMMIT."""
         assert post("/create").status_code == 201
-        assert verbs(tap.take()) == TOGETHER
+        assert verbs(tap.take()) == TOGETHER[way]
         with transaction.atomic():
             Order.objects.create()
         assert len(tap.take()) == 3
 
-    def test_a_duplicate_takes_two(self, tap: Tap, post: Post) -> None:
+    def test_a_duplicate_takes_two(self, tap: Tap, post: Post, way: str) -> None:
         """Whatever it is told: replay, mismatch, conflict."""
         post("/create")
         tap.take()
         assert post("/create").headers["Idempotency-Replayed"] == "true"
-        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]
+        assert verbs(tap.take()) == ANSWERED[way]
         assert post("/create", {"another": "body"}).status_code == 422
-        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]
+        assert verbs(tap.take()) == ANSWERED[way]
 
-    def test_a_conflict_takes_two(self, in_threads: Any) -> None:
+    def test_a_conflict_takes_two(self, in_threads: Any, way: str) -> None:
         store = store_for("default")
         claim = a_claim()
-        with transaction.atomic():
+        with going(way), transaction.atomic():
             assert isinstance(store.claim(claim), Claimed)
 
             def compete(_: int) -> list[list[str]]:
@@ -86,14 +95,14 @@ class TestHowMany:
                     store.claim(claim)
                 return verbs(tap.take())
 
-            assert in_threads(1, compete) == [[["BEGIN", "INSERT"], ["SELECT", "COMMIT"]]]
+            assert in_threads(1, compete) == [ANSWERED[way]]
 
-    def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post) -> None:
+    def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post, way: str) -> None:
         assert post("/answer?status=423").status_code == 423
-        assert verbs(tap.take()) == [["BEGIN", "INSERT"], ["INSERT"], ["SELECT"], ["WITH", "COMMIT"]]
+        assert verbs(tap.take()) == [OPENED[way], ["INSERT"], ["SELECT"], ["WITH", "COMMIT"]]
         assert not IdempotencyKey.objects.exists()
 
-    def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap) -> None:
+    def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
         store = store_for("default")
         with transaction.atomic():
@@ -105,7 +114,7 @@ class TestHowMany:
         with transaction.atomic():
             assert store.claim(a_claim()) == granted(claimed.id, 2)
             assert connection.connection.info.transaction_status.name == "INTRANS"
-        assert verbs(tap.take())[:3] == [["BEGIN", "INSERT"], ["SELECT", "COMMIT"], ["BEGIN"]]
+        assert verbs(tap.take())[:3] == [OPENED[way], ["SELECT", "COMMIT"], ["BEGIN"]]
 
 
 class TestNobodyCanTell:
@@ -135,15 +144,15 @@ class TestNobodyCanTell:
             post("/fail_after_commit")
         assert (Order.objects.count(), post("/fail_after_commit").headers["Idempotency-Replayed"]) == (1, "true")
 
-    def test_a_deferred_constraint_fails_at_the_commit(self, tap: Tap, post: Post) -> None:
+    def test_a_deferred_constraint_fails_at_the_commit(self, tap: Tap, post: Post, way: str) -> None:
         for _ in range(2):
             with pytest.raises(IntegrityError):
                 post("/fail_at_commit")
             assert not connection.in_atomic_block
-        assert ["WITH", "COMMIT"] in verbs(tap.take())
+        assert CLOSED[way] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
-    def test_a_data_error_at_the_commit_is_the_projects_own(self, tap: Tap) -> None:
+    def test_a_data_error_at_the_commit_is_the_projects_own(self, tap: Tap, way: str) -> None:
         """Of a deferred trigger: nothing says that the view deleted a row."""
         table, own = Order._meta.db_table, "divides"
         with connection.cursor() as cursor:
@@ -161,7 +170,7 @@ class TestNobodyCanTell:
         finally:
             with connection.cursor() as cursor:
                 cursor.execute(f"DROP FUNCTION {own} CASCADE")
-        assert ["WITH", "COMMIT"] in verbs(tap.take())
+        assert CLOSED[way] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
     def test_set_rollback_is_honoured(self, tap: Tap, post: Post) -> None:
@@ -169,11 +178,11 @@ class TestNobodyCanTell:
         assert post("/sets_rollback").status_code == 422
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 1)
 
-    def test_a_row_that_the_view_has_deleted_stops_the_commit(self, tap: Tap) -> None:
+    def test_a_row_that_the_view_has_deleted_stops_the_commit(self, tap: Tap, way: str) -> None:
         """The COMMIT stands behind the check in the same message."""
         with pytest.raises(ClaimLost):
             request_like(Order.objects.create, IdempotencyKey.objects.all().delete)
-        assert verbs(tap.take())[-2:] == [["WITH", "COMMIT"], ["ROLLBACK"]]
+        assert verbs(tap.take())[-2:] == [CLOSED[way], ["ROLLBACK"]]
         assert not Order.objects.exists()
 
     def test_the_query_log_has_each_statement_by_itself(self, tap: Tap, post: Post) -> None:
@@ -235,15 +244,15 @@ class TestConnections:
             for number in range(3):
                 connection.close_if_unusable_or_obsolete()
                 assert post("/create", key=str(number)).status_code == 201
-                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER
+                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER["functions"]
 
     def test_a_pool_gets_its_connection_back_as_it_gave_it(self, post: Post) -> None:
         pytest.importorskip("psycopg_pool")
-        with tapped(OPTIONS={"pool": {"min_size": 1, "max_size": 1}}) as tap:
+        with tapped(CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 1, "max_size": 1}}) as tap:
             for number in range(3):
                 tap.take()
                 assert post("/create", key=str(number)).status_code == 201
-                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER
+                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER["functions"]
                 connection.close()
             assert post("/create", key="1").headers["Idempotency-Replayed"] == "true"
 

@@ -1,0 +1,257 @@
+"""PostgreSQL's functions decide as the statements do, and no request is lost where they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+from django.db.models import F
+
+from django_idempotency.engine.protocol.claims import ClaimRequest
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Completed
+from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import Store, functions, store_for
+from django_idempotency.models import IdempotencyKey
+from tests.claims import SNAPSHOT, a_claim
+from tests.contracts.stores import TestStoreContract
+from tests.functions import (
+    BY_FUNCTION,
+    BY_STATEMENT,
+    NAMED_BACK,
+    RENAMED,
+    WAYS,
+    changed,
+    going,
+    look_again,
+    look_now,
+    migration,
+    request_like,
+)
+from tests.shopapp.models import Order
+from tests.tap import Tap, tapped, verbs
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+LATER = timedelta(days=2)
+STATES: dict[str, dict[str, Any] | None] = {
+    "no row": None,
+    "completed": {},
+    "completed, about a resource": {"resource_type": "order", "resource_id": "7"},
+    "expired": {"expires_at": F("expires_at") - LATER},
+    "expired, another payload": {"expires_at": F("expires_at") - LATER, "fingerprint": b"x" * 32},
+    "a tombstone": {"body": None},
+    "another payload": {"fingerprint": b"x" * 32},
+    "no fingerprint": {"fingerprint": None},
+    "another scope": {"scope": "another"},
+    "another operation": {"operation": "another"},
+    "another key": {"key": "8E03978E"},
+    "another scope, expired": {"scope": "another", "expires_at": F("expires_at") - LATER},
+    "in progress": {"status": "in_progress"},
+    "in progress, another payload": {"status": "in_progress", "fingerprint": b"x" * 32},
+    "in progress, expired": {"status": "in_progress", "expires_at": F("expires_at") - LATER},
+    "leased": {"status": "in_progress", "locked_until": F("expires_at") + LATER},
+    "leased, another payload": {
+        "status": "in_progress",
+        "locked_until": F("expires_at") + LATER,
+        "fingerprint": b"x" * 32,
+    },
+    "lapsed": {"status": "in_progress", "locked_until": F("created_at")},
+    "lapsed, another payload": {"status": "in_progress", "locked_until": F("created_at"), "fingerprint": b"x" * 32},
+    "failed": {"status": "failed"},
+    "failed, expired": {"status": "failed", "expires_at": F("expires_at") - LATER},
+    "failed, another payload": {"status": "failed", "fingerprint": b"x" * 32},
+}
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    """Connections are kept, and nothing is known of the functions."""
+    with going("functions"):
+        yield
+
+
+@pytest.fixture
+def tap() -> Iterator[Tap]:
+    with tapped() as tap:
+        yield tap
+
+
+class _OwnTransactions:
+    """Each claim and each completion is a transaction of its own, so that both go by the functions."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+        with transaction.atomic():
+            return self._store.claim(wanted)
+
+    def complete(self, claimed: Claimed, snapshot: Snapshot, **options: Any) -> None:
+        with transaction.atomic():
+            self._store.complete(claimed, snapshot, last=True, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class TestContract(TestStoreContract):
+    """What every store promises, by the functions."""
+
+    # They change the rounds of the statements.
+    test_a_takeover_that_came_too_late_reads_again = None
+    test_a_row_that_vanished_is_claimed_after_all = None
+
+    @pytest.fixture
+    def store(self, transactional_db: None) -> Any:
+        return _OwnTransactions(store_for("default"))
+
+
+def told(state: str, way: str, fingerprint: bytes | None) -> Any:
+    """The outcome of a claim that meets this state; of a claim that is granted, all but the id."""
+    IdempotencyKey.objects.all().delete()
+    if (changes := STATES[state]) is not None:
+        request_like()
+        IdempotencyKey.objects.update(**{"resource_id": None, "resource_type": None, **changes})
+    with going(way), transaction.atomic():
+        outcome = store_for("default").claim(a_claim(fingerprint=fingerprint))
+    if not isinstance(outcome, Claimed):
+        return outcome
+    row = IdempotencyKey.objects.values().get()
+    times = {name: row.pop(name) for name in ("created_at", "updated_at", "completed_at", "expires_at")}
+    assert timedelta(seconds=30) < times["expires_at"] - times["updated_at"] < timedelta(seconds=90)
+    return outcome.attempt, outcome.abandoned, outcome.resource, {**row, "id": None}
+
+
+@pytest.mark.parametrize("fingerprint", [b"f" * 32, None])
+@pytest.mark.parametrize("state", STATES)
+def test_functions_and_statements_decide_alike(state: str, fingerprint: bytes | None) -> None:
+    """The rule stands in SQL and in `decide`: this table holds them together."""
+    by_functions, by_statements = (told(state, way, fingerprint) for way in WAYS)
+    assert by_functions == by_statements
+
+
+@pytest.mark.parametrize("about", [None, ("order", "7")])
+@pytest.mark.parametrize("ttl", [None, 5.0])
+def test_functions_and_statements_complete_alike(ttl: float | None, about: tuple[str, str] | None) -> None:
+    """The rows differ in their ids and times only."""
+
+    def row(way: str) -> tuple[Any, bool]:
+        IdempotencyKey.objects.all().delete()
+        store = store_for("default")
+        with going(way):
+            look_now()
+            with transaction.atomic():
+                claimed = store.claim(a_claim())
+                assert isinstance(claimed, Claimed)
+                store.complete(claimed, SNAPSHOT, ttl=ttl, resource=about, last=True)
+        values = IdempotencyKey.objects.values().get()
+        values["body"] = bytes(values["body"])
+        values.pop("id")
+        times = [values.pop(name) for name in ("created_at", "updated_at", "completed_at", "expires_at")]
+        return values, times[3] - times[2] > timedelta(seconds=30)
+
+    assert row("functions") == row("statements")
+
+
+@pytest.mark.parametrize(
+    ("text", "digest"),
+    [
+        (migration.CLAIM, "eb7c17a3d5db8134c3225cb2f1dcd31cee54301e6dd6722d7642b41a5c8068ab"),
+        (migration.COMPLETE, "9827409c3685bc63f4e50cf3252b1770c310fb24323dac8185632fffacb4287a"),
+    ],
+)
+def test_a_version_is_never_edited(text: str, digest: str) -> None:
+    """A change needs the next version: databases that have migrated keep the old text."""
+    assert sha256(text.encode()).hexdigest() == digest
+
+
+def test_the_engine_calls_what_the_migration_makes() -> None:
+    """The signatures are the same."""
+    assert migration.SIGNATURES == functions.SIGNATURES
+
+
+class TestWhereTheyAreNotUsed:
+    def test_where_connections_are_not_kept(self) -> None:
+        """A new connection would pay for its first call. Nothing is looked up either."""
+        with going("statements"), tapped() as tap:
+            assert isinstance(request_like(), Claimed)
+            assert verbs(tap.take()) == [BY_STATEMENT, ["WITH", "COMMIT"]]
+
+    def test_in_an_outer_transaction(self, tap: Tap) -> None:
+        """An error there would end the caller's transaction."""
+        with transaction.atomic():
+            assert isinstance(request_like(), Claimed)
+        assert "idempotency_claim" not in "".join(tap.take())
+
+    def test_for_a_claim_with_a_lease(self, tap: Tap) -> None:
+        """The functions know no leases."""
+        with transaction.atomic():
+            claimed = store_for("default").claim(a_claim(lease=60.0))
+        assert verbs(tap.take())[0] == BY_STATEMENT
+        assert isinstance(claimed, Claimed)
+        assert IdempotencyKey.objects.get().locked_until is not None
+
+
+class TestWithoutThem:
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_requests_go_on_by_statements(self, caplog: pytest.LogCaptureFixture, number: int) -> None:
+        """As before the migration. One record tells what to do, however many requests come."""
+        with changed(RENAMED[number], back=(NAMED_BACK[number],)), tapped() as tap:
+            assert isinstance(request_like(), Claimed)
+            assert verbs(tap.take()) == [BY_STATEMENT, ["WITH", "COMMIT"]]
+            assert isinstance(request_like(), Completed)
+        (record,) = caplog.records
+        assert "database 'default' go on without the functions" in record.getMessage()
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_one_that_goes_between_two_requests_costs_none(
+        self, tap: Tap, caplog: pytest.LogCaptureFixture, number: int
+    ) -> None:
+        """Claim or completion fails inside its message, and is done by a statement."""
+        with changed(RENAMED[number], back=(NAMED_BACK[number],)):
+            tap.take()
+            assert isinstance(request_like(Order.objects.create), Claimed)
+            sent = verbs(tap.take())
+        assert (
+            sent
+            == [
+                [BY_FUNCTION, ["ROLLBACK"], BY_STATEMENT, ["INSERT"], ["WITH", "COMMIT"]],
+                [BY_FUNCTION, ["INSERT"], ["SAVEPOINT", "SELECT", "COMMIT"], ["ROLLBACK"], ["WITH", "COMMIT"]],
+            ][number]
+        )
+        assert Order.objects.count() == 1
+        assert isinstance(request_like(), Completed)
+        assert len(caplog.records) == 1
+
+    def test_they_are_used_again_after_a_minute(self, tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A migration after the deployment needs no restart."""
+        with changed(RENAMED[0], back=(NAMED_BACK[0],)):
+            request_like(key="a")
+        tap.take()
+        request_like(key="b")
+        assert verbs(tap.take())[0] == BY_STATEMENT
+        monkeypatch.setattr(functions, "monotonic", lambda: 1e12)
+        request_like(key="c")
+        assert verbs(tap.take())[:2] == [["BEGIN", "SELECT", "COMMIT"], BY_FUNCTION]
+
+    def test_a_migration_backwards_loses_nothing(self, in_threads: Callable[..., list[Any]]) -> None:
+        """Requests run all the time, while the functions go and come back."""
+        look_now()
+
+        def work(number: int) -> list[Any]:
+            if number == 0:
+                for target in ("0005", "0006") * 2:
+                    call_command("migrate", "django_idempotency", target, verbosity=0)
+                return []
+            return [request_like(Order.objects.create, key=f"{number}-{n}") for n in range(30) if look_again() is None]
+
+        try:
+            outcomes = [outcome for thread in in_threads(4, work) for outcome in thread]
+        finally:
+            call_command("migrate", "django_idempotency", verbosity=0)
+        assert {type(outcome) for outcome in outcomes} == {Claimed}
+        assert (Order.objects.count(), IdempotencyKey.objects.filter(status="completed").count()) == (90, 90)
