@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("rest_framework")
 
 
-from django.db import connection
+from django.db import connection, transaction
 
 from django_idempotency.models import IdempotencyKey
 from tests.crash.retrying import Retrying
@@ -103,10 +103,33 @@ def _deadlocks_found_soon() -> Iterator[None]:
         cursor.execute(f"ALTER DATABASE {name} RESET deadlock_timeout")
 
 
-def deadlocks() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-        return int(cursor.fetchone()[0])
+class Transfer(Retrying):
+    """A client that moves 1 from the first account to the second one."""
+
+    def __init__(self, client: httpx.Client, pair: list[int]) -> None:
+        super().__init__(client, "/transfer")
+        self.pair = pair
+
+    def send(self, **headers: str) -> httpx.Response:
+        return self.client.post(self.path, json=self.pair, headers={"Idempotency-Key": self.key, **headers})
+
+
+def certain_deadlock(pool: ThreadPoolExecutor, there: Transfer, back: Transfer) -> None:
+    """Let both views lock their first account before one of them gets its second account."""
+
+    def waits(number: int) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0] == number)
+
+    with transaction.atomic():
+        # Both want this row: the first one as its first account, and the other one, which has its first, as its second.
+        Order.objects.select_for_update().get(pk=there.pair[0])
+        answers = [pool.submit(there.send)]
+        eventually("the first view to wait", lambda: waits(1))
+        answers.append(pool.submit(back.send))
+        eventually("the other view to wait", lambda: waits(2))
+    assert sorted(answer.result().status_code for answer in answers) == [201, 500]
 
 
 @pytest.mark.usefixtures("_deadlocks_found_soon")
@@ -114,27 +137,22 @@ def deadlocks() -> int:
 def test_views_that_deadlock_run_once_in_the_end(plan: random.Random, way: str) -> None:
     """The database picks a victim, whose client gets a 500 and retries: no transfer is lost, none is made twice."""
     accounts = [Order.objects.create(amount=0).pk for _ in range(2)]
-    before = deadlocks()
-    requests = [plan.sample(accounts, 2) for _ in range(40 * LONGER)]
+    pairs = [accounts, accounts[::-1], *(plan.sample(accounts, 2) for _ in range(40 * LONGER))]
 
-    def transfer(client: httpx.Client, pair: list[int]) -> str:
-        class Transfer(Retrying):
-            def send(self, **headers: str) -> httpx.Response:
-                return self.client.post(self.path, json=pair, headers={"Idempotency-Key": self.key, **headers})
-
-        retrying = Transfer(client, "/transfer")
-        assert retrying.until_final().status_code == 201
-        assert retrying.until_final().headers["Idempotency-Replayed"] == "true"
-        return retrying.key
+    def settle(transfer: Transfer) -> str:
+        assert transfer.until_final().status_code == 201
+        assert transfer.until_final().headers["Idempotency-Replayed"] == "true"
+        return transfer.key
 
     with (
         serving(way) as url,
         httpx.Client(base_url=url, timeout=DEADLINE) as client,
         ThreadPoolExecutor(4) as pool,
     ):
-        keys = list(pool.map(lambda pair: transfer(client, pair), requests))
-    eventually("the statistics to tell of deadlocks", lambda: deadlocks() > before)
-    moved = sum(1 if pair[0] == accounts[0] else -1 for pair in requests)
+        transfers = [Transfer(client, pair) for pair in pairs]
+        certain_deadlock(pool, *transfers[:2])
+        keys = list(pool.map(settle, transfers))
+    moved = sum(1 if pair[0] == accounts[0] else -1 for pair in pairs)
     assert dict(Order.objects.values_list("pk", "amount")) == {accounts[0]: -moved, accounts[1]: moved}
     assert sorted(Ledger.objects.values_list("entry", flat=True)) == sorted(keys)
     assert not IdempotencyKey.objects.exclude(status="completed").exists()
