@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 from django.db import connection
@@ -64,12 +65,14 @@ def fake_gateway(*options: str) -> Iterator[httpx.Client]:
 @contextmanager
 def _serving(*command: str, **environment: str) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    name = uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-m", *(word.format(fd=listener.fileno()) for word in command)],
         env={
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.server.settings",
             "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
+            "SERVER_NAME": name,
             **environment,
         },
         pass_fds=[listener.fileno()],
@@ -85,7 +88,8 @@ def _serving(*command: str, **environment: str) -> Iterator[str]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        eventually("the workers' connections to end", lambda: not sessions("application_name LIKE 'worker-%%'"))
+        # Another server on this database goes on, and keeps its connections.
+        eventually("the workers' connections to end", lambda: not sessions(f"application_name LIKE 'worker-%%-{name}'"))
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
@@ -102,7 +106,7 @@ def sessions(condition: str) -> list[int]:
         cursor.execute(
             f"SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND {condition}", []
         )
-        return [int(row[0].removeprefix("worker-")) for row in cursor.fetchall()]
+        return [int(row[0].split("-")[1]) for row in cursor.fetchall()]
 
 
 @contextmanager

@@ -238,6 +238,10 @@ def test_other_isolation_levels(isolation: str) -> None:
             IdempotencyKey.objects.all().delete()
 
 
+NEW_CONNECTIONS = {"SERVER_CONN_MAX_AGE": "0"}
+"""A server that opens a connection for each request, so that each request has the setting."""
+
+
 @contextmanager
 def setting(assignment: str) -> Iterator[None]:
     """A setting of every new connection to the test database."""
@@ -253,7 +257,7 @@ def setting(assignment: str) -> Iterator[None]:
 @pytest.mark.parametrize("path", ["/plain", "/retry"])
 def test_a_read_only_database_fails_closed(path: str) -> None:
     """As on a full disk or after a failover: an error, no order, no charge; the retry does it."""
-    with everything() as (client, gateway, old_gateway):
+    with everything(**NEW_CONNECTIONS) as (client, gateway, old_gateway):
         retrying = Retrying(client, path)
         with setting("default_transaction_read_only = on"):
             assert retrying.send().status_code == 500
@@ -282,7 +286,7 @@ def test_a_database_that_is_down_fails_closed(path: str) -> None:
 @pytest.mark.parametrize("timeout", ["statement_timeout = '300ms'", "lock_timeout = '300ms'"])
 def test_a_timeout_of_the_database_rolls_back(timeout: str) -> None:
     """In the middle of the view: an error, no order; the retry does it."""
-    with everything() as (client, _, old_gateway):
+    with everything(**NEW_CONNECTIONS) as (client, _, old_gateway):
         retrying = Retrying(client, "/plain")
         with holding(), setting(timeout):
             assert retrying.send(**{"X-Pause": "before COMMIT"}).status_code == 500
