@@ -26,6 +26,7 @@ def wait_with_a_signal_at(step: int) -> tuple[Stop, list[int]]:
         return watch
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for this when tracing begins
     with stoppable(stop, SIGNALS) as received:
         sys.settrace(watch)
         try:
