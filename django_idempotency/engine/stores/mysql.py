@@ -5,6 +5,9 @@ the row alone (FOR UPDATE). So of several requests for one expired key, one gets
 
 A duplicate that comes between the two halves of that statement, within some microseconds, waits for the first request
 to end. The same happens to two waiting duplicates when the first request rolls back.
+
+A key may come again after it was deleted, and before InnoDB has purged the deleted row. Its INSERT then locks the gap
+beside that row, and other new keys with a hash in that gap wait for its request to end.
 """
 
 from __future__ import annotations
