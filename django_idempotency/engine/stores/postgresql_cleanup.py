@@ -56,8 +56,7 @@ class PostgreSQLCleanup(Store):
         id_, expires_at = sql.k["id"], sql.k["expires_at"]
         return (
             f"WITH found AS MATERIALIZED (SELECT ARRAY({self._expired_sql('ctid')}) AS addresses), "
-            f"purged AS (DELETE FROM {sql.table} WHERE ctid = ANY((SELECT addresses FROM found)::tid[]) "
-            f"AND {sql.any_expired} RETURNING {id_}, {expires_at}), "
+            f"{self._purged_sql('ctid', '(SELECT addresses FROM found)::tid[]')}, "
             f"steps AS (DELETE FROM {sql.steps} WHERE {sql.s['key']} = ANY(ARRAY(SELECT {id_} FROM purged))) "
             f"SELECT (SELECT cardinality(addresses) FROM found), count(*), max({expires_at}) FROM purged"
         )
@@ -71,10 +70,17 @@ class PostgreSQLCleanup(Store):
         sql = self._sql
         id_, expires_at = sql.k["id"], sql.k["expires_at"]
         return (
-            f"WITH purged AS (DELETE FROM {sql.table} WHERE {id_} = ANY(ARRAY({self._expired_sql(id_)})) "
-            f"AND {sql.any_expired} RETURNING {id_}, {expires_at}), "
+            f"WITH {self._purged_sql(id_, f'ARRAY({self._expired_sql(id_)})')}, "
             f"steps AS (DELETE FROM {sql.steps} USING purged WHERE {sql.s['key']} = purged.{id_}) "
             f"SELECT count(*), max({expires_at}) FROM purged"
+        )
+
+    def _purged_sql(self, column: str, found: str) -> str:
+        """`purged AS …`: delete the rows whose column is in the array, if they have expired themselves."""
+        sql = self._sql
+        return (
+            f"purged AS (DELETE FROM {sql.table} WHERE {column} = ANY({found}) "
+            f"AND {sql.any_expired} RETURNING {sql.k['id']}, {sql.k['expires_at']})"
         )
 
     def _expired_sql(self, column: str) -> str:
