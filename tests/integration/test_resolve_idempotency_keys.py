@@ -120,6 +120,15 @@ def test_record() -> None:
     assert decisions_of(get("doubt"))[0].by == getpass.getuser()
 
 
+def test_a_result_is_recorded_for_one_key_only() -> None:
+    """The charge of one customer must not become the result of another customer's key."""
+    make_leased("second", "failed", doubt=True)
+    for apply in ([], ["--apply"]):
+        assert "2 keys are selected" in str(refused("--record", 'call="ch_1"', "--older-than=0", *apply))
+    assert [get(key).steps.filter(finished_at=None).count() for key in ("doubt", "second")] == [1, 1]
+    assert run("--record", 'call="ch_1"', "--key=doubt", "--apply").endswith("Record: 1.\n")
+
+
 def test_who_decides_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may run under a number that has no name."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):

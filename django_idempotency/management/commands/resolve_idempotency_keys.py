@@ -66,9 +66,7 @@ class Command(BaseCommand):
             action="store_true",
             help="The next retry makes calls in doubt again. Only keys on retry, without a write in doubt.",
         )
-        one.add_argument(
-            "--record", metavar="STEP=JSON", help="This result stands for the step, where the step is in doubt."
-        )
+        one.add_argument("--record", metavar="STEP=JSON", help="This result stands for the step in doubt of one key.")
         one.add_argument(
             "--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499, and nothing runs again."
         )
@@ -88,6 +86,8 @@ class Command(BaseCommand):
             keys, passed_over = _selected(options)
             for key in keys:
                 self.stdout.write(_line(key))
+            if options["record"] is not None and len(keys) > 1:
+                raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --key.")
             self._decide(choice, keys, passed_over, options)
         except (IdempotencyConfigurationError, ResultNotStorable, DatabaseError, ValueError) as error:
             raise CommandError(str(error)) from error
