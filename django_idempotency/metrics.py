@@ -24,14 +24,14 @@ if find_spec("prometheus_client") is None:
         name="prometheus_client",
     )
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Count, Max, Min
 from django.dispatch import Signal
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from . import signals
-from .engine.stores import alias_for, store_for
+from .engine.stores import alias_for
 from .maintenance import running_transactions
 from .maintenance.lookups import database_clock, expired, half_done, in_doubt, stuck
 from .models import IdempotencyKey
@@ -132,7 +132,7 @@ def _families() -> dict[str, GaugeMetricFamily]:
 
 
 def _measured(alias: str) -> dict[str, float]:
-    connection = store_for(alias).connection
+    connection = connections[alias]
     opened_here = connection.connection is None
     try:
         return _values(alias)

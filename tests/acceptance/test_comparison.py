@@ -42,11 +42,12 @@ def test_the_page_has_a_cell_for_each_package_and_failure(monkeypatch: pytest.Mo
         assert peer.requirement is None or peer.requirement.replace("==", " ") in text
 
 
+@pytest.mark.timeout(300)
 def test_our_column_is_true() -> None:
     """The script prints it again; the other packages are not here."""
     pytest.importorskip("rest_framework")
     printed = subprocess.run(
-        [sys.executable, SCRIPTS / "compare.py", OURS], stdout=subprocess.PIPE, text=True, check=True, timeout=110
+        [sys.executable, SCRIPTS / "compare.py", OURS], stdout=subprocess.PIPE, text=True, check=True, timeout=280
     ).stdout
 
     text = "".join(page.read_text() for page in PAGES)
