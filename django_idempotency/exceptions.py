@@ -50,15 +50,14 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 class ClaimLost(IdempotencyError):
     """The row of the claim is not there at the end: nothing of the view's transaction was committed.
 
-    The view deleted the row, truncated the table, or has left the connection in another schema or database.
+    The view deleted the row, truncated the table, or left the connection in another schema or database.
     """
 
 
 class LeaseLost(ClaimLost):
     """This worker's lease had lapsed. Another worker took the key over, or an operator decided its outcome.
 
-    The step has committed nothing. Let the error propagate: the client gets the answer of the worker that holds the
-    key.
+    The step has committed nothing. Let the error propagate: the client gets the other worker's answer.
     """
 
 
@@ -111,8 +110,8 @@ class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and it is unknown what took effect. Nothing runs twice.
 
     Either an external call has no result, and `on_abandoned="hold"` forbids to repeat the call. Or the work has ended
-    its own transaction (a raw COMMIT, DDL on MariaDB) and did not come to its end. The key waits for `reconcile` or for
-    a person. You can try again later.
+    its own transaction (a raw COMMIT, DDL on MariaDB) and did not come to its end. The key waits for `reconcile` or a
+    person. Try again later.
     """
 
 

@@ -22,6 +22,8 @@ BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
 FAILED_AT_ONCE = 100
 """Each takes a statement of its own, and its row stays locked until the batch commits."""
+LOOK = 0.1
+"""Seconds between two looks at `stop` in a pause: a run that is told to end does so without a noticeable delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ def cleanup_idempotency_keys(
         max_batches: stop after that many batches, at least 1.
         max_seconds: stop after that many seconds, at the end of a batch.
         pause: seconds to rest between two batches.
-        stop: once set, this event ends the run after the running batch.
+        stop: once set, this event ends the run after the running batch. A signal handler may set it,
+            but only for the first signal.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:
@@ -136,7 +139,21 @@ class _Limits:
         over = (at_most is not None and self.batches >= at_most) or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
-        return over or self._stop.wait(self._pause)
+        return over or self._stopped_in_the_pause()
+
+    def _stopped_in_the_pause(self) -> bool:
+        """Rest for the pause. Whether `stop` was set before its end.
+
+        Not `stop.wait()`, which holds the event's lock for moments. If a signal arrives then, its handler's
+        `stop.set()` waits for the lock in the same thread, for ever. `is_set()` takes no lock.
+        """
+        end = time.monotonic() + self._pause
+        while not self._stop.is_set():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, LOOK))
+        return True
 
 
 def _in_batches(

@@ -106,7 +106,8 @@ def recover_idempotency_keys(
         max_seconds: stop after that many seconds, when the key at hand is done.
         dry_run: only say what would be asked.
         urlconf: dotted path, where the views are; default: the project's.
-        stop: once set, this event ends the run when the key at hand is done.
+        stop: once set, this event ends the run when the key at hand is done. A signal handler may set it,
+            but only for the first signal.
         progress: called with what came of each key.
 
     Returns:

@@ -5,36 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
 from threading import Event
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Stop(Event):
-    """An event that a signal handler can set while the interrupted code waits for it.
-
-    `Event.set()` takes a lock. If the signal arrives while `Event.wait()` of the same thread holds the lock, the
-    process hangs for ever. A `SimpleQueue` allows `put()` at any moment. The event is set while the queue has an item.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: SimpleQueue[None] = SimpleQueue()
-
-    def is_set(self) -> bool:
-        return not self._told.empty()
-
-    def set(self) -> None:
-        self._told.put(None)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        try:
-            self._told.get(timeout=timeout)
-        except Empty:
-            return False
-        self._told.put(None)  # it stays set
-        return True
 
 
 @contextmanager
@@ -43,8 +16,11 @@ def stoppable(stop: Event, signals: Iterable[signal.Signals]) -> Iterator[list[i
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
+        first = not received
         received.append(number)
-        stop.set()
+        # A second signal can interrupt `set()`, which holds a lock: a second `set()` would wait for it for ever.
+        if first:
+            stop.set()
 
     try:
         previous = {number: signal.signal(number, note) for number in signals}

@@ -75,7 +75,7 @@ def names() -> str:
             continue
         lines += [f"## `{module}`", ""]
         if module == "django_idempotency.testing":  # testing.md has the arguments
-            lines += [*(f"* `{name}`: {summary(getattr(import_module(module), name))}" for name in members), ""]
+            lines += [f"{', '.join(f'`{name}`' for name in members)}: [Testing](testing.md).", ""]
             continue
         for member in members:
             value = getattr(import_module(module), member)
@@ -145,6 +145,14 @@ SAID_ONCE = (
     "limit: ask about that many keys",
     "dry_run: only say what would be asked.",
     "urlconf: dotted path, where the views are",
+    # of `derived_key`, whose first line says it
+    "scope: the row's `scope`.",
+    "operation: the row's `operation`.",
+    "key: the row's `key`.",
+    "step: the name of the call.",
+    # a name that says it
+    "name: the name of the ",
+    "operation: its operation.",
 )
 """How the text of an argument begins that the page says once, or another page. So does a result below."""
 RETURNED = (
@@ -153,6 +161,7 @@ RETURNED = (
     "How many keys were resolved, and how many refused.",
     "One `Endpoint` for each unsafe method",
     "The result of `function`, as JSON gives it back.",
+    "The rows, in no order.",
     "The scope, for `forget` and `forget_scope`.",
     "What was completed, and what needs attention still.",
     "What was deleted, and what needs attention.",
@@ -161,6 +170,7 @@ TOLD = {
     "operation.call": "leased.md#writing-steps",
     "operation.fetch": "leased.md#writing-steps",
     "operation.refer_to": "leased.md#what-it-is-about",
+    "operation.status_url": "leased.md#the-status-page",
     "operation.write": "leased.md#writing-steps",
     "Fingerprint": "options.md#unstable-fields",
     "arun_once": "events.md",
@@ -185,6 +195,9 @@ TOLD = {
     "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
     "KeyCollector": "monitoring.md",
+    "derived_key": "leased.md#the-derived-key",
+    "from_cloudevent": "events.md#webhooks",
+    "key_reference": "monitoring.md#logs",
     "Endpoint": "endpoints.md",
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
@@ -193,14 +206,19 @@ TOLD = {
     "django_idempotency.rest_framework.schema.IdempotencySchemaMixin": "drf.md#openapi",
 }
 """Names that another page explains: the reference has their first line and their arguments."""
-WHOLE = ("Fingerprint", "IdempotencyMixin")
-"""Of these, the other page explains the attributes as well."""
+WHOLE = (
+    *("Fingerprint", "IdempotencyMixin"),
+    *(f"operation.{name}" for name in ("call", "fetch", "refer_to", "write")),
+)
+"""Of these, the other page explains the arguments or attributes as well."""
+NOTE = re.compile(r" ?See Note \[[^]]+\]\.")
+"""For readers of the code."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
 
 
 def prose(text: str) -> str:
     """A docstring as Markdown. What it lists, `name: what it means`, becomes an item of a list."""
-    text = SECTION.sub(section, text)
+    text = SECTION.sub(section, NOTE.sub("", text))
     lines: list[str] = []
     for line in re.sub(r"\n[ ]{4,}", " ", text).splitlines():
         item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)

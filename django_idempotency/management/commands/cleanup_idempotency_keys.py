@@ -10,7 +10,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 from ...models import IdempotencyKey
 from ..databases import known
-from ..stopping import SIGNALS, Stop, stoppable
+from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
@@ -55,7 +55,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         aliases = _aliases(options)
-        stop = Stop()
+        stop = Event()
         results: list[Cleanup] = []
         with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
             for alias in aliases:

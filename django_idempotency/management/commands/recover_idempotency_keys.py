@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempotency_keys
 from ..databases import known
-from ..stopping import SIGNALS, Stop, stoppable
+from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
@@ -53,7 +53,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        stop = Stop()
+        stop = Event()
         with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
             try:
                 for module in options["modules"]:
