@@ -35,9 +35,9 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
 
 
 def gunicorn(*options: str, application: str = "tests.server.wsgi", **environment: str) -> AbstractContextManager[str]:
-    """The test server on gunicorn; gives its URL."""
-    command = ("gunicorn", application, "--bind", "fd://{fd}", "--timeout", "120", "--graceful-timeout", "1")
-    return _serving(*command, *options, **environment)
+    """The test server on gunicorn; gives its URL. Its workers are forks of one process that has imported Django."""
+    command = ("gunicorn", application, "--preload", "--bind", "fd://{fd}", "--timeout", "120")
+    return _serving(*command, "--graceful-timeout", "1", *options, **environment)
 
 
 def uvicorn() -> AbstractContextManager[str]:
