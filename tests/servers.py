@@ -35,9 +35,9 @@ def eventually(what: str, probe: Callable[[], Any]) -> Any:
 
 
 def gunicorn(*options: str, application: str = "tests.server.wsgi", **environment: str) -> AbstractContextManager[str]:
-    """The test server on gunicorn; gives its URL."""
-    command = ("gunicorn", application, "--bind", "fd://{fd}", "--timeout", "120", "--graceful-timeout", "1")
-    return _serving(*command, *options, **environment)
+    """The test server on gunicorn; gives its URL. Its workers are forks of one process that has imported Django."""
+    command = ("gunicorn", application, "--preload", "--bind", "fd://{fd}", "--timeout", "120")
+    return _serving(*command, "--graceful-timeout", "1", *options, **environment)
 
 
 def uvicorn() -> AbstractContextManager[str]:
@@ -62,19 +62,39 @@ def fake_gateway(*options: str) -> Iterator[httpx.Client]:
             process.wait()
 
 
+def server_environment(**more: str) -> dict[str, str]:
+    """Of a process with the test server's settings, on the database of the tests."""
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.server.settings",
+        "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
+        **more,
+    }
+
+
+@contextmanager
+def running(module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A module as a process with `server_environment`. It is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=server_environment(**environment),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(DEADLINE)
+
+
 @contextmanager
 def _serving(*command: str, **environment: str) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     name = uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-m", *(word.format(fd=listener.fileno()) for word in command)],
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.server.settings",
-            "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
-            "SERVER_NAME": name,
-            **environment,
-        },
+        env=server_environment(SERVER_NAME=name, **environment),
         pass_fds=[listener.fileno()],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -53,8 +53,9 @@ class RunningShop:
         )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shop() -> Iterator[RunningShop]:
+    """One for all tests: it takes seconds to start. Each test has keys, orders and items of its own."""
     pytest.importorskip("rest_framework")
     pytest.importorskip("drf_spectacular")
     with fake_gateway() as gateway:

@@ -81,5 +81,6 @@ def test_another_payload_under_the_same_id(shop: RunningShop, path: str) -> None
     """422: the provider has mixed up its ids."""
     provider = Provider(shop, path)
     provider.deliver()
-    assert provider.deliver(item="another").status_code == 422
-    assert shop.one(ORDERS, "another") == 0
+    another = f"another {provider.item}"
+    assert provider.deliver(item=another).status_code == 422
+    assert shop.one(ORDERS, another) == 0

@@ -22,7 +22,7 @@ AT_ONCE = 4
 
 @contextmanager
 def serving(*, plain: bool = False, **environment: str) -> Iterator[httpx.Client]:
-    workers = ("--workers", str(AT_ONCE), "--preload")
+    workers = ("--workers", str(AT_ONCE))
     headers = {"X-Plain": "1"} if plain else {}
     with (
         gunicorn(*workers, **environment) as url,

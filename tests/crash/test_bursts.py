@@ -57,7 +57,7 @@ def plan() -> random.Random:
 @contextmanager
 def serving(way: str) -> Iterator[str]:
     through: Any = pgbouncer(POOL) if way == "pgbouncer" else nullcontext({})
-    processes = ("--workers", str(WORKERS), "--threads", str(THREADS), "--preload")
+    processes = ("--workers", str(WORKERS), "--threads", str(THREADS))
     with through as environment, gunicorn(*processes, **environment) as url:
         yield url
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from django.db import connection
 
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE
+from tests.servers import DEADLINE, server_environment
 
 PROGRAM = """
 import django; django.setup()
@@ -48,11 +46,7 @@ def test_a_signal_releases_the_key(number: int, status: int) -> None:
     """SIGTERM with the handler of the docs, and Ctrl-C: the call is in doubt, and the lease is over."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.server.settings",
-            "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
-        },
+        env=server_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -7,17 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from tests.interop.brokers import RABBITMQ, rabbitmq_server, redis_server
 from tests.interop.deliveries import results
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, eventually, running
 from tests.shopapp.models import Order
 
 Consumer = Callable[[str], AbstractContextManager[subprocess.Popen[bytes]]]
@@ -26,26 +24,6 @@ pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transacti
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="NOT RUN: no redis-server here")
 needs_rabbitmq = pytest.mark.skipif(not RABBITMQ.exists(), reason="NOT RUN: no rabbitmq-server here")
 on_demand = pytest.mark.skipif("INTEROP" not in os.environ, reason="NOT RUN: it takes longer, tox run -e interop")
-
-
-@contextmanager
-def consuming(*arguments: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.server.settings",
-            "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
-            **more,
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(DEADLINE)
 
 
 def one_effect_in_spite_of_a_redelivery(consumer: Consumer, message: str) -> None:
@@ -71,7 +49,7 @@ def one_effect_with_celery(broker: str, message: str, **options: Any) -> None:
 
     def worker(name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         quiet = ("--without-mingle", "--without-heartbeat", "--hostname", name)
-        return consuming(*command, *quiet, BROKER=broker, BROKER_OPTIONS=json.dumps(options))
+        return running(*command, *quiet, BROKER=broker, BROKER_OPTIONS=json.dumps(options))
 
     one_effect_in_spite_of_a_redelivery(worker, message)
 
@@ -84,7 +62,7 @@ def test_a_redis_stream(key: str) -> None:
         with redis.Redis(unix_socket_path=socket) as stream:
             stream.xgroup_create("orders", "shop", mkstream=True)
             stream.xadd("orders", {"message": key})
-        one_effect_in_spite_of_a_redelivery(lambda name: consuming("tests.interop.stream_consumer", socket, name), key)
+        one_effect_in_spite_of_a_redelivery(lambda name: running("tests.interop.stream_consumer", socket, name), key)
 
 
 @on_demand

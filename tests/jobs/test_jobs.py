@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, eventually, running, server_environment
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.server.settings",
-        "SERVER_DATABASE": str(connection.settings_dict["NAME"]),
-        **more,
-    }
-
-
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=DEADLINE, check=False
+        [sys.executable, *arguments],
+        env=server_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
     )
 
 
@@ -85,27 +78,16 @@ class TestCelery:
             )
             subprocess.run(
                 [sys.executable, "-c", program],
-                env=environment(CELERY_FOLDER=str(tmp_path)),
+                env=server_environment(CELERY_FOLDER=str(tmp_path)),
                 check=True,
                 timeout=DEADLINE,
             )
 
         return send
 
-    @contextmanager
-    def working(self, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    def working(self, folder: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
         command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "solo", "--without-gossip")
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--without-mingle", "--without-heartbeat"],
-            env=environment(CELERY_FOLDER=str(folder)),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+        return running(*command, "--without-mingle", "--without-heartbeat", CELERY_FOLDER=str(folder))
 
     def delivered(self) -> int:
         return Ledger.objects.count()

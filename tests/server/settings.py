@@ -20,7 +20,8 @@ if "SERVER_HOST" in os.environ:  # a pooler
     if "SERVER_PREPARE_THRESHOLD" in os.environ:
         DATABASES["default"]["OPTIONS"]["prepare_threshold"] = int(os.environ["SERVER_PREPARE_THRESHOLD"])
 else:
-    DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{os.getpid()}-{os.environ.get('SERVER_NAME', '')}"
+    # Each process puts its own number in, when it connects.
+    DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{{process}}-{os.environ.get('SERVER_NAME', '')}"
 if "SERVER_CONN_MAX_AGE" in os.environ:
     DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["SERVER_CONN_MAX_AGE"])
 del DATABASES["other"]
