@@ -47,7 +47,10 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Their parent is then this process, which gets their exit status. For Linux."""
+    """On Linux their parent is then this process, which gets their exit status. Elsewhere only their parent gets it."""
+    if sys.platform != "linux":
+        yield
+        return
     set_child_subreaper = partial(ctypes.CDLL(None).prctl, 36)
     set_child_subreaper(1)
     try:
@@ -89,9 +92,10 @@ def test_every_figure_of_the_demo_is_as_promised(tmp_path):
         finally:
             parent.kill()
             rest = parent.stdout.read()  # until the last process that could write here has ended
-        _, status = os.waitpid(demo.pid, 0)
+        if sys.platform == "linux":
+            assert os.waitpid(demo.pid, 0) == (demo.pid, 0)
     assert table == TABLE
-    assert (rest, status, errors.read_text()) == ("", 0, "")
+    assert (rest, errors.read_text()) == ("", "")
     assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done"]
     operations = ["POST payments/", "POST careful-payments/", "POST payments/"]
     assert all(operation in page for operation, page in zip(operations, shown, strict=True))
