@@ -77,8 +77,7 @@ def toolbar_with_debug() -> None:
 
 
 TOOLS: dict[str, Callable[[], None]] = {
-    tool.__name__: tool
-    for tool in (sentry, opentelemetry, opentelemetry_with_comments, toolbar, toolbar_with_debug)
+    tool.__name__: tool for tool in (sentry, opentelemetry, opentelemetry_with_comments, toolbar, toolbar_with_debug)
 }
 
 
