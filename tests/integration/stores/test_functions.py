@@ -193,6 +193,19 @@ class TestWithoutThem:
         request_like(key="c")
         assert verbs(tap.take())[:2] == [["BEGIN", "SELECT", "COMMIT"], BY_FUNCTION]
 
+    def test_what_stays_missing_is_told_once(
+        self, tap: Tap, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each look finds the same. A record for each would fill the log."""
+        with changed(RENAMED[0], back=(NAMED_BACK[0],)):
+            look_again()
+            for number in range(3):
+                monkeypatch.setattr(functions, "monotonic", lambda number=number: 1e12 + 100 * number)
+                tap.take()
+                request_like(key=str(number))
+                assert verbs(tap.take())[:2] == [["BEGIN", "SELECT", "COMMIT"], BY_STATEMENT]
+        assert len(caplog.records) == 1
+
     def test_a_migration_backwards_loses_nothing(self, in_threads: Callable[..., list[Any]]) -> None:
         """Requests run all the time, while the functions go and come back."""
         look_now()
