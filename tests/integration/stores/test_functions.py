@@ -133,6 +133,7 @@ class TestWhereTheyAreNotUsed:
     def test_where_connections_are_not_kept(self) -> None:
         """A new connection would pay for its first call. Nothing is looked up either."""
         with going("statements"), tapped() as tap:
+            look_again()
             assert isinstance(request_like(), Claimed)
             assert verbs(tap.take()) == [BY_STATEMENT, ["WITH", "COMMIT"]]
 
