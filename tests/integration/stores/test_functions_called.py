@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,8 +43,8 @@ def called_claim(number: int = 0, **changes: Any) -> dict[str, Any]:
     return call(functions.CLAIM, params)
 
 
-def called_completion() -> dict[str, Any]:
-    return call(functions.COMPLETE, [1, 1, 1, 1, 201, "[]", b"", None, None, None])
+def called_completion(fence: Sequence[int] = (1, 1, 1, 1)) -> dict[str, Any]:
+    return call(functions.COMPLETE, [*fence, 201, "[]", b"", None, None, None])
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,30 @@ def test_a_stored_response_leaves_the_database_for_a_replay_only(
         IdempotencyKey.objects.update(**stored)
     answer = called_claim(**wanted)
     assert (answer["outcome"], answer["stored_headers"], answer["stored_body"]) == (outcome, None, None)
+
+
+@pytest.mark.parametrize("part", ["key_hash", "scope_hash", "id", "attempt"])
+def test_a_completion_under_another_fence_fails(part: str) -> None:
+    """Each part of the fence is compared, and nothing is written."""
+    row_id = called_claim()["row_id"]
+    identity = a_claim().identity
+    fence = {"key_hash": identity.key_hash, "scope_hash": identity.scope_hash, "id": row_id, "attempt": 1}
+    with pytest.raises(DatabaseError, match="claim lost in 0 rows"):
+        called_completion([*{**fence, part: fence[part] + 1}.values()])
+    assert IdempotencyKey.objects.get().status == "in_progress"
+    called_completion([*fence.values()])
+    assert IdempotencyKey.objects.get().status == "completed"
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_a_completion_of_a_row_that_is_not_in_progress_fails(status: str) -> None:
+    """The result that is stored stays."""
+    claimed = called_claim()
+    IdempotencyKey.objects.update(status=status, status_code=299)
+    identity = a_claim().identity
+    with pytest.raises(DatabaseError, match="claim lost in 0 rows"):
+        called_completion([identity.key_hash, identity.scope_hash, claimed["row_id"], 1])
+    assert IdempotencyKey.objects.get().status_code == 299
 
 
 def test_a_row_of_this_very_moment_is_read_in_the_second_round(in_threads: Threads) -> None:
