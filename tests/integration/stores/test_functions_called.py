@@ -90,6 +90,15 @@ def test_a_completion_of_a_row_that_is_not_in_progress_fails(status: str) -> Non
     assert IdempotencyKey.objects.get().status_code == 299
 
 
+def test_a_completion_without_a_resource_leaves_the_one_that_is_stored() -> None:
+    """As the statement does."""
+    row_id, identity = called_claim()["row_id"], a_claim().identity
+    IdempotencyKey.objects.update(resource_type="order", resource_id="7")
+    called_completion([identity.key_hash, identity.scope_hash, row_id, 1])
+    row = IdempotencyKey.objects.get()
+    assert (row.status, row.resource_type, row.resource_id) == ("completed", "order", "7")
+
+
 def test_a_row_of_this_very_moment_is_read_in_the_second_round(in_threads: Threads) -> None:
     """The call that waited for the row decides by itself. No statement has to look again."""
     request_like()
