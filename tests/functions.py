@@ -81,9 +81,10 @@ def _claim() -> None:
 
 @contextmanager
 def going(way: str) -> Iterator[None]:
-    """All threads go by the functions, or by statements as where connections are not kept."""
+    """All threads go by the functions, or by statements as where connections are not kept. A pool keeps them itself."""
     settings = connection.settings_dict
-    before, settings["CONN_MAX_AGE"] = settings["CONN_MAX_AGE"], 60 if way == "functions" else 0
+    kept = 60 if way == "functions" and not settings["OPTIONS"].get("pool") else 0
+    before, settings["CONN_MAX_AGE"] = settings["CONN_MAX_AGE"], kept
     look_again()
     try:
         yield

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.util import find_spec
 
 from tests.databases import databases
@@ -9,6 +10,9 @@ if os.environ.get("MYSQL_DRIVER") == "pymysql":
     import pymysql
 
     pymysql.install_as_MySQLdb()
+
+if os.environ.get("POSTGRESQL_DRIVER") == "psycopg2":
+    sys.modules["psycopg"] = None  # type: ignore[assignment]  # Django takes psycopg 3 where that is installed
 
 SECRET_KEY = "only for tests"
 DATABASES = databases()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import BadRequest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.http.request import RawPostDataException
 from django.test import AsyncRequestFactory, RequestFactory
@@ -57,6 +58,30 @@ def test_a_file_is_closed_with_its_request(rf: RequestFactory, settings: Any) ->
         assert not body.closed
     request.close()
     assert body.closed
+
+
+def test_the_views_uploads_are_closed_with_the_request(rf: RequestFactory, settings: Any) -> None:
+    """As Django does it: the request's own `close` runs, too."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 0
+    request = rf.post("/", {"file": SimpleUploadedFile("six.txt", b"sixsix")})
+    with open_body(request):
+        pass
+    upload = request.FILES["file"]
+    assert (upload.read(), upload.closed) == (b"sixsix", False)
+    request.close()
+    assert upload.closed
+
+
+@pytest.mark.parametrize("limit", [0, 6])
+def test_a_parser_that_closes_the_stream_ends_nothing(rf: RequestFactory, settings: Any, limit: int) -> None:
+    """The view may read the body again, from memory or from disk."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = limit
+    request = rf.generic("POST", "/", b"sixsix")
+    for _ in range(2):
+        with open_body(request) as body:
+            assert body is not None
+            assert body.read() == b"sixsix"
+            body.close()
 
 
 @pytest.mark.django_db

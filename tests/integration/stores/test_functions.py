@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import transaction
-from django.db.models import F
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Completed
@@ -18,6 +17,7 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import Store, functions, store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
+from tests.contracts.states import STATES, met
 from tests.contracts.stores import TestStoreContract
 from tests.functions import (
     BY_FUNCTION,
@@ -36,35 +36,6 @@ from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-LATER = timedelta(days=2)
-STATES: dict[str, dict[str, Any] | None] = {
-    "no row": None,
-    "completed": {},
-    "completed, about a resource": {"resource_type": "order", "resource_id": "7"},
-    "expired": {"expires_at": F("expires_at") - LATER},
-    "expired, another payload": {"expires_at": F("expires_at") - LATER, "fingerprint": b"x" * 32},
-    "a tombstone": {"body": None},
-    "another payload": {"fingerprint": b"x" * 32},
-    "no fingerprint": {"fingerprint": None},
-    "another scope": {"scope": "another"},
-    "another operation": {"operation": "another"},
-    "another key": {"key": "8E03978E"},
-    "another scope, expired": {"scope": "another", "expires_at": F("expires_at") - LATER},
-    "in progress": {"status": "in_progress"},
-    "in progress, another payload": {"status": "in_progress", "fingerprint": b"x" * 32},
-    "in progress, expired": {"status": "in_progress", "expires_at": F("expires_at") - LATER},
-    "leased": {"status": "in_progress", "locked_until": F("expires_at") + LATER},
-    "leased, another payload": {
-        "status": "in_progress",
-        "locked_until": F("expires_at") + LATER,
-        "fingerprint": b"x" * 32,
-    },
-    "lapsed": {"status": "in_progress", "locked_until": F("created_at")},
-    "lapsed, another payload": {"status": "in_progress", "locked_until": F("created_at"), "fingerprint": b"x" * 32},
-    "failed": {"status": "failed"},
-    "failed, expired": {"status": "failed", "expires_at": F("expires_at") - LATER},
-    "failed, another payload": {"status": "failed", "fingerprint": b"x" * 32},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -110,27 +81,11 @@ class TestContract(TestStoreContract):
         return _OwnTransactions(store_for("default"))
 
 
-def told(state: str, way: str, fingerprint: bytes | None) -> Any:
-    """The outcome of a claim that meets this state; of a claim that is granted, all but the id."""
-    IdempotencyKey.objects.all().delete()
-    if (changes := STATES[state]) is not None:
-        request_like()
-        IdempotencyKey.objects.update(**{"resource_id": None, "resource_type": None, **changes})
-    with going(way), transaction.atomic():
-        outcome = store_for("default").claim(a_claim(fingerprint=fingerprint))
-    if not isinstance(outcome, Claimed):
-        return outcome
-    row = IdempotencyKey.objects.values().get()
-    times = {name: row.pop(name) for name in ("created_at", "updated_at", "completed_at", "expires_at")}
-    assert timedelta(seconds=30) < times["expires_at"] - times["updated_at"] < timedelta(seconds=90)
-    return outcome.attempt, outcome.abandoned, outcome.resource, {**row, "id": None}
-
-
 @pytest.mark.parametrize("fingerprint", [b"f" * 32, None])
 @pytest.mark.parametrize("state", STATES)
 def test_functions_and_statements_decide_alike(state: str, fingerprint: bytes | None) -> None:
     """The rule stands in SQL and in `decide`: this table holds them together."""
-    by_functions, by_statements = (told(state, way, fingerprint) for way in WAYS)
+    by_functions, by_statements = (met(state, way, fingerprint) for way in WAYS)
     assert by_functions == by_statements
 
 
@@ -178,6 +133,7 @@ class TestWhereTheyAreNotUsed:
     def test_where_connections_are_not_kept(self) -> None:
         """A new connection would pay for its first call. Nothing is looked up either."""
         with going("statements"), tapped() as tap:
+            look_again()
             assert isinstance(request_like(), Claimed)
             assert verbs(tap.take()) == [BY_STATEMENT, ["WITH", "COMMIT"]]
 
@@ -237,6 +193,19 @@ class TestWithoutThem:
         monkeypatch.setattr(functions, "monotonic", lambda: 1e12)
         request_like(key="c")
         assert verbs(tap.take())[:2] == [["BEGIN", "SELECT", "COMMIT"], BY_FUNCTION]
+
+    def test_what_stays_missing_is_told_once(
+        self, tap: Tap, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each look finds the same. A record for each would fill the log."""
+        with changed(RENAMED[0], back=(NAMED_BACK[0],)):
+            look_again()
+            for number in range(3):
+                monkeypatch.setattr(functions, "monotonic", lambda number=number: 1e12 + 100 * number)
+                tap.take()
+                request_like(key=str(number))
+                assert verbs(tap.take())[:2] == [["BEGIN", "SELECT", "COMMIT"], BY_STATEMENT]
+        assert len(caplog.records) == 1
 
     def test_a_migration_backwards_loses_nothing(self, in_threads: Callable[..., list[Any]]) -> None:
         """Requests run all the time, while the functions go and come back."""

@@ -1,0 +1,53 @@
+"""The store decides alike, whichever way the driver sends: psycopg 3 with its options, and psycopg2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+from tests.contracts.states import STATES, met
+from tests.functions import going, request_like
+from tests.tap import tapped, verbs
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+APART = [["BEGIN"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
+ANSWERED_APART = [["BEGIN"], ["INSERT"], ["SELECT"], ["COMMIT"]]
+TOGETHER = [["BEGIN", "SELECT"], ["SAVEPOINT", "SELECT", "COMMIT"]]
+ANSWERED_TOGETHER = [["BEGIN", "SELECT"], ["COMMIT"]]
+on_psycopg3 = pytest.mark.skipif(not is_psycopg3, reason="about options of psycopg 3, the driver at hand is psycopg2")
+on_psycopg2 = pytest.mark.skipif(is_psycopg3, reason="NOT RUN: psycopg2. psycopg 3 is at hand: tox run -e psycopg2")
+BINDING: dict[str, Any] = {"OPTIONS": {"server_side_binding": True}}
+POOL: dict[str, Any] = {"OPTIONS": {"pool": {"min_size": 1, "max_size": 2}}, "CONN_MAX_AGE": 0}
+DRIVERS = [
+    pytest.param(BINDING, APART, ANSWERED_APART, marks=on_psycopg3, id="server-side binding"),
+    pytest.param(POOL, TOGETHER, ANSWERED_TOGETHER, marks=on_psycopg3, id="pool"),
+    pytest.param({}, APART, ANSWERED_APART, marks=on_psycopg2, id="psycopg2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    with going("functions"):
+        yield
+
+
+@pytest.mark.parametrize(("changes", "first", "retry"), DRIVERS)
+def test_what_it_sends(changes: dict[str, Any], first: list[list[str]], retry: list[list[str]]) -> None:
+    """With psycopg2 and with binding on the server, each statement goes alone and no function is called."""
+    with tapped(**changes) as tap:
+        request_like()
+        assert verbs(tap.take()) == first
+        request_like()
+        assert verbs(tap.take()) == retry
+
+
+@pytest.mark.parametrize("fingerprint", [b"f" * 32, None])
+@pytest.mark.parametrize(("changes", "first", "retry"), DRIVERS)
+def test_it_decides_as_the_statements_do(changes: Any, first: Any, retry: Any, fingerprint: bytes | None) -> None:
+    """Each state of a stored key, beside statements on the tests' usual connection."""
+    expected = {state: met(state, "statements", fingerprint) for state in STATES}
+    with tapped(**changes):
+        assert {state: met(state, "functions", fingerprint) for state in STATES} == expected
