@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
 import tempfile
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from tests.postgresql_server import SETTINGS
 
 EMBEDDED_FOR = "IDEMPOTENCY_EMBEDDED_FOR"
 """The environment variable that names the process of pytest-xdist whose embedded server DATABASE_URL means."""
+START_TIMEOUT = 60
+"""Seconds until a server that does not start counts as a failure."""
 SERVERS: list[Any] = []
 """The embedded servers of this process, the tests' own first: for tests that stop it."""
 
@@ -47,9 +52,24 @@ def embedded_postgresql() -> str:
         server.ensure_pgdata_inited()
         with Path(folder, "postgresql.conf").open("a") as configuration:  # a server reads it as it starts
             configuration.writelines(f"{setting}\n" for setting in SETTINGS)
-        server.start()
+        until_ready(server.start)
         SERVERS.append(server)
     return str(server.get_uri())
+
+
+def until_ready(start: Callable[[], None]) -> None:
+    """Start a server of the wheel, however busy the machine is.
+
+    The wheel waits for ten seconds at most. When it is asked again, it raises an error until the server is ready.
+    """
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            return start()
+        except (subprocess.TimeoutExpired, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)  # between two tries
 
 
 def databases() -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Callers of `run_once` with a transaction of their own, and what they write."""
+"""Callers of `run_once` with a transaction of their own, what they write, and how long they wait for a lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_idempotency import run_once
 from tests.shopapp.models import Order
@@ -30,6 +30,20 @@ CALLERS = pytest.mark.parametrize("caller", [transaction.atomic, without_autocom
 
 def once(work: Callable[[], Any], **options: Any) -> Any:
     return run_once(work, scope="caller", key="key", operation="order", **options)
+
+
+TIMEOUTS = {
+    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout", "7s"),
+    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
+}
+"""How a project sets its lock timeout, how to read it, and what it then is."""
+
+
+def impatiently(work: Callable[[], Any]) -> Any:
+    """Do something that must not wait for a lock: if it does, it fails after some seconds instead of hanging."""
+    with connection.cursor() as cursor:
+        cursor.execute(TIMEOUTS[connection.vendor][0])
+    return work()
 
 
 def order(reference: str, using: str = "default") -> int:

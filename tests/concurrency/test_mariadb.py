@@ -18,7 +18,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conf
 from django_idempotency.engine.stores import Store
 from django_idempotency.exceptions import TransactionBroken
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, expire, steady_clock
 from tests.concurrency.callers import CALLERS, once, order, references, without_autocommit
 from tests.contracts.races import SNAPSHOT, attempt, finish, store
 from tests.servers import DEADLINE, eventually
@@ -74,11 +74,12 @@ class TestWait:
     @pytest.mark.parametrize("expired", [False, True])
     def test_a_part_of_a_second_is_not_rounded_up(self, store: Store, in_threads: Threads, expired: bool) -> None:
         """A lock wait timeout has whole seconds, a statement's time has microseconds."""
-        outcome, limits = self.claim_beside(in_threads, store, expired, wait=0.05)
+        with steady_clock():
+            outcome, limits = self.claim_beside(in_threads, store, expired, wait=0.9)
         assert outcome == Conflicted()
         (first, (seconds, longer)), *others = limits
         assert first == "max_statement_time = %s, innodb_lock_wait_timeout = %s"
-        assert 0 < seconds <= 0.05
+        assert seconds == pytest.approx(0.899)
         assert longer == 2
         # The INSERT finds an expired key and does not wait. The reading has what the INSERT has left.
         assert [limit for limit, _ in others] == [first] * expired

@@ -12,6 +12,7 @@ from django.db import OperationalError, transaction
 from django_idempotency import OperationInProgress
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
+from tests.claims import steady_clock
 from tests.concurrency.callers import CALLERS, once, order, references
 from tests.mariadb_server import mariadb, migrated, missing
 from tests.servers import DEADLINE
@@ -88,7 +89,7 @@ def test_a_wait_that_ends_costs_nothing(using: str, in_threads: Threads, caller:
     def duplicate() -> None:
         with caller(using):
             order("before", using)
-            with pytest.raises(OperationInProgress):
+            with steady_clock(), pytest.raises(OperationInProgress):
                 once(lambda: order("second", using), using=using, wait=0.05)
 
     beside(in_threads, using, duplicate)

@@ -18,6 +18,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conf
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, expire
+from tests.concurrency.callers import TIMEOUTS, impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
 from tests.servers import eventually
 from tests.sql import ask
@@ -33,18 +34,6 @@ __all__ = [
 Threads = Callable[..., list[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
 ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")
-TIMEOUTS = {
-    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout", "7s"),
-    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
-}
-"""How a project sets its lock timeout, how to read it, and what it then is."""
-
-
-def impatiently(work: Callable[[], Any]) -> Any:
-    """Do something that must not wait for a lock: if it does, it fails after some seconds instead of hanging."""
-    with connection.cursor() as cursor:
-        cursor.execute(TIMEOUTS[connection.vendor][0])
-    return work()
 
 
 @contextmanager

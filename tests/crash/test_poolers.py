@@ -61,7 +61,7 @@ def test_leased_duplicates_make_one_order(
     """In transaction pooling, two steps of one request may run on two connections: none leaves a state behind."""
     with (
         fake_gateway() as gateway,
-        serving("transaction", 3, **knowing(gateway, gateway), **environment) as url,
+        serving("transaction", 3, SERVER_LEASE="60", **knowing(gateway, gateway), **environment) as url,
     ):
         answers = in_threads(THREADS, lambda number: send(url, key, "/retry"))
         replay = send(url, key, "/retry")

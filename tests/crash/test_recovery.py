@@ -44,6 +44,7 @@ def test_the_client_never_comes_back() -> None:
     gone: list[Retrying] = []
     with fake_gateway("--without-keys") as gateway, serving(**knowing(gateway, gateway)) as client:
         boundaries = at_every_boundary(client, "/settled", gone.append)
+        lapse()
         recover_to_the_end(client)
         keys = [retrying.key for retrying in gone]
         settled = books(gateway, keys)

@@ -19,6 +19,8 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.admin_pages import staff
+from tests.servers import eventually
+from tests.sql import ask
 
 Post = Callable[..., Any]
 pytestmark = [
@@ -46,17 +48,24 @@ def fly(database: Any, key_hash: str = "n", locked_until: str = "now() + interva
         cursor.execute(f"WITH keys AS ({keys}) {CALLS}")
 
 
+def await_end(sessions: str) -> None:
+    """A session brings its numbers of pages at its end, which may be later than what it did."""
+    eventually("sessions to end", lambda: not ask(f"SELECT count(*) FROM pg_stat_activity WHERE {sessions}")[0])
+
+
 @contextmanager
 def uncommitted() -> Iterator[None]:
     """As in atomic mode: nobody sees them, but the index holds them."""
     other: Any = connection.copy()
     other.set_autocommit(False)
+    process = other.connection.info.backend_pid
     try:
         fly(other, locked_until="NULL")
         yield
     finally:
         other.rollback()
         other.close()
+        await_end(f"pid = {process}")
 
 
 @contextmanager
@@ -81,6 +90,7 @@ def _nobody_else_reads() -> Iterator[None]:
         for table in tables:
             cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
             cursor.execute(f"VACUUM FULL {table}")
+        await_end("backend_type = 'autovacuum worker' AND datname = current_database()")
         yield
         for table in tables:
             cursor.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")
