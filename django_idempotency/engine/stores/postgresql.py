@@ -170,10 +170,8 @@ class PostgreSQLStore(PostgreSQLCleanup):
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return sqlstate(error) in UNDEFINED
 
-    def is_broken(self) -> bool:
-        if super().is_broken():
-            return True
-        raw: Any = self.connection.connection
+    def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: Any = connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)
 
     @cached_property

@@ -12,8 +12,8 @@ So the rule is written twice: in SQL, and in `protocol.decision`. One table of s
 # Note [A function that is gone]
 A migration backwards, or a revoked right, may come between two messages of a request. No write may be lost with the
 error of the call. The claim is the first statement of its transaction: roll back, and claim again by statements. The
-completion comes after the writes. So a savepoint stands before the call, in the same message. The view
-never runs twice.
+completion comes after the writes, and nothing locks a function until then. So a savepoint stands before the call, in
+the same message. The view never runs twice.
 """
 
 from __future__ import annotations
