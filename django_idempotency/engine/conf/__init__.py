@@ -3,7 +3,7 @@
 from .fingerprint import Fingerprint
 from .keywords import Keywords, OnceKeywords, UnleasedKeywords
 from .options import OPTION_NAMES, SAFE_METHODS, Idempotency, as_options, for_methods, is_final
-from .project_settings import SETTING_NAMES, Settings, get_settings
+from .project_settings import SETTING_NAMES, Settings, get_settings, meta_name
 from .resolving import resolve
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "for_methods",
     "get_settings",
     "is_final",
+    "meta_name",
     "resolve",
 ]

@@ -98,7 +98,13 @@ class Settings:
 
     @property
     def header_meta(self) -> str:
-        return "HTTP_" + self.header.upper().replace("-", "_")
+        return meta_name(self.header)
+
+
+@lru_cache(maxsize=64)
+def meta_name(header: str) -> str:
+    """The name of a request header in `request.META`. Each request asks for the same few."""
+    return "HTTP_" + header.upper().replace("-", "_")
 
 
 _SETTINGS = declared(Settings)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -57,8 +55,12 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
                 operation = AtomicOperation(wanted.identity, claim.attempt)
-                with _running(store, wanted):
+                own_keys = _RUNNING.setdefault(store.connection, [])
+                own_keys.append(wanted.identity)
+                try:
                     finished = work.run(operation).about(operation.resource)
+                finally:
+                    own_keys.remove(wanted.identity)
                 hides_an_error = _hides_an_error(store, wanted, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
@@ -108,16 +110,6 @@ def _winner(
     seen = store.look(wanted)
     # A deadlock about rows of the work is the work's own error.
     return None if running and isinstance(seen, Conflicted) else seen
-
-
-@contextmanager
-def _running(store: Store, wanted: ClaimRequest) -> Iterator[None]:
-    running = _RUNNING.setdefault(store.connection, [])
-    running.append(wanted.identity)
-    try:
-        yield
-    finally:
-        running.remove(wanted.identity)
 
 
 def _claim(store: Store, wanted: ClaimRequest, *, outermost: bool) -> ClaimOutcome:

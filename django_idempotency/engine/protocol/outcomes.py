@@ -41,6 +41,7 @@ class Claimed:
     abandoned: the worker of an earlier attempt died, or its lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
     resource: what an earlier attempt has referred to.
+    cursor: the open cursor by which a store goes on with this claim in the same transaction. None: it has none.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Claimed:
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
     resource: Resource | None = None
+    cursor: object = field(default=None, compare=False, repr=False)
 
     @property
     def row(self) -> Row:
@@ -58,7 +60,7 @@ class Claimed:
     @property
     def fence(self) -> list[int]:
         """The parameters of `Conditions.fence`. See Note [Fencing]."""
-        return [*self.row.found_by, self.attempt]
+        return [self.key_hash, self.scope_hash, self.id, self.attempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings
+from ..conf import Idempotency, get_settings, meta_name
 
 BARE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
 """Names of Authorization schemes. Such a name alone, without a credential, identifies no caller."""
@@ -178,8 +178,8 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
         ChangingCredential: for an Authorization scheme whose value is new in each request.
     """
     for header in get_settings().credential_headers:
-        value = request.META.get("HTTP_" + header.upper().replace("-", "_"), "").strip()
-        if header.lower() == "authorization":
+        value = request.META.get(meta_name(header), "").strip()
+        if value and header.lower() == "authorization":
             value = _authorization(value)
         if value:
             yield header.lower(), value
@@ -187,7 +187,7 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
 
 def _authorization(value: str) -> str:
     """The value of `Authorization` with its scheme in lower case. Empty if it holds no credential."""
-    scheme, *rest = value.split(maxsplit=1)[:2] or [""]
+    scheme, *rest = value.split(maxsplit=1)
     if CHANGING_SCHEMES.fullmatch(scheme.lower()):
         raise ChangingCredential(scheme)
     if rest:

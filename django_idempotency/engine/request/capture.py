@@ -65,9 +65,10 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def _body(response: Any, options: Idempotency) -> bytes | None:
-    if response.streaming or not options.store_body or len(response.content) > options.max_body_bytes:
+    if response.streaming or not options.store_body:
         return None
-    return bytes(response.content)
+    content = bytes(response.content)
+    return None if len(content) > options.max_body_bytes else content
 
 
 def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:

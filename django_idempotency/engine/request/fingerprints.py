@@ -22,7 +22,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Fingerprint
 from ..protocol.digests import digest, digest_of_chunks
 from .bodies import CHUNK, open_body
-from .canonical import Digest, Number, canonical, described_file, escaped, plain, uploaded
+from .canonical import TAG, Digest, Number, canonical, described_file, escaped, plain, uploaded
 from .selection import only, selected
 
 if TYPE_CHECKING:
@@ -190,9 +190,11 @@ def _json(raw: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = {escaped(name): item for name, item in pairs}
+    value = dict(pairs)
     if len(value) != len(pairs):
         raise Unparsable  # parsers disagree which of two equal names counts
+    if TAG in "".join(value):
+        return {escaped(name): item for name, item in pairs}
     return value
 
 

@@ -44,7 +44,11 @@ class Database(ABC):
     def is_broken(self) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
         connection = self.connection
-        return connection.get_rollback() or connection.closed_in_transaction
+        return connection.get_rollback() or connection.closed_in_transaction or self._is_aborted(connection)
+
+    def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the database itself refuses to go on with the open transaction, although Django does not know."""
+        return False
 
     def has_ended(self) -> bool:
         """Whether the transaction that Django takes for open is over, so that each statement commits by itself."""

@@ -19,7 +19,6 @@ from ...models import IdempotencyKey
 if TYPE_CHECKING:
     from django.db import DatabaseError
     from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.backends.utils import CursorWrapper
 
 CLAIM_TYPES = ("bigint", "bigint", "text", "text", "text", "bytea", "double precision")
 COMPLETE_TYPES = (
@@ -74,9 +73,9 @@ class Seen:
     def look_due(self, connection: BaseDatabaseWrapper) -> bool:
         return pay(connection) and self._until.get(_schema_of(connection), 0.0) <= monotonic()
 
-    def note(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> None:
+    def note(self, connection: BaseDatabaseWrapper, driver: Any) -> None:
         """Note the answer to `CALLABLE`."""
-        _, found = cursor.fetchone()
+        _, found = driver.fetchone()
         if found:
             self._until[_schema_of(connection)] = _FOR_GOOD
         else:

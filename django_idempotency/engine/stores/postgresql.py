@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, DataError, OperationalError, transaction
 from django.db.backends.utils import CursorWrapper
@@ -26,6 +26,9 @@ from .postgresql_leases import PostgreSQLLeaseQueries
 from .queries import as_new_row, as_stored_key
 from .running import RUNNING_SQL, RunningTransaction
 from .store import KeyLocked, new_claim, row_of
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 REPEATABLE = frozenset({"40001", "40P01"})
 """serialization_failure, deadlock_detected"""
@@ -79,23 +82,26 @@ class PostgreSQLStore(PostgreSQLCleanup):
         None: this connection cannot do that, or the row has to be taken over or resumed, or was deleted just now. No
         transaction is open then.
         """
-        with self._cursor() as cursor:
-            if not round_trips.may_open(self.connection, cursor):
-                return None
-            if (outcome := self._begin_with_claim(cursor, wanted)) is not None:
-                return outcome
-            round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
-            try:
-                stored = self._stored_or_locked(cursor.fetchone())
-            except KeyLocked:
-                return Conflicted()
+        connection = self.connection
+        cursor = connection.cursor()  # not closed: a claim may keep the cursor, and psycopg has nothing to close
+        if not round_trips.may_open(connection, cursor):
+            return None
+        if (outcome := self._begin_with_claim(connection, cursor, wanted)) is not None:
+            return outcome
+        round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
+        try:
+            stored = self._stored_or_locked(cursor.fetchone())
+        except KeyLocked:
+            return Conflicted()
         decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
-    def _begin_with_claim(self, cursor: CursorWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
+    def _begin_with_claim(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, wanted: ClaimRequest
+    ) -> ClaimOutcome | None:
         """Begin the transaction and claim a new key. None: the key is stored or in flight. The transaction is open."""
-        round_trips.open_with(self.connection, cursor, self._insert_sql, self._insert_params(wanted))
-        inserted = cursor.fetchone()
+        driver = round_trips.open_with(connection, cursor, self._insert_sql, self._insert_params(wanted))
+        inserted = driver.fetchone()
         return None if inserted is None else new_claim(row_of(inserted[0], wanted), attempt=1)
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
@@ -103,17 +109,18 @@ class PostgreSQLStore(PostgreSQLCleanup):
         self._execute_or(lease_lost, sql, [*claimed.fence, name])
 
     def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        with self._cursor() as cursor:
-            if not round_trips.may_open(self.connection, cursor):
+        connection = self.connection
+        with connection.cursor() as cursor:
+            if not round_trips.may_open(connection, cursor):
                 super()._begin_with(lost, sql, params)
                 return
-            round_trips.open_with(self.connection, cursor, sql, params)
-            if cursor.rowcount != 1:
+            if round_trips.open_with(connection, cursor, sql, params).rowcount != 1:
                 raise lost()
 
     def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        with self._cursor() as cursor:
-            if not round_trips.may_close(self.connection, cursor):
+        connection = self.connection
+        with connection.cursor() as cursor:
+            if not round_trips.may_close(connection, cursor):
                 super()._end_with(lost, sql, params)
                 return
             try:
@@ -163,10 +170,8 @@ class PostgreSQLStore(PostgreSQLCleanup):
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return sqlstate(error) in UNDEFINED
 
-    def is_broken(self) -> bool:
-        if super().is_broken():
-            return True
-        raw: Any = self.connection.connection
+    def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: Any = connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)
 
     @cached_property

@@ -12,8 +12,8 @@ So the rule is written twice: in SQL, and in `protocol.decision`. One table of s
 # Note [A function that is gone]
 A migration backwards, or a revoked right, may come between two messages of a request. No write may be lost with the
 error of the call. The claim is the first statement of its transaction: roll back, and claim again by statements. The
-completion comes after the writes. So a savepoint stands before the call, in the same message. The view
-never runs twice.
+completion comes after the writes, and nothing locks a function until then. So a savepoint stands before the call, in
+the same message. The view never runs twice.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from . import functions, round_trips
 from .functions_checks import check_functions
 from .postgresql import IN_ERROR, PostgreSQLStore, sqlstate
 from .sealing import seal_response, unseal_response
-from .store import claim_lost, new_claim, row_of
+from .store import claim_lost
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 CLAIM_LOST = "IK001"
 """The SQLSTATE that `idempotency_complete_1` raises."""
@@ -58,26 +59,30 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_functions(self.connection)]
 
-    def _begin_with_claim(self, cursor: CursorWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        if wanted.lease is not None or not self._may_call(cursor):
-            return super()._begin_with_claim(cursor, wanted)
+    def _begin_with_claim(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, wanted: ClaimRequest
+    ) -> ClaimOutcome | None:
+        if wanted.lease is not None or not self._may_call(connection, cursor):
+            return super()._begin_with_claim(connection, cursor, wanted)
         try:
-            round_trips.open_with(self.connection, cursor, functions.CLAIM, _claim_params(wanted))
+            driver = round_trips.open_with(connection, cursor, functions.CLAIM, _claim_params(wanted))
         except DatabaseError as error:
             if sqlstate(error) not in functions.UNCALLABLE:
                 raise
-            self._seen.note_failure(self.connection, error)
-            round_trips.roll_back(self.connection)
-            return super()._begin_with_claim(cursor, wanted)
-        return _outcome_of(cursor.fetchone(), wanted)
+            self._seen.note_failure(connection, error)
+            round_trips.roll_back(connection)
+            return super()._begin_with_claim(connection, cursor, wanted)
+        return _outcome_of(driver.fetchone(), wanted, cursor)
 
-    def _may_call(self, cursor: CursorWrapper) -> bool:
+    def _may_call(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
         """Before the transaction begins. A look is a transaction of its own, in one message."""
-        if self._seen.look_due(self.connection):
-            looking = f"{functions.CALLABLE}; COMMIT"
-            round_trips.open_with(self.connection, cursor, looking, functions.LOOKED_UP)
-            self._seen.note(self.connection, cursor)
-        return self._seen.there(self.connection)
+        if self._seen.there(connection):
+            return True
+        if not self._seen.look_due(connection):
+            return False
+        looking = f"{functions.CALLABLE}; COMMIT"
+        self._seen.note(connection, round_trips.open_with(connection, cursor, looking, functions.LOOKED_UP))
+        return self._seen.there(connection)
 
     def complete(
         self,
@@ -88,33 +93,30 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
         resource: Resource | None = None,
         last: bool = False,
     ) -> None:
-        params = [
-            *claimed.fence,
-            snapshot.status_code,
-            *seal_response(claimed, snapshot),
-            ttl,
-            *(resource or (None,) * 2),
-        ]
-        if not (last and self._completed_by_function(params)):
-            super().complete(claimed, snapshot, ttl=ttl, resource=resource, last=last)
+        if last and claimed.cursor is not None:
+            response = [snapshot.status_code, *seal_response(claimed, snapshot)]
+            params = [*claimed.fence, *response, ttl, *(resource or (None, None))]
+            if self._completed_by_function(claimed.cursor, params):
+                return
+        super().complete(claimed, snapshot, ttl=ttl, resource=resource, last=last)
 
-    def _completed_by_function(self, params: list[Any]) -> bool:
+    def _completed_by_function(self, cursor: Any, params: list[Any]) -> bool:
         """Complete and commit. False: the transaction is as it was, and the statement has to do it."""
-        with self._cursor() as cursor:
-            if not (self._seen.there(self.connection) and round_trips.may_close(self.connection, cursor)):
-                return False
-            try:
-                round_trips.close_with(cursor, f"SAVEPOINT {SAVEPOINT}; {functions.COMPLETE}", params)
-            except DatabaseError as error:
-                if sqlstate(error) == CLAIM_LOST:
-                    raise claim_lost() from error
-                raw: Any = self.connection.connection
-                # An error of the COMMIT has ended the transaction. Then there is no way back to the savepoint.
-                if sqlstate(error) not in functions.UNCALLABLE or raw.info.transaction_status != IN_ERROR:
-                    raise
-                self._seen.note_failure(self.connection, error)
-                cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
-                return False
+        connection = self.connection
+        if not (self._seen.there(connection) and round_trips.may_close(connection, cursor)):
+            return False
+        try:
+            round_trips.close_with(cursor, f"SAVEPOINT {SAVEPOINT}; {functions.COMPLETE}", params)
+        except DatabaseError as error:
+            if sqlstate(error) == CLAIM_LOST:
+                raise claim_lost() from error
+            raw: Any = connection.connection
+            # An error of the COMMIT has ended the transaction. Then there is no way back to the savepoint.
+            if sqlstate(error) not in functions.UNCALLABLE or raw.info.transaction_status != IN_ERROR:
+                raise
+            self._seen.note_failure(connection, error)
+            cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            return False
         return True
 
 
@@ -123,13 +125,16 @@ def _claim_params(wanted: ClaimRequest) -> list[Any]:
     return [of.key_hash, of.scope_hash, of.scope, of.operation, of.key, wanted.fingerprint, wanted.ttl]
 
 
-def _outcome_of(values: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
-    """What the claim's function has decided, as `decide` would say it. None: the caller has to look closer."""
+def _outcome_of(values: Any, wanted: ClaimRequest, cursor: CursorWrapper) -> ClaimOutcome | None:
+    """What the claim's function has decided, as `decide` would say it. None: the caller has to look closer.
+
+    cursor: the completion goes on with it. To open another one would cost as much as to send the statement.
+    """
     outcome, row_id, status_code, headers, body, *about = values
     of = wanted.identity
     match outcome:
         case "claimed":
-            return new_claim(row_of(row_id, wanted), attempt=1)
+            return Claimed(key_hash=of.key_hash, scope_hash=of.scope_hash, id=row_id, attempt=1, cursor=cursor)
         case "completed":
             headers, body = unseal_response(_StoredResponse(of.key_hash, of.scope_hash, headers, body))
             snapshot = Snapshot(status_code=status_code, headers=decode_headers(headers), body=body)

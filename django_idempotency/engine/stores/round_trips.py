@@ -35,8 +35,13 @@ def may_open(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     )
 
 
-def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, params: list[Any]) -> None:
-    """Begin the transaction with this statement."""
+def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, params: list[Any]) -> Any:
+    """Begin the transaction with this statement.
+
+    Returns:
+        The driver's cursor, at the rows of the statement. They are in memory, so reading them needs no wrapper of
+        Django's around it.
+    """
     raw: Any = connection.connection
     # psycopg has no public way to say "I send the BEGIN". Its public `autocommit` cannot be switched off inside a
     # transaction. It must be off there: otherwise server-side cursors would be made WITH HOLD, and a statement after a
@@ -46,7 +51,9 @@ def open_with(connection: BaseDatabaseWrapper, cursor: CursorWrapper, sql: str, 
         cursor.execute(f"BEGIN; {sql}", params)
     finally:
         raw._autocommit = False
-    cursor.nextset()
+    driver: Any = cursor.cursor
+    driver.nextset()
+    return driver
 
 
 def roll_back(connection: BaseDatabaseWrapper) -> None:

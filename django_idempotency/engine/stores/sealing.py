@@ -74,10 +74,11 @@ def is_sealed(stored: str | None) -> bool:
 
 def seal_response(row: Row, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
     """Headers and body as they are stored in this row."""
-    headers, body = seal(row, "headers", encode_headers(snapshot.headers)), snapshot.body
-    if body is not None and (cipher := _cipher()) is not None:
-        body = cipher.encrypt(_place(row, "body") + body)
-    return headers, body
+    headers, body = encode_headers(snapshot.headers), snapshot.body
+    if (cipher := _cipher()) is None:
+        return headers, body
+    sealed = None if body is None else cipher.encrypt(_place(row, "body") + body)
+    return seal(row, "headers", headers), sealed
 
 
 def unseal_response(row: CompletedRow) -> tuple[str | None, bytes | None]:

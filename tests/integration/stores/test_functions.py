@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Completed
@@ -142,6 +142,18 @@ class TestWhereTheyAreNotUsed:
         with transaction.atomic():
             assert isinstance(request_like(), Claimed)
         assert "idempotency_claim" not in "".join(tap.take())
+
+    def test_for_a_completion_that_is_logged(self, tap: Tap) -> None:
+        """The log was switched on after the claim, and has each statement by itself."""
+        look_now()
+        tap.take()
+
+        def log() -> None:
+            connection.force_debug_cursor = True
+
+        assert isinstance(request_like(log), Claimed)
+        assert verbs(tap.take()) == [BY_FUNCTION, ["UPDATE"], ["COMMIT"]]
+        assert [query["sql"].split()[0] for query in connection.queries] == ["UPDATE", "COMMIT"]
 
     def test_for_a_claim_with_a_lease(self, tap: Tap) -> None:
         """The functions know no leases."""
