@@ -26,8 +26,9 @@ ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "tests.clusters.tenants.settings", "SER
 pytestmark = pytest.mark.only_on("postgresql")
 
 
-@pytest.fixture(scope="module")
-def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+@pytest.fixture(scope="module", params=[{}, {"TENANT_LIMIT_SET_CALLS": "1"}], ids=["each cursor", "each switch"])
+def server(request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """django-tenants sets the search_path with each cursor, or with the first one after a switch."""
     with django_db_blocker.unblock():
         with connection._nodb_cursor() as cursor:  # type: ignore[attr-defined]
             cursor.execute(f"DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")
@@ -36,7 +37,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
             manage("migrate_schemas", "--verbosity", "0")
             manage("shell", "--verbosity", "0", "--command", MAKE_TENANTS)
             application = "tests.clusters.tenants.wsgi"
-            with gunicorn("--threads", "12", application=application, **ENVIRONMENT) as url:
+            with gunicorn("--threads", "12", application=application, **ENVIRONMENT, **request.param) as url:
                 yield url
         finally:
             with connection._nodb_cursor() as cursor:  # type: ignore[attr-defined]
@@ -60,8 +61,8 @@ def manage(*arguments: str) -> str:
     return done.stdout
 
 
-def order(url: str, tenant: str, key: str, port: str = "") -> httpx.Response:
-    headers = {"Idempotency-Key": key, "Host": f"{tenant}.example{port}"}
+def order(url: str, tenant: str, key: str, port: str = "", **headers: str) -> httpx.Response:
+    headers = {"Idempotency-Key": key, "Host": f"{tenant}.example{port}", **headers}
     return httpx.post(f"{url}/orders/", headers=headers, timeout=DEADLINE)
 
 
@@ -100,6 +101,12 @@ def test_tenants_with_one_key_share_nothing(server: str, key: str) -> None:
 def test_a_host_that_is_written_in_another_way_is_the_same_tenant(server: str, key: str) -> None:
     """The scope holds the tenant's id, and not the host."""
     first, again = order(server, "acme", key), order(server, "www.acme", key, ":8443")
+    assert (first.status_code, again.content, again.headers["Idempotency-Replayed"]) == (201, first.content, "true")
+
+
+def test_a_view_may_visit_another_tenant(server: str, key: str) -> None:
+    """django-tenants switches back when the next cursor is opened. So the completion opens one."""
+    first, again = (order(server, "acme", key, **{"X-Visit": "globex"}) for _ in range(2))
     assert (first.status_code, again.content, again.headers["Idempotency-Replayed"]) == (201, first.content, "true")
 
 

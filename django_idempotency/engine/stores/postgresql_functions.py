@@ -30,7 +30,7 @@ from ..protocol.snapshots import Snapshot, decode_headers
 from . import functions, round_trips
 from .functions_checks import check_functions
 from .postgresql import IN_ERROR, PostgreSQLStore, sqlstate
-from .sealing import seal_response, unseal_response
+from .sealing import unseal_response
 from .store import claim_lost
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
             self._seen.note_failure(connection, error)
             round_trips.roll_back(connection)
             return super()._begin_with_claim(connection, cursor, wanted)
-        return _outcome_of(driver.fetchone(), wanted, cursor)
+        return _outcome_of(driver.fetchone(), wanted, cursor if round_trips.may_keep(connection) else None)
 
     def _may_call(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
         """Before the transaction begins. A look is a transaction of its own, in one message."""
@@ -84,27 +84,16 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
         self._seen.note(connection, round_trips.open_with(connection, cursor, looking, functions.LOOKED_UP))
         return self._seen.there(connection)
 
-    def complete(
-        self,
-        claimed: Claimed,
-        snapshot: Snapshot,
-        *,
-        ttl: float | None = None,
-        resource: Resource | None = None,
-        last: bool = False,
-    ) -> None:
-        if last and claimed.cursor is not None:
-            response = [snapshot.status_code, *seal_response(claimed, snapshot)]
-            params = [*claimed.fence, *response, ttl, *(resource or (None, None))]
-            if self._completed_by_function(claimed.cursor, params):
-                return
-        super().complete(claimed, snapshot, ttl=ttl, resource=resource, last=last)
-
-    def _completed_by_function(self, cursor: Any, params: list[Any]) -> bool:
-        """Complete and commit. False: the transaction is as it was, and the statement has to do it."""
+    def _completed_at_once(
+        self, claimed: Claimed, response: list[Any], ttl: float | None, resource: Resource | None
+    ) -> bool:
         connection = self.connection
-        if not (self._seen.there(connection) and round_trips.may_close(connection, cursor)):
+        if not self._seen.there(connection):
             return False
+        cursor: Any = claimed.cursor or connection.cursor()
+        if not round_trips.may_close(connection, cursor):
+            return False
+        params = [*claimed.fence, *response, ttl, *(resource or (None, None))]
         try:
             round_trips.close_with(cursor, f"SAVEPOINT {SAVEPOINT}; {functions.COMPLETE}", params)
         except DatabaseError as error:
@@ -125,7 +114,7 @@ def _claim_params(wanted: ClaimRequest) -> list[Any]:
     return [of.key_hash, of.scope_hash, of.scope, of.operation, of.key, wanted.fingerprint, wanted.ttl]
 
 
-def _outcome_of(values: Any, wanted: ClaimRequest, cursor: CursorWrapper) -> ClaimOutcome | None:
+def _outcome_of(values: Any, wanted: ClaimRequest, cursor: CursorWrapper | None) -> ClaimOutcome | None:
     """What the claim's function has decided, as `decide` would say it. None: the caller has to look closer.
 
     cursor: the completion goes on with it. To open another one would cost as much as to send the statement.

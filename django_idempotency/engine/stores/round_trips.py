@@ -16,8 +16,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
 
 IDLE = 0
@@ -66,6 +67,14 @@ def roll_back(connection: BaseDatabaseWrapper) -> None:
 def may_close(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     """Whether the end of the current `atomic()` will send COMMIT, and nothing else."""
     return _may_shape(connection, cursor) and not connection.get_rollback()
+
+
+def may_keep(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a cursor of an earlier message is as good as a new one.
+
+    Not so where a package for tenants sets the `search_path` as a cursor is opened.
+    """
+    return type(connection)._cursor is BaseDatabaseWrapper._cursor  # type: ignore[attr-defined]
 
 
 def close_with(cursor: CursorWrapper, sql: str, params: list[Any]) -> None:

@@ -97,9 +97,11 @@ class Store(Leases):
         last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
             errors of the COMMIT are raised from here.
         """
+        response = [snapshot.status_code, *seal_response(claimed, snapshot)]
+        if last and self._completed_at_once(claimed, response, ttl, resource):
+            return
         sql = self._sql.complete(until=ttl is not None, about=resource is not None)
-        more = [*([] if ttl is None else [ttl]), *(resource or ())]
-        params = [snapshot.status_code, *seal_response(claimed, snapshot), *more, *claimed.fence]
+        params = [*response, *([] if ttl is None else [ttl]), *(resource or ()), *claimed.fence]
         end = self._end_with if last else self._execute_or
         end(claim_lost, sql, params)
 
@@ -172,6 +174,12 @@ class Store(Leases):
     @abstractmethod
     def _take_over(self, row: Row, wanted: ClaimRequest) -> int | None:
         """Claim an expired row. The new attempt, or None if the row is not expired any more. Its steps stay."""
+
+    def _completed_at_once(
+        self, claimed: Claimed, response: list[Any], ttl: float | None, resource: Resource | None
+    ) -> bool:
+        """Complete and commit in a shorter way. False: there is none, and the transaction is as it was."""
+        return False
 
     # --- shared
 

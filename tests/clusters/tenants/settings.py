@@ -22,4 +22,5 @@ INSTALLED_APPS = [*SHARED_APPS, *(app for app in TENANT_APPS if app not in SHARE
 MIDDLEWARE = ["django_tenants.middleware.main.TenantMainMiddleware"]
 ROOT_URLCONF = "tests.clusters.tenants.urls"
 IDEMPOTENCY = {"SCOPE": tenant_and_user}
+TENANT_LIMIT_SET_CALLS = "TENANT_LIMIT_SET_CALLS" in os.environ
 TEMPLATES: list[object] = []

@@ -4,6 +4,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
+from django_tenants.utils import schema_context
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
@@ -19,6 +20,9 @@ def order(request: HttpRequest) -> HttpResponse:
 @idempotent
 def _create_order(request: HttpRequest) -> HttpResponse:
     created = Order.objects.create(reference=request.tenant.schema_name)  # type: ignore[attr-defined]
+    if visited := request.headers.get("X-Visit"):
+        with schema_context(visited):
+            Order.objects.exists()
     return JsonResponse({"id": created.pk, "tenant": created.reference}, status=201)
 
 
