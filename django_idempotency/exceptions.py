@@ -88,8 +88,9 @@ class TransactionBroken(IdempotencyError):
 
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
-    On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. What the
-    view writes after that is committed by itself. Then the key is held for a person, and no retry runs.
+    On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. With
+    psycopg2, a raw ROLLBACK ends it. What the view writes after that is committed by itself. Then the key is held for
+    a person, and no retry runs.
     """
 
 

@@ -199,6 +199,24 @@ def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
     assert stuck().count() == 1
 
 
+@pytest.mark.skipif(connection.Database.__name__ != "psycopg2", reason="about psycopg2: tox run -e psycopg2")
+def test_a_raw_rollback_that_psycopg2_does_not_notice_is_an_error() -> None:
+    """psycopg2 sends no other BEGIN, so each later write is committed by itself: no retry writes once more."""
+
+    def ends() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+        Order.objects.create(reference="after")
+        return "done"
+
+    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
+        once(ends)
+    with pytest.raises(OutcomeUnknown):
+        once(ends)
+    assert orders() == ["after"]
+    assert stuck().count() == 1
+
+
 def pay(operation: Operation) -> Any:
     operation.write("order", half)
 

@@ -61,7 +61,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                     finished = work.run(operation).about(operation.resource)
                 finally:
                     own_keys.remove(wanted.identity)
-                hides_an_error = _hides_an_error(store, wanted, finished)
+                hides_an_error = _hides_an_error(store, wanted, claim, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
                 _settle(store, claim, finished, rolls_back=rolls_back)
@@ -132,7 +132,7 @@ def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: 
         store.release(claim, last=True)
 
 
-def _hides_an_error(store: Store, wanted: ClaimRequest, finished: Finished[T]) -> bool:
+def _hides_an_error(store: Store, wanted: ClaimRequest, claim: Claimed, finished: Finished[T]) -> bool:
     """Whether the work caught a database error, after which the database discarded all its writes.
 
     A refusal (4xx) needs no writes, and is kept later by `_keep`.
@@ -141,14 +141,14 @@ def _hides_an_error(store: Store, wanted: ClaimRequest, finished: Finished[T]) -
         TransactionBroken: for any other answer, which would promise work that did not commit. For every answer, if the
             work has ended the transaction, and each of its statements since then was committed by itself.
     """
-    if store.has_ended():
+    if store.has_ended(claim):
         # What the work has written since then is committed. Claim the key outside of every transaction: the key is
         # held for a person, as a claim without a lease, and no retry writes again.
         store.claim(wanted)
         raise TransactionBroken(
-            "The view ended its own transaction in the middle: by a constraint or trigger that says ROLLBACK, or by "
-            "executescript(), which commits. What it wrote after that is committed. So no retry runs: the key is held "
-            "until a person decides about it. Use neither of them in a protected view."
+            "The view ended its own transaction in the middle: by a raw COMMIT or ROLLBACK, by a constraint or trigger "
+            "that says ROLLBACK, or by executescript(), which commits. What it wrote after that is committed. So no "
+            "retry runs: the key is held until a person decides about it. Use none of them in a protected view."
         )
     if finished.verdict is Verdict.ROLL_BACK or not store.is_broken():
         return False

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from ..protocol.outcomes import Claimed
+
 
 class Database(ABC):
     """One database alias. Threads may share the object: it keeps nothing but its SQL."""
@@ -50,8 +52,11 @@ class Database(ABC):
         """Whether the database itself refuses to go on with the open transaction, although Django does not know."""
         return False
 
-    def has_ended(self) -> bool:
-        """Whether the transaction that Django takes for open is over, so that each statement commits by itself."""
+    def has_ended(self, claimed: Claimed) -> bool:
+        """Whether the transaction that Django takes for open is over, so that each statement commits by itself.
+
+        claimed: the claim that the transaction began with.
+        """
         return False
 
     @abstractmethod

@@ -170,6 +170,17 @@ class PostgreSQLStore(PostgreSQLCleanup):
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return sqlstate(error) in UNDEFINED
 
+    def has_ended(self, claimed: Claimed) -> bool:
+        # psycopg 3 sends another BEGIN before the next statement. psycopg2 takes its own BEGIN for still in force.
+        # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
+        connection = self.connection
+        raw: Any = connection.connection
+        if raw is None or hasattr(raw, "pgconn") or connection.closed_in_transaction:
+            return False
+        if raw.info.transaction_status != round_trips.IDLE:
+            return False
+        return bool(self._fetch(self._sql.read_attempt, claimed.row.found_by) != (claimed.attempt,))
+
     def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
         raw: Any = connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)

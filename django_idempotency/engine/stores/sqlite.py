@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Row
+from ..protocol.outcomes import Claimed, Row
 from .dialect import Dialect
 from .queries import as_new_row
 from .store import Store
@@ -35,9 +35,12 @@ class SQLiteStore(Store):
     def is_broken(self) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
         # does not notice. From then on, SQLite commits each statement by itself.
-        return super().is_broken() or self.has_ended()
+        return super().is_broken() or self._has_no_transaction()
 
-    def has_ended(self) -> bool:
+    def has_ended(self, claimed: Claimed) -> bool:
+        return self._has_no_transaction()
+
+    def _has_no_transaction(self) -> bool:
         raw: Any = self.connection.connection
         return raw is not None and not self.connection.closed_in_transaction and not raw.in_transaction
 
