@@ -176,6 +176,16 @@ def test_a_retry_in_the_middle_does_not_take_the_key_away(in_threads: Callable[.
     assert not stuck().exists()
 
 
+def assert_is_held(ends: Callable[[], str]) -> None:
+    """The work is refused, its write after the end is committed, and a retry does not run."""
+    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
+        once(ends)
+    with pytest.raises(OutcomeUnknown):
+        once(ends)
+    assert orders() == ["after"]
+    assert stuck().count() == 1
+
+
 @pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("how", ["commits", "rolls back"])
 def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
@@ -191,12 +201,7 @@ def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
         Order.objects.create(reference="after")
         return "done"
 
-    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
-        once(ends)
-    with pytest.raises(OutcomeUnknown):
-        once(ends)
-    assert orders() == ["after"]
-    assert stuck().count() == 1
+    assert_is_held(ends)
 
 
 @pytest.mark.skipif(connection.Database.__name__ != "psycopg2", reason="about psycopg2: tox run -e psycopg2")
@@ -209,12 +214,7 @@ def test_a_raw_rollback_that_psycopg2_does_not_notice_is_an_error() -> None:
         Order.objects.create(reference="after")
         return "done"
 
-    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
-        once(ends)
-    with pytest.raises(OutcomeUnknown):
-        once(ends)
-    assert orders() == ["after"]
-    assert stuck().count() == 1
+    assert_is_held(ends)
 
 
 def pay(operation: Operation) -> Any:
