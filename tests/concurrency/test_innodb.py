@@ -80,7 +80,8 @@ def test_a_key_that_was_freed_and_is_used_again_locks_the_gaps_beside_it(store: 
         cursor.execute(f"ALTER TABLE {IdempotencyKey._meta.db_table} FORCE")
     reader = connection.copy()
     try:
-        with reader.cursor() as cursor:  # it keeps the deleted row
+        with reader.cursor() as cursor:  # It keeps the deleted row. Under READ COMMITTED it would have no snapshot.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         with transaction.atomic():
             freed = store.claim(a_claim())

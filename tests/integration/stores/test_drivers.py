@@ -20,7 +20,8 @@ ANSWERED_TOGETHER = [["BEGIN", "SELECT"], ["COMMIT"]]
 on_psycopg3 = pytest.mark.skipif(not is_psycopg3, reason="about options of psycopg 3, the driver at hand is psycopg2")
 on_psycopg2 = pytest.mark.skipif(is_psycopg3, reason="NOT RUN: psycopg2. psycopg 3 is at hand: tox run -e psycopg2")
 BINDING: dict[str, Any] = {"OPTIONS": {"server_side_binding": True}}
-POOL: dict[str, Any] = {"OPTIONS": {"pool": {"min_size": 1, "max_size": 2}}, "CONN_MAX_AGE": 0}
+POOL: dict[str, Any] = {"OPTIONS": {"pool": {"min_size": 1, "max_size": 1}}, "CONN_MAX_AGE": 0}
+"""One connection: a pool makes another one when it likes, and that sends statements of its own."""
 DRIVERS = [
     pytest.param(BINDING, APART, ANSWERED_APART, marks=on_psycopg3, id="server-side binding"),
     pytest.param(POOL, TOGETHER, ANSWERED_TOGETHER, marks=on_psycopg3, id="pool"),
