@@ -42,12 +42,12 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     transaction: inside an outer `atomic()`, or with autocommit off, only the caller can start again. The database may
     have rolled back the caller's writes as well.
     """
-    claiming = wanted
+    claiming, connection = wanted, store.connection  # each look-up costs a microsecond
     for _ in range(TRIES_WITH_WAIT if wanted.wait else TRIES):
         claim, running, outermost = None, False, False
         try:
             with transaction.atomic(using=store.alias):
-                outermost = store.is_outermost()
+                outermost = store.is_outermost(connection)
                 claiming = claiming.begun()  # not before: `wait` is not for opening a connection
                 claim = _claim(store, claiming, outermost=outermost)
                 if not isinstance(claim, Claimed):
@@ -55,13 +55,13 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
                 operation = AtomicOperation(wanted.identity, claim.attempt)
-                own_keys = _RUNNING.setdefault(store.connection, [])
+                own_keys = _RUNNING.setdefault(connection, [])
                 own_keys.append(wanted.identity)
                 try:
                     finished = work.run(operation).about(operation.resource)
                 finally:
                     own_keys.remove(wanted.identity)
-                hides_an_error = _hides_an_error(store, wanted, claim, finished)
+                hides_an_error = _hides_an_error(store, connection, wanted, claim, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
                 _settle(store, claim, finished, rolls_back=rolls_back)
@@ -132,7 +132,9 @@ def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: 
         store.release(claim, last=True)
 
 
-def _hides_an_error(store: Store, wanted: ClaimRequest, claim: Claimed, finished: Finished[T]) -> bool:
+def _hides_an_error(
+    store: Store, connection: BaseDatabaseWrapper, wanted: ClaimRequest, claim: Claimed, finished: Finished[T]
+) -> bool:
     """Whether the work caught a database error, after which the database discarded all its writes.
 
     A refusal (4xx) needs no writes, and is kept later by `_keep`.
@@ -141,7 +143,7 @@ def _hides_an_error(store: Store, wanted: ClaimRequest, claim: Claimed, finished
         TransactionBroken: for any other answer, which would promise work that did not commit. For every answer, if the
             work has ended the transaction, and each of its statements since then was committed by itself.
     """
-    if store.has_ended(claim):
+    if store.has_ended(connection, claim):
         # What the work has written since then is committed. Claim the key outside of every transaction: the key is
         # held for a person, as a claim without a lease, and no retry writes again.
         store.claim(wanted)
@@ -150,7 +152,7 @@ def _hides_an_error(store: Store, wanted: ClaimRequest, claim: Claimed, finished
             "that says ROLLBACK, or by executescript(), which commits. What it wrote after that is committed. So no "
             "retry runs: the key is held until a person decides about it. Use none of them in a protected view."
         )
-    if finished.verdict is Verdict.ROLL_BACK or not store.is_broken():
+    if finished.verdict is Verdict.ROLL_BACK or not store.is_broken(connection):
         return False
     if finished.snapshot is not None and 400 <= finished.snapshot.status_code < 500:
         return True

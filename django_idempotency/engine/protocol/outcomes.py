@@ -41,7 +41,6 @@ class Claimed:
     abandoned: the worker of an earlier attempt died, or its lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
     resource: what an earlier attempt has referred to.
-    cursor: the open cursor by which a store goes on with this claim in the same transaction. None: it has none.
     """
 
     id: int
@@ -51,7 +50,6 @@ class Claimed:
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
     resource: Resource | None = None
-    cursor: object = field(default=None, compare=False, repr=False)
 
     @property
     def row(self) -> Row:

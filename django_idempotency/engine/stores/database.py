@@ -35,24 +35,22 @@ class Database(ABC):
         """This thread's connection."""
         return connections[self.alias]
 
-    def is_outermost(self) -> bool:
+    def is_outermost(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the current `atomic()` block is the whole transaction, so that nothing of a caller is lost with it.
 
         Not so inside of another block, and not where the caller has switched autocommit off.
         """
-        connection = self.connection  # each look-up costs a microsecond
         return connection.commit_on_exit and not connection.savepoint_ids
 
-    def is_broken(self) -> bool:
+    def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
-        connection = self.connection
         return connection.get_rollback() or connection.closed_in_transaction or self._is_aborted(connection)
 
     def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the database itself refuses to go on with the open transaction, although Django does not know."""
         return False
 
-    def has_ended(self, claimed: Claimed) -> bool:
+    def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         """Whether the transaction that Django takes for open is over, so that each statement commits by itself.
 
         claimed: the claim that the transaction began with.

@@ -83,7 +83,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
         transaction is open then.
         """
         connection = self.connection
-        cursor = connection.cursor()  # not closed: a claim may keep the cursor, and psycopg has nothing to close
+        cursor = round_trips.cursor_of(connection)
         if not round_trips.may_open(connection, cursor):
             return None
         if (outcome := self._begin_with_claim(connection, cursor, wanted)) is not None:
@@ -93,6 +93,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
             stored = self._stored_or_locked(cursor.fetchone())
         except KeyLocked:
             return Conflicted()
+        round_trips.forget_cursor(connection)
         decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
@@ -110,31 +111,30 @@ class PostgreSQLStore(PostgreSQLCleanup):
 
     def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
         connection = self.connection
-        with connection.cursor() as cursor:
-            if not round_trips.may_open(connection, cursor):
-                super()._begin_with(lost, sql, params)
-                return
-            if round_trips.open_with(connection, cursor, sql, params).rowcount != 1:
-                raise lost()
+        cursor = round_trips.cursor_of(connection)
+        if not round_trips.may_open(connection, cursor):
+            super()._begin_with(lost, sql, params)
+        elif round_trips.open_with(connection, cursor, sql, params).rowcount != 1:
+            raise lost()
 
     def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
         connection = self.connection
-        with connection.cursor() as cursor:
-            if not round_trips.may_close(connection, cursor):
-                super()._end_with(lost, sql, params)
-                return
-            try:
-                # Fails unless one row was written: the COMMIT behind it must not be reached.
-                checked = (
-                    f"WITH written AS ({sql} RETURNING 1) "
-                    f"SELECT CASE WHEN count(*) <> 1 THEN ('{LOST} ' || count(*))::int END FROM written"
-                )
-                round_trips.close_with(cursor, checked, params)
-            except DataError as error:
-                # A trigger of the project may fail at the COMMIT with a data error of its own.
-                if LOST not in str(error):
-                    raise
-                raise lost() from error
+        cursor = round_trips.cursor_of(connection)
+        if not round_trips.may_close(connection, cursor):
+            super()._end_with(lost, sql, params)
+            return
+        # Fails unless one row was written: the COMMIT behind it must not be reached.
+        checked = (
+            f"WITH written AS ({sql} RETURNING 1) "
+            f"SELECT CASE WHEN count(*) <> 1 THEN ('{LOST} ' || count(*))::int END FROM written"
+        )
+        try:
+            round_trips.close_with(cursor, checked, params)
+        except DataError as error:
+            # A trigger of the project may fail at the COMMIT with a data error of its own.
+            if LOST not in str(error):
+                raise
+            raise lost() from error
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return sqlstate(error) in REPEATABLE
@@ -170,10 +170,9 @@ class PostgreSQLStore(PostgreSQLCleanup):
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return sqlstate(error) in UNDEFINED
 
-    def has_ended(self, claimed: Claimed) -> bool:
+    def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         # psycopg 3 sends another BEGIN before the next statement. psycopg2 takes its own BEGIN for still in force.
         # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
-        connection = self.connection
         raw: Any = connection.connection
         if raw is None or hasattr(raw, "pgconn") or connection.closed_in_transaction:
             return False

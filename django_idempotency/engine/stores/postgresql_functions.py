@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CLAIM_LOST = "IK001"
 """The SQLSTATE that `idempotency_complete_1` raises."""
 SAVEPOINT = "django_idempotency_completion"
+LARGE = 64 * 1024
+"""Bytes of a replayed body that should not stay in memory with the cursor."""
 
 
 class _StoredResponse(NamedTuple):
@@ -72,7 +74,10 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
             self._seen.note_failure(connection, error)
             round_trips.roll_back(connection)
             return super()._begin_with_claim(connection, cursor, wanted)
-        return _outcome_of(driver.fetchone(), wanted, cursor if round_trips.may_keep(connection) else None)
+        outcome = _outcome_of(driver.fetchone(), wanted)
+        if isinstance(outcome, Completed) and len(outcome.snapshot.body or b"") > LARGE:
+            round_trips.forget_cursor(connection)
+        return outcome
 
     def _may_call(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
         """Before the transaction begins. A look is a transaction of its own, in one message."""
@@ -90,7 +95,7 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
         connection = self.connection
         if not self._seen.there(connection):
             return False
-        cursor: Any = claimed.cursor or connection.cursor()
+        cursor = round_trips.cursor_of(connection)
         if not round_trips.may_close(connection, cursor):
             return False
         params = [*claimed.fence, *response, ttl, *(resource or (None, None))]
@@ -114,16 +119,13 @@ def _claim_params(wanted: ClaimRequest) -> list[Any]:
     return [of.key_hash, of.scope_hash, of.scope, of.operation, of.key, wanted.fingerprint, wanted.ttl]
 
 
-def _outcome_of(values: Any, wanted: ClaimRequest, cursor: CursorWrapper | None) -> ClaimOutcome | None:
-    """What the claim's function has decided, as `decide` would say it. None: the caller has to look closer.
-
-    cursor: the completion goes on with it. To open another one would cost as much as to send the statement.
-    """
+def _outcome_of(values: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
+    """What the claim's function has decided, as `decide` would say it. None: the caller has to look closer."""
     outcome, row_id, status_code, headers, body, *about = values
     of = wanted.identity
     match outcome:
         case "claimed":
-            return Claimed(key_hash=of.key_hash, scope_hash=of.scope_hash, id=row_id, attempt=1, cursor=cursor)
+            return Claimed(key_hash=of.key_hash, scope_hash=of.scope_hash, id=row_id, attempt=1)
         case "completed":
             headers, body = unseal_response(_StoredResponse(of.key_hash, of.scope_hash, headers, body))
             snapshot = Snapshot(status_code=status_code, headers=decode_headers(headers), body=body)

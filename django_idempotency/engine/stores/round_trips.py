@@ -14,15 +14,51 @@ Everywhere else, each statement is sent alone.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-
-if TYPE_CHECKING:
-    from django.db.backends.utils import CursorWrapper
+from django.db.backends.utils import CursorWrapper
 
 IDLE = 0
 """libpq's PQTRANS_IDLE"""
+BASE, POSTGRESQL = "django.db.backends.base.base", "django.db.backends.postgresql.base"
+"""The modules of Django that open cursors."""
+KEPT = "_idempotency_cursor"
+"""The attribute of Django's connection that holds the kept cursor."""
+
+
+def cursor_of(connection: BaseDatabaseWrapper) -> CursorWrapper:
+    """An open cursor for a message of this module, which must not close it. Ask `may_open` or `may_close` next.
+
+    To make a cursor costs as much as to send a statement. So the cursor is kept with Django's connection, until that
+    reconnects. A cursor of the query log is not kept.
+    """
+    kept: Any = connection.__dict__.get(KEPT)
+    if kept is not None and kept.cursor.connection is connection.connection and _opens_as_django(connection):
+        return kept  # type: ignore[no-any-return]
+    cursor = connection.cursor()
+    if type(cursor) is CursorWrapper and _opens_as_django(connection):
+        setattr(connection, KEPT, cursor)
+    return cursor
+
+
+def forget_cursor(connection: BaseDatabaseWrapper) -> None:
+    """Do not keep this cursor: it would hold a large row in memory until its next statement."""
+    connection.__dict__.pop(KEPT, None)
+
+
+def _opens_as_django(connection: BaseDatabaseWrapper) -> bool:
+    """Whether Django's own methods open this connection's cursors.
+
+    Packages for tenants set the `search_path` or a role as a cursor is opened, and tools for debugging put in a method
+    of their own. Both need each cursor anew.
+    """
+    kind: Any = type(connection)
+    return (
+        kind.cursor.__module__ == kind._cursor.__module__ == kind._prepare_cursor.__module__ == BASE
+        and kind.create_cursor.__module__ == POSTGRESQL
+        and "cursor" not in connection.__dict__
+    )
 
 
 def may_open(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
@@ -67,14 +103,6 @@ def roll_back(connection: BaseDatabaseWrapper) -> None:
 def may_close(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     """Whether the end of the current `atomic()` will send COMMIT, and nothing else."""
     return _may_shape(connection, cursor) and not connection.get_rollback()
-
-
-def may_keep(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a cursor of an earlier message is as good as a new one.
-
-    Not so where a package for tenants sets the `search_path` as a cursor is opened.
-    """
-    return type(connection)._cursor is BaseDatabaseWrapper._cursor  # type: ignore[attr-defined]
 
 
 def close_with(cursor: CursorWrapper, sql: str, params: list[Any]) -> None:

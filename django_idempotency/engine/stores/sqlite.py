@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
@@ -15,6 +15,9 @@ from ..protocol.outcomes import Claimed, Row
 from .dialect import Dialect
 from .queries import as_new_row
 from .store import Store
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNKNOWN = ("no such table:", "no such column:", "has no column named")
 """SQLite has one code for all errors in a statement."""
@@ -32,17 +35,17 @@ class SQLiteStore(Store):
     vendor = "sqlite"
     dialect = Dialect(clock=CLOCK, clock_once=CLOCK, later=LATER, seconds_until=SECONDS_UNTIL)
 
-    def is_broken(self) -> bool:
+    def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
         # does not notice. From then on, SQLite commits each statement by itself.
-        return super().is_broken() or self._has_no_transaction()
+        return super().is_broken(connection) or self._has_no_transaction(connection)
 
-    def has_ended(self, claimed: Claimed) -> bool:
-        return self._has_no_transaction()
+    def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
+        return self._has_no_transaction(connection)
 
-    def _has_no_transaction(self) -> bool:
-        raw: Any = self.connection.connection
-        return raw is not None and not self.connection.closed_in_transaction and not raw.in_transaction
+    def _has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: Any = connection.connection
+        return raw is not None and not connection.closed_in_transaction and not raw.in_transaction
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return False

@@ -75,19 +75,6 @@ class TestHowMany:
             Order.objects.create()
         assert len(tap.take()) == 3
 
-    def test_claim_and_completion_share_a_cursor(self, tap: Tap, post: Post, way: str) -> None:
-        """A cursor costs as much as its statement. The statements open one each, and the view opens one."""
-        wrapper: Any = connection
-        opened, usual = [], connection.cursor
-
-        def cursor() -> Any:
-            opened.append(1)
-            return usual()
-
-        wrapper.cursor = cursor  # as tools for debugging do
-        assert post("/create").status_code == 201
-        assert len(opened) == {"functions": 2, "statements": 3}[way]
-
     def test_a_duplicate_takes_two(self, tap: Tap, post: Post, way: str) -> None:
         """Whatever it is told: replay, mismatch, conflict."""
         post("/create")
