@@ -78,6 +78,15 @@ def test_the_query_log_is_complete_after_requests_without_it(post: Post) -> None
     assert [query["sql"].split()[0] for query in captured] == ["BEGIN", "INSERT", "INSERT", "UPDATE", "COMMIT"]
 
 
+def test_a_cursor_of_the_query_log_is_not_kept(post: Post) -> None:
+    connection.close()
+    with CaptureQueriesContext(connection):
+        post("/create", key="0")
+    logged = len(connection.queries_log)
+    post("/create", key="1")
+    assert len(connection.queries_log) == logged
+
+
 def test_a_tool_with_a_cursor_method_of_its_own_sees_each_cursor(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """As debug-toolbar and ddtrace put one in, long after the first request."""
     post("/create", key="0")
