@@ -28,6 +28,7 @@ from tests.benchmarks import (
     peers,
     requests,
     server,
+    shares,
     statements,
     traffic,
     writers,
@@ -38,12 +39,12 @@ from tests.benchmarks.page import with_part
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests", "cores")
+ON_THE_PAGE = ("requests", "shares", "cores")
 """The parts whose tables the page shows. `figures.md` has all of them."""
-PARTS = {
-    part.__name__.rpartition(".")[2]: part
-    for part in (requests, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere)
-}
+MODULES = (
+    *(requests, shares, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere),
+)
+PARTS = {part.__name__.rpartition(".")[2]: part for part in MODULES}
 
 
 def conditions() -> str:
