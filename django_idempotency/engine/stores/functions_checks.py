@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from django.core.checks import CheckMessage, Warning
 
 from .functions import CALLABLE, LOOKED_UP, pay
+from .round_trips import takes_several
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -18,6 +19,8 @@ def check_functions(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if not pay(connection):
         return
     with connection.cursor() as cursor:
+        if not takes_several(cursor):
+            return
         cursor.execute(CALLABLE, LOOKED_UP)
         has_table, found = cursor.fetchone()
     if has_table and not found:  # without the table, the first `migrate` makes both

@@ -120,9 +120,14 @@ def _client_cursor() -> Any:
     return ClientCursor
 
 
+def takes_several(cursor: CursorWrapper) -> bool:
+    """Whether the driver sends several statements in one message: psycopg 3 that binds parameters itself."""
+    return isinstance(getattr(cursor, "cursor", None), _client_cursor())
+
+
 def _may_shape(connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
     return (
-        isinstance(getattr(cursor, "cursor", None), _client_cursor())
+        takes_several(cursor)
         and not connection.execute_wrappers
         and not connection.queries_logged
         and connection.in_atomic_block

@@ -135,6 +135,15 @@ class TestCheck:
         with changed(RENAMED[1], back=(NAMED_BACK[1],)), going("statements"):
             assert check_databases(None, databases=["default"]) == []
 
+    def test_it_is_silent_with_a_driver_that_calls_none(self) -> None:
+        """Binding on the server takes one statement in each message, as psycopg2 does."""
+        with (
+            changed(RENAMED[1], back=(NAMED_BACK[1],)),
+            going("functions"),
+            tapped(OPTIONS={"server_side_binding": True}),
+        ):
+            assert check_databases(None, databases=["default"]) == []
+
     def test_it_is_silent_before_the_first_migration(self) -> None:
         """`migrate` runs the checks first, and makes table and functions together."""
         with changed(
