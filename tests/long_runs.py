@@ -118,6 +118,12 @@ PARTS = {
         tox=("-e", "clusters"),
         figures=r"NOT RUN|\d+ passed",
     ),
+    "interop": Part(
+        proves="Clients, proxies and brokers that repeat by themselves: one effect, and without protection two. "
+        "NOT RUN names what the machine lacks.",
+        tox=("-e", "interop"),
+        figures=r"NOT RUN|\d+ passed",
+    ),
     "mutation": Part(
         proves="One-line breaks of the core: a test sees each. `mutmut results` lists those that no test sees.",
         tox=("-e", "mutation"),

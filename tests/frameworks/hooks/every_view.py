@@ -72,8 +72,25 @@ def _protected(view: View, request: Any) -> View:
         if view_class is None or any(access_check(checked) is not None for checked in (view, handler) if checked):
             request.protect_below = True
             return view
-        protected = type(view_class.__name__, (IdempotencyMixin, view_class), {"idempotency": OPTIONS})
-        return watched(protected.as_view(**view.view_initkwargs))
+        return _protected_class(view_class).as_view(**view.view_initkwargs)
+
+
+def _protected_class(view_class: Any) -> Any:
+    """The view class with the mixin. What its protected handler answers is watched, and not what the view answers.
+
+    A retry runs the decorators and checks of `dispatch` again, and they may answer it in another way. For example, a
+    login makes a new CSRF token, so `csrf_protect` adds a cookie and `Vary: Cookie` to the first answer alone.
+    """
+
+    def dispatch(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        verb = request.method.lower()
+        if verb in vars(self):  # the mixin has put the protected handler there
+            setattr(self, verb, watched(vars(self)[verb]))
+        return view_class.dispatch(self, request, *args, **kwargs)
+
+    vars(dispatch).update(vars(view_class.dispatch))  # Django reads there what decorators have set
+    watching = type(view_class.__name__, (view_class,), {"dispatch": dispatch})
+    return type(view_class.__name__, (IdempotencyMixin, watching), {"idempotency": OPTIONS})
 
 
 def _protect_below_login_checks() -> None:

@@ -72,6 +72,7 @@ def _retry_of(request: Any) -> Any:
         return None
     if isinstance(request, ASGIRequest):
         again: Any = type(request)(request.scope, BytesIO(payload))
+        again.META.update(request.META)  # with what middleware has put there, such as the CSRF secret
     else:
         again = type(request)({**request.META, "wsgi.input": FakePayload(payload)})
     kept = vars(request).keys() - OF_THE_BODY - {"environ", "META"}
