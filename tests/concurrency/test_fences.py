@@ -105,6 +105,16 @@ def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
     assert IdempotencyStep.objects.get().error is None
 
 
+@pytest.mark.only_on("mysql")
+@pytest.mark.parametrize("step", [lambda store, claimed: store.fence(claimed), *STEPS.values()], ids=["fence", *STEPS])
+def test_a_step_changes_the_row_that_it_locks(store: Store, step: Step) -> None:
+    """A Galera node compares with the other nodes what a transaction has changed, and never what it has locked."""
+    worker = a_worker(store)
+    before = IdempotencyKey.objects.values().get()
+    step(store, worker)
+    assert IdempotencyKey.objects.values().get() != before
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_a_takeover_does_not_overtake_a_step(store: Store, name: str) -> None:
     """The step is not committed yet. The rival is told at once that the key is in work, and changes nothing."""
