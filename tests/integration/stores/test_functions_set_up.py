@@ -188,6 +188,26 @@ class TestTenants:
                 request_like()
                 assert expected in verbs(tap.take())
 
+    def test_each_is_told_once_and_done_without_for_a_minute(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A tenant whose functions go away, too."""
+        monkeypatch.setattr(functions, "monotonic", lambda: 1000.0)
+        with tapped() as tap:
+            connection.schema_name = "tenant_a"  # type: ignore[attr-defined]
+            sql("SET search_path TO tenant_a")
+            assert first_of(tap) == BY_FUNCTION
+            sql(f"DROP FUNCTION {CLAIM}")
+            tap.take()
+            request_like(key="heals")
+            assert verbs(tap.take())[0] == BY_FUNCTION
+            for now in (1059.0, 2000.0):
+                monkeypatch.setattr(functions, "monotonic", lambda now=now: now)
+                request_like(key=f"at {now}")
+            sent = verbs(tap.take())
+        assert (sent[0], sent[2]) == (BY_STATEMENT, ["BEGIN", "SELECT", "COMMIT"])
+        assert len(caplog.records) == 1
+
     def test_work_that_strays_into_a_schema_without_them_loses_its_claim(self) -> None:
         """As without functions: nothing is committed."""
         with tapped() as tap:
