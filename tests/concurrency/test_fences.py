@@ -138,6 +138,16 @@ def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
 
 
+def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
+    """The caller took it for a call in doubt. It is not made, and its result stays."""
+    worker = a_worker(store)
+    store.finish_call(worker, "charge", '{"value": 1}')
+    after = everything()
+    with pytest.raises(ClaimLost):
+        store.start_call(worker, "charge", again=True)
+    assert everything()[1] == after[1]
+
+
 def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:
     """All others are told that the key is in work."""
     outcomes = in_threads(20, lambda number: store.claim_and_commit(CLAIM))
