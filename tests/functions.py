@@ -32,6 +32,16 @@ def sql(*statements: str) -> None:
             cursor.execute(statement)
 
 
+def raising(text: str, sqlstate: str) -> str:
+    """The migration's function with another body, which raises this error."""
+    return f"{replacing(text).partition('$$')[0]}$$ BEGIN RAISE 'the call failed' USING ERRCODE = '{sqlstate}'; END $$"
+
+
+def replacing(text: str) -> str:
+    """The migration's function, for where there is one already."""
+    return text.replace("CREATE", "CREATE OR REPLACE", 1).replace("{schema}", "public")
+
+
 @contextmanager
 def changed(*there: str, back: tuple[str, ...]) -> Iterator[None]:
     sql(*there)

@@ -105,6 +105,16 @@ def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
     assert IdempotencyStep.objects.get().error is None
 
 
+@pytest.mark.only_on("mysql")
+@pytest.mark.parametrize("step", [lambda store, claimed: store.fence(claimed), *STEPS.values()], ids=["fence", *STEPS])
+def test_a_step_changes_the_row_that_it_locks(store: Store, step: Step) -> None:
+    """A Galera node compares with the other nodes what a transaction has changed, and never what it has locked."""
+    worker = a_worker(store)
+    before = IdempotencyKey.objects.values().get()
+    step(store, worker)
+    assert IdempotencyKey.objects.values().get() != before
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_a_takeover_does_not_overtake_a_step(store: Store, name: str) -> None:
     """The step is not committed yet. The rival is told at once that the key is in work, and changes nothing."""
@@ -126,6 +136,16 @@ def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
             eventually("the second to wait for the first", waits)
         second.result(30)
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
+
+
+def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
+    """The caller took it for a call in doubt. It is not made, and its result stays."""
+    worker = a_worker(store)
+    store.finish_call(worker, "charge", '{"value": 1}')
+    after = everything()
+    with pytest.raises(ClaimLost):
+        store.start_call(worker, "charge", again=True)
+    assert everything()[1] == after[1]
 
 
 def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim
 from tests.contracts.races import SNAPSHOT, attempt, isolation, store
+from tests.leases import lapse
 from tests.servers import eventually
 from tests.shopapp.models import Order
 
@@ -53,6 +54,26 @@ def test_a_look_shows_nothing_that_is_not_committed(store: Store, in_threads: Th
         assert isinstance(claimed, Claimed)
         store.complete(claimed, SNAPSHOT)
         assert in_threads(1, lambda _: store.look(a_claim())) == [Conflicted()]
+
+
+def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads) -> None:
+    """Under REPEATABLE READ a plain read would not show the call, and the takeover would make it again."""
+    claim = a_claim(lease=60.0)
+    claimed = store.claim_and_commit(claim)
+    assert isinstance(claimed, Claimed)
+    lapse()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert IdempotencyStep.objects.count() == 0
+        in_threads(1, lambda _: store.start_call(claimed, "charge", again=False))
+        assert IdempotencyStep.objects.count() == 0
+        try:
+            outcome: Any = store.claim(claim)
+        except OperationalError as error:  # MariaDB's innodb_snapshot_isolation: the claim is for a new transaction
+            transaction.set_rollback(True)
+            outcome = InDoubt() if store.may_repeat(error) else error
+    assert outcome == InDoubt()
 
 
 def test_a_killed_worker_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

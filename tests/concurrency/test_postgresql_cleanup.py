@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
+from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store
@@ -127,6 +128,16 @@ class TestAddresses:
         finish(store)
         expire()
         assert purge_around(in_threads, lambda: IdempotencyKey.objects.all()._raw_delete("default")) == (0, None)
+
+
+def test_a_plain_table_is_cleaned_by_address(store: Store) -> None:
+    """A batch by id takes a sixth longer."""
+    finish(store)
+    expire()
+    with CaptureQueriesContext(connection) as captured:
+        assert cleanup_idempotency_keys().deleted == 1
+    deletes = [query["sql"] for query in captured if "DELETE" in query["sql"]]
+    assert ["ctid" in sql for sql in deletes] == [True]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
@@ -140,6 +141,16 @@ class TestStoreContract:
             batches.append(deleted)
         assert batches == [2, 2, 1, 0]
         assert set(IdempotencyKey.objects.values_list("key", flat=True)) == {"running", "new"}
+
+    def test_a_purge_begins_where_the_last_one_has_stopped(self, store: Store) -> None:
+        """So it does not step over deleted rows again. On SQLite each begins at the oldest row."""
+        for number in range(3):
+            self.finish(store, a_claim(key=f"old{number}"))
+        expire()
+        _, stopped = store.purge(1)
+        key = IdempotencyKey.objects.latest("pk").key
+        IdempotencyKey.objects.filter(key=key).update(expires_at=F("expires_at") - timedelta(seconds=1))
+        assert store.purge(10, stopped)[0] == (2 if stopped is None else 1)
 
     def test_a_conflict_brings_what_is_left_of_the_lease(self, store: Store) -> None:
         """By the database's clock. A lease of 1,000 seconds has just begun."""

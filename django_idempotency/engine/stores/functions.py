@@ -68,7 +68,7 @@ class Seen:
 
     def there(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether they were there at the last look. Asks nothing."""
-        return self._until.get(_schema_of(connection)) == _FOR_GOOD and pay(connection)
+        return self._until.get(_schema_of(connection)) == _FOR_GOOD
 
     def look_due(self, connection: BaseDatabaseWrapper) -> bool:
         return pay(connection) and self._until.get(_schema_of(connection), 0.0) <= monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Completed
@@ -30,12 +30,15 @@ from tests.functions import (
     look_again,
     look_now,
     migration,
+    raising,
+    replacing,
     request_like,
 )
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+TEXTS = (migration.CLAIM, migration.COMPLETE)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +113,20 @@ def test_functions_and_statements_complete_alike(ttl: float | None, about: tuple
         return values, times[3] - times[2] > timedelta(seconds=30)
 
     assert row("functions") == row("statements")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_key_that_can_be_neither_inserted_nor_read_is_looked_at_again(way: str) -> None:
+    """Another row was there twice, and gone twice. A third try, by a statement, claims the key."""
+    gone_twice = "BEGIN IF nextval('tries') <= 2 THEN RETURN NULL; END IF; RETURN NEW; END"
+    there = (
+        "CREATE SEQUENCE tries",
+        f"CREATE FUNCTION gone_twice() RETURNS trigger LANGUAGE plpgsql AS $$ {gone_twice} $$",
+        f"CREATE TRIGGER gone_twice BEFORE INSERT ON {IdempotencyKey._meta.db_table} FOR EACH ROW "
+        "EXECUTE FUNCTION gone_twice()",
+    )
+    with changed(*there, back=("DROP FUNCTION gone_twice CASCADE", "DROP SEQUENCE tries")), going(way):
+        assert isinstance(request_like(), Claimed)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +211,36 @@ class TestWithoutThem:
         assert Order.objects.count() == 1
         assert isinstance(request_like(), Completed)
         assert len(caplog.records) == 1
+
+    @pytest.mark.parametrize("sqlstate", ["42883", "42501", "3F000", "XX000"])
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_each_error_of_one_that_goes_during_the_call_costs_no_request(
+        self, tap: Tap, caplog: pytest.LogCaptureFixture, number: int, sqlstate: str
+    ) -> None:
+        """Which error comes depends on the moment: XX000 is "cache lookup failed for function"."""
+        with changed(raising(TEXTS[number], sqlstate), back=(replacing(TEXTS[number]),)):
+            assert isinstance(request_like(Order.objects.create), Claimed)
+        assert Order.objects.count() == 1
+        assert isinstance(request_like(), Completed)
+        (record,) = caplog.records
+        assert "take longer: the call failed. Run" in record.getMessage()
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_any_other_error_of_a_call_is_the_projects_own(
+        self, tap: Tap, caplog: pytest.LogCaptureFixture, number: int
+    ) -> None:
+        """Of a trigger on the key table, for one. Nothing is tried again, and the functions stay in use."""
+        with changed(raising(TEXTS[number], "P0001"), back=(replacing(TEXTS[number]),)):
+            tap.take()
+            with pytest.raises(DatabaseError, match="the call failed"):
+                request_like(Order.objects.create)
+            sent = verbs(tap.take())
+        completion = ["SAVEPOINT", "SELECT", "COMMIT"]
+        assert sent == [[BY_FUNCTION, ["ROLLBACK"]], [BY_FUNCTION, ["INSERT"], completion, ["ROLLBACK"]]][number]
+        assert (Order.objects.count(), IdempotencyKey.objects.count(), caplog.records) == (0, 0, [])
+        tap.take()
+        assert isinstance(request_like(), Claimed)
+        assert verbs(tap.take())[0] == BY_FUNCTION
 
     def test_they_are_used_again_after_a_minute(self, tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
         """A migration after the deployment needs no restart."""

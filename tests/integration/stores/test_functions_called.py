@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -43,8 +44,14 @@ def called_claim(number: int = 0, **changes: Any) -> dict[str, Any]:
     return call(functions.CLAIM, params)
 
 
-def called_completion(fence: Sequence[int] = (1, 1, 1, 1)) -> dict[str, Any]:
-    return call(functions.COMPLETE, [*fence, 201, "[]", b"", None, None, None])
+def called_completion(fence: Sequence[int] = (1, 1, 1, 1), ttl: float | None = None) -> dict[str, Any]:
+    return call(functions.COMPLETE, [*fence, 201, "[]", b"", ttl, None, None])
+
+
+def clock() -> datetime:
+    (now,) = ask("SELECT clock_timestamp()")
+    assert isinstance(now, datetime)
+    return now
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,29 @@ def test_a_stored_response_leaves_the_database_for_a_replay_only(
         IdempotencyKey.objects.update(**stored)
     answer = called_claim(**wanted)
     assert (answer["outcome"], answer["stored_headers"], answer["stored_body"]) == (outcome, None, None)
+
+
+def test_times_are_those_of_the_call() -> None:
+    """Not of the transaction: a view may take minutes, and a result is kept from its end on."""
+    identity = a_claim().identity
+    with transaction.atomic():
+        begun = clock()
+        row_id = called_claim()["row_id"]
+        row = IdempotencyKey.objects.get()
+        assert min(row.created_at, row.updated_at, row.expires_at - timedelta(seconds=60)) >= begun
+        worked = clock()
+        called_completion([identity.key_hash, identity.scope_hash, row_id, 1], ttl=5.0)
+    row = IdempotencyKey.objects.get()
+    assert row.completed_at is not None
+    assert min(row.completed_at, row.updated_at, row.expires_at - timedelta(seconds=5)) >= worked
+
+
+def test_a_key_that_expires_during_the_transaction_is_not_replayed() -> None:
+    """A call may wait, and a caller's transaction may be old."""
+    request_like()
+    with transaction.atomic():
+        sql(f"UPDATE {TABLE} SET expires_at = clock_timestamp()")
+        assert called_claim()["outcome"] == "other"
 
 
 @pytest.mark.parametrize("part", ["key_hash", "scope_hash", "id", "attempt"])

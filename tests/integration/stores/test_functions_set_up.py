@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.checks import check_databases
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
@@ -196,6 +197,49 @@ class TestTenants:
                 tap.take()
                 request_like()
                 assert expected in verbs(tap.take())
+
+    def test_each_is_told_once_and_done_without_for_a_minute(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A tenant whose functions go away, too."""
+        monkeypatch.setattr(functions, "monotonic", lambda: 1000.0)
+        with tapped() as tap:
+            connection.schema_name = "tenant_a"  # type: ignore[attr-defined]
+            sql("SET search_path TO tenant_a")
+            assert first_of(tap) == BY_FUNCTION
+            sql(f"DROP FUNCTION {CLAIM}")
+            tap.take()
+            request_like(key="heals")
+            assert verbs(tap.take())[0] == BY_FUNCTION
+            for now in (1059.0, 2000.0):
+                monkeypatch.setattr(functions, "monotonic", lambda now=now: now)
+                request_like(key=f"at {now}")
+            sent = verbs(tap.take())
+        assert (sent[0], sent[2]) == (BY_STATEMENT, ["BEGIN", "SELECT", "COMMIT"])
+        assert len(caplog.records) == 1
+
+    def test_a_completion_goes_to_the_schema_of_the_next_cursor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Packages for tenants switch as a cursor is opened. A view that was elsewhere has not switched back yet."""
+        due: list[str] = []
+
+        def opened(wrapper: BaseDatabaseWrapper, name: str | None = None) -> Any:
+            cursor = BaseDatabaseWrapper._cursor(wrapper, name)
+            while due:
+                cursor.execute(f"SET search_path TO {due.pop()}")
+            return cursor
+
+        def visit() -> None:
+            due.append("public")
+            assert ask("SELECT current_schema()") == ("public",)
+            due.append("tenant_a")
+
+        monkeypatch.setattr(type(connections["default"]), "_cursor", opened)
+        with tapped() as tap:
+            sql("SET search_path TO tenant_a")
+            look_again()
+            assert isinstance(request_like(visit), Claimed)
+            assert verbs(tap.take())[-2:] == [["SET"], ["SAVEPOINT", "SELECT", "COMMIT"]]
+        assert ask(f"SELECT status FROM tenant_a.{TABLE}") == ("completed",)
 
     def test_work_that_strays_into_a_schema_without_them_loses_its_claim(self) -> None:
         """As without functions: nothing is committed."""
