@@ -111,7 +111,7 @@ PARTS = {
         proves="The tests of Django and of the REST framework, with every view protected and each request sent again. "
         "`tests/frameworks/suites.toml` has the reason for each test that fails with the package only.",
         tox=("-e", "frameworks", "--", "--twice"),
-        figures=r"every view protected|tests, \d+ skipped|^\d+ \w+.*, \d+ |on the list: ",
+        figures=r"every view protected|tests, \d+ skipped|requests under a key|on the list: ",
     ),
     "clusters": Part(
         proves="Shards, tenants, failover, PgBouncer, Galera and Citus. NOT RUN names what the machine lacks.",
