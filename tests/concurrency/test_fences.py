@@ -12,6 +12,8 @@ from django_idempotency import ClaimLost
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Conflicted
 from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.exceptions import NotResolvable
+from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim
 from tests.contracts.leased import elsewhere
@@ -34,11 +36,15 @@ STEPS: dict[str, Step] = {
     "start": lambda store, claimed: store.start_call(claimed, "mail", again=False),
     "restart": lambda store, claimed: store.start_call(claimed, "charge", again=True),
     "finish": lambda store, claimed: store.finish_call(claimed, "charge", "{}"),
+    "fetch": lambda store, claimed: store.keep_fetched(claimed, "rate", "1"),
     "write": write,
     "renew": lambda store, claimed: store.renew(claimed, 60.0),
     "complete": lambda store, claimed: store.complete(claimed, SNAPSHOT, ttl=60),
     "fail": lambda store, claimed: store.fail(claimed, CLAIM, "it broke"),
 }
+
+# A read is only kept: beside a takeover on another node, its result does no harm.
+CHANGES = {"fence": lambda store, claimed: store.fence(claimed), **{n: STEPS[n] for n in STEPS if n != "fetch"}}
 
 
 @pytest.fixture
@@ -93,6 +99,19 @@ def test_a_step_that_meets_a_takeover_waits_for_it_and_is_lost(store: Store, nam
     assert everything() == after
 
 
+def test_a_decision_that_meets_a_takeover_waits_for_it_and_is_refused(store: Store) -> None:
+    """The operator saw an abandoned key. Now a new worker has it."""
+    worker = a_worker(store)
+    with elsewhere() as start:
+        with transaction.atomic():
+            assert claimed_by(store.claim(CLAIM)).attempt == 2
+            decision = start(lambda: release_for_retry(worker.id, attempt=1))
+            eventually("the decision to wait for the row", waits)
+            after = everything()
+        assert isinstance(decision.exception(30), NotResolvable)
+    assert everything() == after
+
+
 def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
     """The call may be running again."""
     worker = a_worker(store)
@@ -106,12 +125,12 @@ def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
 
 
 @pytest.mark.only_on("mysql")
-@pytest.mark.parametrize("step", [lambda store, claimed: store.fence(claimed), *STEPS.values()], ids=["fence", *STEPS])
-def test_a_step_changes_the_row_that_it_locks(store: Store, step: Step) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_step_changes_the_row_that_it_locks(store: Store, name: str) -> None:
     """A Galera node compares with the other nodes what a transaction has changed, and never what it has locked."""
     worker = a_worker(store)
     before = IdempotencyKey.objects.values().get()
-    step(store, worker)
+    CHANGES[name](store, worker)
     assert IdempotencyKey.objects.values().get() != before
 
 
@@ -146,6 +165,15 @@ def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
     with pytest.raises(ClaimLost):
         store.start_call(worker, "charge", again=True)
     assert everything()[1] == after[1]
+
+
+def test_a_call_that_is_made_again_keeps_its_first_start_and_error(store: Store) -> None:
+    """An operator may have to look the first call up."""
+    worker = a_worker(store)
+    store.note_error(worker, "charge", "it broke")
+    before = IdempotencyStep.objects.values("started_at", "error").get()
+    store.start_call(worker, "charge", again=True)
+    assert IdempotencyStep.objects.values("started_at", "error").get() == before
 
 
 def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:

@@ -123,6 +123,19 @@ class TestAddresses:
 
         assert purge_around(in_threads, move) == (1, expired_at)
 
+    def test_a_row_that_has_moved_does_not_make_a_batch_larger(self, store: Store, in_threads: Threads) -> None:
+        """Only as many rows as have moved are deleted by their ids."""
+        for number in range(12):
+            finish(store, key=f"old{number}")
+        expire()
+        IdempotencyKey.objects.filter(key="old0").update(expires_at=F("expires_at") - timedelta(hours=1))
+
+        def move() -> None:
+            IdempotencyKey.objects.filter(key="old0").update(last_error="changed")
+
+        assert purge_around(in_threads, move)[0] == 10
+        assert len(stored() - {"old0"}) == 2
+
     def test_a_row_that_is_gone_is_not_counted(self, store: Store, in_threads: Threads) -> None:
         """Another cleaner has deleted it and committed."""
         finish(store)

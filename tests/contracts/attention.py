@@ -284,6 +284,25 @@ class TestAttentionContract:
             assert store.fail_harmless(claim.row, 1, 60, None) is False
         assert row().status == "in_progress"
 
+    @pytest.mark.parametrize("lease", [None, 60.0])
+    def test_the_same_goes_for_a_key_that_a_worker_may_have(self, store: Store, lease: float | None) -> None:
+        """Its lease has begun anew, or it has none: then a person decides."""
+        claim = claimed(store, lease=lease)
+        with transaction.atomic():
+            assert store.fail_harmless(claim.row, 1, 60, None) is False
+        assert row().status == "in_progress"
+
+    def test_a_decision_forgets_the_doubt_and_nothing_else(self, store: Store) -> None:
+        """The calls that have ended stay, so that the retry makes none of them again. So does the error."""
+        claim = claimed(store)
+        for name in ("charge", "mail"):
+            start(store, claim, name)
+        finish(store, claim, "charge")
+        store.fail(claim, LEASED, "it broke")
+        release_for_retry(claim.id, attempt=1)
+        assert list(IdempotencyStep.objects.values_list("name", "result")) == [("charge", "{}")]
+        assert row().last_error == "it broke"
+
     @pytest.mark.only_on("postgresql", "mysql")
     def test_a_key_that_is_being_used_is_passed_over(self, store: Store, in_threads: Any) -> None:
         """Its worker starts a call at this moment: the cleanup neither waits nor fails the key."""

@@ -151,6 +151,7 @@ class TestStoreContract:
         key = IdempotencyKey.objects.latest("pk").key
         IdempotencyKey.objects.filter(key=key).update(expires_at=F("expires_at") - timedelta(seconds=1))
         assert store.purge(10, stopped)[0] == (2 if stopped is None else 1)
+        assert store.purge(10, stopped) == (0, stopped)
 
     def test_a_conflict_brings_what_is_left_of_the_lease(self, store: Store) -> None:
         """By the database's clock. A lease of 1,000 seconds has just begun."""

@@ -65,11 +65,11 @@ class LeaseQueries(Conditions):
 
     @cached_property
     def read_doubts(self) -> str:
-        """Names and kinds of a key's steps in doubt, oldest first. Parameter: id of the key."""
+        """Names and kinds of a key's steps in doubt. Parameter: id of the key."""
         s = self.s
         return (
             f"SELECT {s['name']}, {s['kind']} FROM {self.steps} WHERE {s['key']} = %s AND {self.unfinished} "
-            f"ORDER BY {s['id']} {self.dialect.share}"
+            f"{self.dialect.share}"
         )
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Completed
@@ -224,6 +224,13 @@ class TestWithoutThem:
         assert isinstance(request_like(), Completed)
         (record,) = caplog.records
         assert "take longer: the call failed. Run" in record.getMessage()
+
+    def test_a_connection_that_breaks_meanwhile_is_djangos_error(self, tap: Tap) -> None:
+        """As each error of a claim is."""
+        with changed(RENAMED[0], back=(NAMED_BACK[0],)):
+            tap.lose_answer(2)  # of the ROLLBACK
+            with pytest.raises(OperationalError):
+                request_like()
 
     @pytest.mark.parametrize("number", [0, 1])
     def test_any_other_error_of_a_call_is_the_projects_own(

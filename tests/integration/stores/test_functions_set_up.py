@@ -198,8 +198,9 @@ class TestTenants:
                 request_like()
                 assert expected in verbs(tap.take())
 
+    @pytest.mark.parametrize("function", [CLAIM, COMPLETE])
     def test_each_is_told_once_and_done_without_for_a_minute(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, function: str
     ) -> None:
         """A tenant whose functions go away, too."""
         monkeypatch.setattr(functions, "monotonic", lambda: 1000.0)
@@ -207,7 +208,7 @@ class TestTenants:
             connection.schema_name = "tenant_a"  # type: ignore[attr-defined]
             sql("SET search_path TO tenant_a")
             assert first_of(tap) == BY_FUNCTION
-            sql(f"DROP FUNCTION {CLAIM}")
+            sql(f"DROP FUNCTION {function}")
             tap.take()
             request_like(key="heals")
             assert verbs(tap.take())[0] == BY_FUNCTION
