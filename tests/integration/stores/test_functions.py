@@ -16,6 +16,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, C
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import Store, functions, store_for
 from django_idempotency.models import IdempotencyKey
+from tests.at_rest import OLD
 from tests.claims import SNAPSHOT, a_claim
 from tests.contracts.states import STATES, met
 from tests.contracts.stores import TestStoreContract
@@ -127,6 +128,16 @@ def test_a_key_that_can_be_neither_inserted_nor_read_is_looked_at_again(way: str
     )
     with changed(*there, back=("DROP FUNCTION gone_twice CASCADE", "DROP SEQUENCE tries")), going(way):
         assert isinstance(request_like(), Claimed)
+
+
+def test_an_encrypted_response_is_replayed(settings: Any, tap: Tap) -> None:
+    """The row that the call returns is opened under the hashes of its key."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    assert isinstance(request_like(), Claimed)
+    assert "x/y" not in str(IdempotencyKey.objects.get().headers)
+    tap.take()
+    assert request_like() == Completed(snapshot=SNAPSHOT, resource=("order", "7"))
+    assert verbs(tap.take())[0] == BY_FUNCTION
 
 
 @pytest.mark.parametrize(
