@@ -108,8 +108,19 @@ def test_it_is_counted_and_listed_at_once(left: IdempotencyKey) -> None:
 def test_a_cleanup_finds_what_nobody_has_noted(held: IdempotencyKey) -> None:
     """After its ttl, at the latest; and never deletes it."""
     IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+    noted_by = "Died: boom" if held.last_error else "a cleanup has found it after its ttl."
     assert (cleanup_idempotency_keys().stuck, cleanup_idempotency_keys().deleted) == (1, 0)
     assert stuck().get() == held
+    assert str(stuck().get().last_error).endswith(noted_by)
+
+
+def test_a_cleanup_notes_as_many_as_a_batch_has() -> None:
+    """Its transaction stays short, however many there are. The next run goes on."""
+    for key in ("a", "b", "c"):
+        with pytest.raises(Died):
+            run_once(half, scope="s", key=key, operation="o")
+    IdempotencyKey.objects.update(locked_until=None, last_error=None, expires_at=F("created_at"))
+    assert [cleanup_idempotency_keys(batch_size=2).stuck for _ in range(2)] == [2, 3]
 
 
 def test_the_admin_shows_it(held: IdempotencyKey, admin_client: Client) -> None:
