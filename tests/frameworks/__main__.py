@@ -119,7 +119,7 @@ def check(framework: Framework, mode: str, labels: Collection[str]) -> int:
     for test in sorted(unexpected):
         print(f"\nFAILS WITH THE PACKAGE ONLY, and is not on the list: {test}\n{failed[test]}")
     for test in sorted(passing):
-        print(f"PASSES, and is on the list: {test}")
+        print(f"NO DIFFERENCE, and is on the list: {test}")
     protected = figures.get("requests under a key", 0)
     return int(bool(unexpected or passing or figures.get("replays that differ") or not protected))
 
