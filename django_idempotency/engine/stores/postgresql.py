@@ -135,6 +135,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
             if LOST not in str(error):
                 raise
             raise lost() from error
+        round_trips.forget_cursor(connection)
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return sqlstate(error) in REPEATABLE

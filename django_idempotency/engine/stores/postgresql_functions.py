@@ -41,7 +41,7 @@ CLAIM_LOST = "IK001"
 """The SQLSTATE that `idempotency_complete_1` raises."""
 SAVEPOINT = "django_idempotency_completion"
 LARGE = 64 * 1024
-"""Bytes of a replayed body that should not stay in memory with the cursor."""
+"""Bytes of a body that should not stay in memory with the cursor."""
 
 
 class _StoredResponse(NamedTuple):
@@ -75,8 +75,8 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
             round_trips.roll_back(connection)
             return super()._begin_with_claim(connection, cursor, wanted)
         outcome = _outcome_of(driver.fetchone(), wanted)
-        if isinstance(outcome, Completed) and len(outcome.snapshot.body or b"") > LARGE:
-            round_trips.forget_cursor(connection)
+        if isinstance(outcome, Completed):
+            _forget_if_large(connection, outcome.snapshot.body)
         return outcome
 
     def _may_call(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper) -> bool:
@@ -111,7 +111,13 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
             self._seen.note_failure(connection, error)
             cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
             return False
+        _forget_if_large(connection, response[-1])
         return True
+
+
+def _forget_if_large(connection: BaseDatabaseWrapper, body: bytes | None) -> None:
+    if body is not None and len(body) > LARGE:
+        round_trips.forget_cursor(connection)
 
 
 def _claim_params(wanted: ClaimRequest) -> list[Any]:

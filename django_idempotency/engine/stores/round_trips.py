@@ -43,7 +43,7 @@ def cursor_of(connection: BaseDatabaseWrapper) -> CursorWrapper:
 
 
 def forget_cursor(connection: BaseDatabaseWrapper) -> None:
-    """Do not keep this cursor: it would hold a large row in memory until its next statement."""
+    """Do not keep this cursor: it would hold a large statement or row in memory until its next statement."""
     connection.__dict__.pop(KEPT, None)
 
 

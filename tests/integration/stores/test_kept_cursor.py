@@ -28,9 +28,9 @@ PER_REQUEST = 1
 
 
 @pytest.fixture(params=WAYS, autouse=True)
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with going(request.param):
-        yield
+        yield request.param
 
 
 @contextmanager
@@ -52,22 +52,25 @@ def counted() -> Iterator[list[int]]:
         raw.cursor_factory = usual
 
 
-def test_a_request_opens_no_cursor_but_those_of_its_view(post: Post) -> None:
-    """To open one costs as much as to send a statement."""
+def test_a_request_opens_no_cursor_but_those_of_its_view(post: Post, way: str) -> None:
+    """To open one costs as much as to send a statement. The statements take one for a request: they may be large."""
+    of_ours = {"functions": 0, "statements": 1}[way]
     post("/create", key="0")
     with counted() as opened:
         for number in range(1, 4):
             assert post("/create", key=str(number)).status_code == 201
-        assert len(opened) == 3 * PER_REQUEST
+        assert len(opened) == 3 * (PER_REQUEST + of_ours)
         assert post("/create", key="1").headers["Idempotency-Replayed"] == "true"
-        assert len(opened) == 3 * PER_REQUEST
+        assert len(opened) == 3 * (PER_REQUEST + of_ours) + of_ours
 
 
-def test_after_a_reconnect_it_is_a_cursor_of_the_new_connection(post: Post) -> None:
+def test_after_a_reconnect_it_is_a_cursor_of_the_new_connection(post: Post, way: str) -> None:
     post("/create", key="0")
     connection.close()
     assert post("/create", key="1").status_code == 201
-    assert getattr(connection, KEPT).cursor.connection is connection.connection
+    kept = getattr(connection, KEPT, None)
+    assert (kept is None) == (way == "statements")
+    assert kept is None or kept.cursor.connection is connection.connection
     assert post("/create", key="0").headers["Idempotency-Replayed"] == "true"
 
 
@@ -118,12 +121,12 @@ def test_a_backend_that_opens_cursors_in_its_own_way_opens_each(
     assert len(opened) == 2 + PER_REQUEST
 
 
-def test_a_large_row_does_not_stay_in_memory(post: Post) -> None:
-    """A cursor holds its last result."""
-    post("/mirror", LARGE)
-    assert hasattr(connection, KEPT)
-    assert post("/mirror", LARGE).headers["Idempotency-Replayed"] == "true"
-    assert not hasattr(connection, KEPT)
+def test_a_large_response_does_not_stay_in_memory(post: Post) -> None:
+    """A cursor holds its last statement and its last rows."""
+    for replayed in ("false", "true"):
+        post("/create", key="small")  # keeps a cursor
+        assert post("/mirror", LARGE).headers["Idempotency-Replayed"] == replayed
+        assert not hasattr(connection, KEPT)
 
 
 def test_a_pool_gives_another_connection(post: Post) -> None:
