@@ -13,6 +13,7 @@ from django.db import transaction
 from django_idempotency import NotDecryptable, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Mismatched
 from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores.sealing import unseal
 from django_idempotency.maintenance.resolution import close_with, record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import NEW, OLD, everything
@@ -98,6 +99,28 @@ class TestAtRest:
         assert post("/pay").json() == {"order": Order.objects.get().pk, "charge": GATEWAY.charges[0], "attempt": 2}
         assert post("/pay").headers["Idempotency-Replayed"] == "true"
         assert GATEWAY.calls == 1
+
+    def test_a_retry_goes_on_from_an_encrypted_fetch(self, post: Post) -> None:
+        """The value is bound to its place, and is read from there."""
+
+        def view(request: Any) -> Any:
+            operation = request.idempotency
+            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, s3cret=1.5)
+            return rate if operation.attempt == 2 else breaks()
+
+        HOOKS["view"] = view
+        with pytest.raises(Broken):
+            post("/hooked")
+        assert b"s3cret" not in everything()
+        assert post("/hooked").json() == {"result": {"s3cret": 1.5}}
+
+    def test_the_note_of_a_claim_without_a_lease_is_encrypted(self) -> None:
+        """The admin reads it from its place."""
+        store = store_for("default")
+        store.claim(a_claim())
+        assert store.note_unleased(a_claim().identity, "it broke, s3cret")
+        assert b"s3cret" not in everything()
+        assert unseal(row(), "last_error", row().last_error) == "it broke, s3cret"
 
     @pytest.mark.parametrize("options", [{}, {"lease": 60}], ids=["atomic", "leased"])
     def test_run_once_returns_what_it_has_kept(self, options: dict[str, Any]) -> None:
