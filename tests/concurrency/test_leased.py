@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_idempotency.engine.protocol.outcomes import Claimed, InDoubt
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim
 from tests.contracts.leased import (
     _clean,
@@ -149,6 +149,20 @@ def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome:
     else:
         assert (answer.status_code, row.status, row.locked_until) == (500, "failed", None)
     assert (len(GATEWAY.charges), Order.objects.count()) == (1, int(outcome == "an answer"))
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_connection_that_is_cut_during_a_fetch_loses_nothing(key: str) -> None:
+    """The value is kept on a new one."""
+
+    def rate() -> float:
+        with connections["default"].cursor() as cursor, pytest.raises(OperationalError):
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return 1.5
+
+    HOOKS["view"] = lambda request: request.idempotency.fetch("rate", rate)
+    assert post_empty(key, "/hooked").json() == {"result": 1.5}
+    assert IdempotencyStep.objects.get().result == '{"value": 1.5}'
 
 
 @pytest.mark.parametrize("error", [timedelta(hours=-1), timedelta(hours=1)])

@@ -131,8 +131,9 @@ class TestSteps:
         async def charge() -> None:
             """Never runs."""
 
-        for step in ("call", "write"):
-            with pytest.raises(IdempotencyConfigurationError, match=rf"await operation\.a{step}\('{step}'"):
+        for step in ("call", "fetch", "write"):
+            advice = rf"'{step}': <function .*charge.*await operation\.a{step}\('{step}'"
+            with pytest.raises(IdempotencyConfigurationError, match=advice):
                 self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
 
     def test_derived_keys(self, post: Post) -> None:

@@ -44,6 +44,8 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
         operation.call("one", charge)
     with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
         operation.write("two", charge)
+    with pytest.raises(IdempotencyConfigurationError, match=r"'rate'.*charge.*operation\.afetch\('rate'"):
+        operation.fetch("rate", charge)
     assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
 
 
