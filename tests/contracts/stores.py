@@ -115,6 +115,13 @@ class TestStoreContract:
         with pytest.raises(ClaimLost, match="the view deleted it"):
             store.release(claimed) if action == "release" else store.complete(claimed, SNAPSHOT)
 
+    def test_a_recovery_takes_over_nothing_but_what_it_has_seen(self, store: Store) -> None:
+        """A key that is gone, or completed meanwhile, is a conflict."""
+        assert store.resume(a_claim(lease=60.0), 1) == Conflicted()
+        self.finish(store, a_claim())
+        assert store.resume(a_claim(lease=60.0), 1) == Conflicted()
+        assert IdempotencyKey.objects.get().attempt == 1
+
     def test_colliding_hashes_show_nothing(self, store: Store) -> None:
         """A row that only shares the hashes fails closed."""
         self.finish(store, a_claim())

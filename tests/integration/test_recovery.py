@@ -9,18 +9,22 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import DatabaseError, connection, transaction
 from django.http import HttpResponse
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency.engine.execution.recovering import take_over
 from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
+from tests.sql import NO_TABLE, instead
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
@@ -293,13 +297,56 @@ def test_half_done_is_asked_about(post: Post) -> None:
     assert only().outcome == "completed"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture) -> None:
-    """One record for each key, without the key itself."""
+    """One record for each key, without the key itself. Before it comes that of the event, as for a retry."""
     caplog.set_level(logging.INFO, "django_idempotency")
     HOOKS["reconcile"] = lambda operation: HttpResponse()
     recover()
-    (record,) = (record for record in caplog.records if vars(record).get("event") == "recovery")
-    assert (record.outcome, record.operation) == ("completed", "POST pay/reconcile")  # type: ignore[attr-defined]
+    told = [vars(record) for record in caplog.records if record.name == "django_idempotency"]
+    assert [record["event"] for record in told] == ["completed", "recovery"]
+    assert (told[1]["outcome"], told[1]["operation"]) == ("completed", "POST pay/reconcile")
+    assert [record["key_reference"] for record in told] == [row().reference] * 2
+
+
+class TestADatabaseError:
+    """Of the takeover: nothing was changed."""
+
+    @pytest.fixture
+    def fail(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+        """Let the takeovers fail with a real error of PostgreSQL."""
+
+        def with_state(state: str) -> None:
+            def resume(*args: Any) -> None:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$")
+
+            monkeypatch.setattr(store_for("default"), "resume", resume)
+
+        return with_state
+
+    @pytest.mark.only_on("postgresql")
+    @pytest.mark.usefixtures("doubt")
+    @pytest.mark.parametrize("state", ["55P03", "57014", "40001", "40P01"])
+    def test_a_busy_database_is_asked_the_next_time(self, fail: Callable[[str], None], state: str) -> None:
+        """Also one that asks to repeat the transaction: a retry may be about to win."""
+        fail(state)
+        assert only().outcome == "passed"
+        assert (row().status, row().attempt) == ("failed", 1)
+
+    @pytest.mark.only_on("postgresql")
+    @pytest.mark.usefixtures("doubt")
+    def test_any_other_error_propagates(self, fail: Callable[[str], None]) -> None:
+        fail("53100")
+        with pytest.raises(DatabaseError):
+            recover()
+        assert (row().status, row().attempt) == ("failed", 1)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_missing_migration_is_explained(self) -> None:
+        """With the command to run."""
+        with instead(*NO_TABLE), pytest.raises(IdempotencyConfigurationError, match=r"python manage\.py migrate$"):
+            take_over(store_for("default"), a_claim(lease=60.0), 1)
 
 
 class TestOnce:

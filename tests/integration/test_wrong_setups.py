@@ -6,7 +6,6 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_loader
 from pathlib import Path
@@ -22,10 +21,9 @@ import django_idempotency
 from django_idempotency import idempotent, run_once
 from django_idempotency.checks import check_settings, check_urls
 from django_idempotency.exceptions import IdempotencyConfigurationError
+from tests.sql import NO_TABLE, TABLE, instead
 
 PACKAGE = Path(django_idempotency.__file__).parent
-TABLE = "django_idempotency_idempotencykey"
-NO_TABLE = (f"ALTER TABLE {TABLE} RENAME TO elsewhere", f"ALTER TABLE elsewhere RENAME TO {TABLE}")
 OLDER_TABLE = (
     f"ALTER TABLE {TABLE} RENAME COLUMN locked_until TO elsewhere",
     f"ALTER TABLE {TABLE} RENAME COLUMN elsewhere TO locked_until",
@@ -40,16 +38,6 @@ def post(**options: Any) -> Any:
     return idempotent(scope=lambda request: "s", **options)(view)(
         RequestFactory().post("/", headers={"Idempotency-Key": "k"})
     )
-
-
-@contextmanager
-def instead(forwards: str, backwards: str) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute(forwards)
-        try:
-            yield
-        finally:
-            cursor.execute(backwards)
 
 
 class TestNotMigrated:
