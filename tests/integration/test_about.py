@@ -100,11 +100,12 @@ class TestHandle:
         assert IdempotencyKey.objects.count() == 0
 
     @pytest.mark.parametrize("verb", ["call", "acall", "fetch", "afetch", "write", "awrite", "renew", "arenew"])
-    def test_atomic_mode_has_no_steps(self, post: Post, verb: str) -> None:
-        """The error says what to do instead."""
+    @pytest.mark.parametrize(("where", "sent"), [("/atomic", {}), ("/atomic/optional", {"key": None})])
+    def test_atomic_mode_has_no_steps(self, post: Post, verb: str, where: str, sent: Any) -> None:
+        """With a key and without. The error says what to do instead."""
         args = () if "renew" in verb else ("charge", breaks)
         with pytest.raises(IdempotencyConfigurationError, match=r"pass lease=timedelta\(minutes=2\)"):
-            seen(post, "/atomic", lambda operation: getattr(operation, verb)(*args))
+            seen(post, where, lambda operation: getattr(operation, verb)(*args), **sent)
 
     def test_atomic_mode_has_no_status_page(self, post: Post) -> None:
         """No request can see its key before the answer is stored."""
@@ -128,10 +129,11 @@ class TestReferTo:
         assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
         assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
 
+    @pytest.mark.parametrize("type_", ["t", "t" * 100], ids=["short", "long"])
     @pytest.mark.parametrize("id_", ["59", 59, UUID(int=59), "x" * 255])
-    def test_so_is_a_type_and_an_id(self, post: Post, id_: Any) -> None:
-        seen(post, "/atomic", lambda operation: operation.refer_to("t" * 100, id_))
-        assert (row().resource_type, row().resource_id) == ("t" * 100, str(id_))
+    def test_so_is_a_type_and_an_id(self, post: Post, type_: str, id_: Any) -> None:
+        seen(post, "/atomic", lambda operation: operation.refer_to(type_, id_))
+        assert (row().resource_type, row().resource_id) == (type_, str(id_))
 
     @pytest.mark.parametrize(
         ("args", "advice"),
@@ -240,14 +242,14 @@ class TestFetch:
         """And `function` is not called again. `results` shows it."""
 
         def view(operation: Any) -> Any:
-            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, euro=1.5)
-            if operation.attempt == 1:
-                breaks()
-            return rate, operation.results
+            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, [("euro", 1.5)], day=1)
+            SEEN.append(operation.results)
+            return rate if operation.attempt == 2 else breaks()
 
         with pytest.raises(Broken):
             seen(post, "/leased", view)
-        assert seen(post, "/leased", view) == ({"euro": 1.5}, {"rate": {"euro": 1.5}})
+        assert seen(post, "/leased", view) == {"euro": 1.5, "day": 1}
+        assert SEEN == [{"rate": {"euro": 1.5, "day": 1}}] * 2
 
     def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
         """It is never in doubt: the retry reads again."""
@@ -273,7 +275,8 @@ class TestFetch:
             seen(post, "/leased", lambda operation: operation.fetch("x", breaks))
 
     def test_without_a_key_it_just_reads(self, post: Post) -> None:
-        assert seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, a=1), key=None) == {"a": 1}
+        read = seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, [("a", 1)], b=2), key=None)
+        assert read == {"a": 1, "b": 2}
 
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
@@ -291,14 +294,15 @@ class TestAsync:
     def test_a_view_fetches_and_refers(self, post: Post) -> None:
         """With `def` and with `async def` functions."""
 
-        async def rate() -> float:
-            return 1.5
+        async def rate(euro: float, *, day: int) -> list[float]:
+            return [euro, day]
 
         async def view(operation: Any) -> Any:
             await operation.arefer_to("order", 59)
-            return [await operation.afetch("rate", rate), await operation.afetch("day", lambda: 1)], operation.resource
+            rates = await operation.afetch("rate", rate, 1.5, day=1)
+            return rates, await operation.afetch("days", dict, [("a", 1)], b=2), operation.resource
 
-        assert seen(post, "/async/leased", view) == ([1.5, 1], ("order", "59"))
+        assert seen(post, "/async/leased", view) == ([1.5, 1], {"a": 1, "b": 2}, ("order", "59"))
         assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
 
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
@@ -312,7 +316,8 @@ class TestAsync:
 
     def test_without_a_key_it_just_reads(self, post: Post, settings: Any) -> None:
         settings.IDEMPOTENCY = {"ENABLED": False}
-        assert seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, a=1)) == {"a": 1}
+        read = seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, [("a", 1)], b=2))
+        assert read == {"a": 1, "b": 2}
 
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""

@@ -103,7 +103,9 @@ class TestLeased:
         options: dict[str, Any] = {"scope": "s", "key": "k", "lease": 60, "operation": "pay"}
         with pytest.raises(ValueError, match="it broke"):
             run_once(work, **options)
-        with pytest.raises(IdempotencyConfigurationError, match="return Result"):
+        with pytest.raises(
+            IdempotencyConfigurationError, match=r"reconcile=<function .* returned 'charged'; return Res"
+        ):
             run_once(work, reconcile=lambda operation: "charged", **options)
         with pytest.raises(ValueError, match="it broke"):
             run_once(work, reconcile=lambda operation: None, **options)

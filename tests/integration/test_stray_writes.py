@@ -54,6 +54,17 @@ class TestDevelopment:
         post("/pay")
         assert seen == [(False, "default")]
 
+    @override_settings(DEBUG=True)
+    def test_what_the_package_writes_is_no_stray_write(self, post: Post) -> None:
+        """Warnings are errors in these tests."""
+
+        def between(operation: Any) -> None:
+            operation.renew()
+            operation.refer_to("order", "59")
+
+        HOOKS["between"] = between
+        assert post("/pay").status_code == 201
+
     def test_without_debug_nobody_looks(self, post: Post) -> None:
         """Warnings are errors in these tests."""
         HOOKS["between"] = lambda operation: Order.objects.create() and None
