@@ -129,7 +129,7 @@ def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: 
     elif finished.snapshot is not None:
         store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
     else:
-        store.release(claim, last=True)
+        store.release(claim)
 
 
 def _hides_an_error(

@@ -105,13 +105,12 @@ class Store(Leases):
         end = self._end_with if last else self._execute_or
         end(claim_lost, sql, params)
 
-    def release(self, claimed: Claimed, *, last: bool = False) -> None:
+    def release(self, claimed: Claimed) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
 
-        last: as for `complete`.
+        The last statement of the caller's `atomic()`: the COMMIT may travel with it, as with the `last` of `complete`.
         """
-        end = self._end_with if last else self._execute_or
-        end(claim_lost, self._sql.release, claimed.fence)
+        self._end_with(claim_lost, self._sql.release, claimed.fence)
 
     def note_unleased(self, identity: Identity, error: str) -> bool:
         """Note on a committed claim without a lease that its work has not come to its end. False if there is none.
