@@ -69,9 +69,16 @@ class Part:
 
 PARTS = {
     "chaos": Part(
-        proves="Workers killed, connections cut, the database restarted: no order or charge too many, no success "
-        "without its order, no stuck key.",
+        proves="Workers killed, connections cut, the database restarted, with recovery and encryption: no order or "
+        "charge too many, no success without its order, no stuck key.",
         tox=("-e", "chaos"),
+        settings=(("CHAOS", "20"),),
+        seed="CHAOS_SEED",
+        seeds=2,
+    ),
+    "chaos-mysql": Part(
+        proves="The same on MySQL, but for the restarts.",
+        tox=("-e", "chaos-mysql"),
         settings=(("CHAOS", "20"),),
         seed="CHAOS_SEED",
         seeds=2,

@@ -109,7 +109,7 @@ def _serving(*command: str, **environment: str) -> Iterator[str]:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         # Another server on this database goes on, and keeps its connections.
-        eventually("the workers' connections to end", lambda: not sessions(f"application_name LIKE 'worker-%%-{name}'"))
+        eventually("the workers' connections to end", lambda: not _is_connected(name))
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
@@ -118,6 +118,26 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
         return httpx.get(f"{url}/read", timeout=DEADLINE).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def _is_connected(name: str) -> bool:
+    """Whether workers of this server are connected. On MySQL they have a user of their own, named by `SERVER_USER`."""
+    if connection.vendor == "postgresql":
+        return bool(sessions(f"application_name LIKE 'worker-%%-{name}'"))
+    return bool(mysql_sessions())
+
+
+def mysql_sessions(*, at_work: bool = False) -> list[int]:
+    """The numbers of the database sessions of the user `worker`: of all, or of those in the middle of a statement."""
+    # MySQL's information_schema fails where a statement has binary values. MariaDB's performance_schema is empty.
+    of_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+    table, prefix = (
+        ("information_schema.processlist", "") if of_mariadb else ("performance_schema.threads", "processlist_")
+    )
+    busy = f"AND {prefix}command <> 'Sleep'" if at_work else ""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {prefix}id FROM {table} WHERE {prefix}user = 'worker' {busy}")
+        return [row[0] for row in cursor.fetchall()]
 
 
 def sessions(condition: str) -> list[int]:

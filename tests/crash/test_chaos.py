@@ -1,9 +1,9 @@
 """Workers killed, connections cut and the database restarted at random, under clients that retry; then the books.
 
-The recovery command runs beside the clients, and
-is killed, too.
+The recovery command runs beside the clients, and is killed, too. All that the server stores is encrypted.
 
 Short here. Twenty times as long, by a seed that makes the same plan again: `CHAOS=20 CHAOS_SEED=7 tox run -e chaos`.
+`chaos-mysql` does the same on MySQL, but for the restarts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ import pytest
 
 pytest.importorskip("rest_framework")
 
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
+from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.models import IdempotencyKey
+from tests.at_rest import OLD
 from tests.crash.retrying import Retrying, knowing, look_into_the_books, recover_to_the_end, serving
 from tests.databases import SERVERS, until_ready
 from tests.leases import lapse
-from tests.servers import DEADLINE, eventually, fake_gateway, holding
+from tests.servers import DEADLINE, eventually, fake_gateway, holding, mysql_sessions
 from tests.shopapp.models import Order
 
 LONGER = int(os.environ.get("CHAOS", "1"))
@@ -45,11 +47,18 @@ CUTS = 10
 LIMIT = 300 * LONGER
 """Seconds until a test counts as hung. A busy machine needs some times as long as an idle one."""
 pytestmark = [
-    pytest.mark.only_on("postgresql"),
+    pytest.mark.only_on("postgresql", "mysql"),
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(LIMIT),
 ]
+ON_POSTGRESQL = pytest.mark.only_on("postgresql")
+ENCRYPTED = {"SERVER_ENCRYPTION_KEY": OLD}
 EMBEDDED = pytest.mark.skipif(not SERVERS, reason="DATABASE_URL names a server that is not ours to stop")
+
+
+@pytest.fixture(autouse=True)
+def _the_person_has_the_key(settings: Any) -> None:
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +66,27 @@ def _seed() -> None:
     print(f"CHAOS={LONGER} CHAOS_SEED={SEED}")  # shown if the test fails
 
 
+@pytest.fixture(autouse=True)
+def _user_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On MySQL, so that the server's connections can be told from those of the test. PostgreSQL names connections."""
+    if connection.vendor == "postgresql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE USER worker@localhost")
+        cursor.execute("GRANT ALL ON *.* TO worker@localhost")
+    monkeypatch.setenv("SERVER_USER", "worker")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP USER worker@localhost")
+
+
 @contextmanager
 def everything(**environment: str) -> Iterator[tuple[httpx.Client, httpx.Client, httpx.Client]]:
     with (
         fake_gateway() as gateway,
         fake_gateway("--without-keys") as old_gateway,
-        serving(**knowing(gateway, old_gateway), **environment) as client,
+        serving(**knowing(gateway, old_gateway), **ENCRYPTED, **environment) as client,
     ):
         yield client, gateway, old_gateway
 
@@ -79,16 +103,16 @@ def finish(retrying: Retrying, old_gateway: httpx.Client) -> None:
 def ask_a_person(old_gateway: httpx.Client, key: str) -> None:
     try:
         look_into_the_books(old_gateway, key)
-    except psycopg.Error:
+    except connection.Database.Error:
         return  # cut, too: they try again
     except Exception as error:
-        if not isinstance(error.__cause__, psycopg.Error):
+        if not isinstance(error.__cause__, connection.Database.Error):
             raise
         connections.close_all()
 
 
 def assert_once(done: list[Retrying], *gateways: httpx.Client) -> None:
-    """No double, nothing lost, nothing stuck: for every key, in our books and in the gateways'."""
+    """No double, nothing lost, nothing stuck: for every key, in our books and in the gateways'. All is encrypted."""
     orders = Counter(Order.objects.values_list("reference", flat=True))
     charges = Counter(
         charge["reference"] for gateway in gateways for charge in gateway.get("/charges").json()["charges"]
@@ -103,6 +127,7 @@ def assert_once(done: list[Retrying], *gateways: httpx.Client) -> None:
     assert sum(orders.values()) - sum(orders[retrying.key] for retrying in done) == len(plain)
     assert not IdempotencyKey.objects.exclude(status="completed").exists()
     assert IdempotencyKey.objects.count() == len(done)
+    assert not IdempotencyKey.objects.exclude(headers__startswith=MARK).exists()
 
 
 @contextmanager
@@ -204,25 +229,40 @@ def dsn() -> dict[str, Any]:
     return {"host": given["HOST"], "port": given["PORT"] or 5432, "user": given["USER"], "dbname": "postgres"}
 
 
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'worker-%' AND state <> 'idle'
+ORDER BY random() LIMIT 1
+"""
+
+
+def cut_one() -> None:
+    """End the connection of a worker that is at work."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(CUT)
+            return
+        if at_work := mysql_sessions(at_work=True):
+            with suppress(OperationalError):  # it has ended by itself
+                cursor.execute("KILL %s", [random.choice(at_work)])
+
+
 def test_connections_cut_at_random() -> None:
     """Some of them in COMMIT, when nobody knows what became of it: the retry finds out."""
 
     def cut(progress: Progress) -> None:
         chance, moment = random.Random(SEED), threading.Event()
-        with psycopg.connect(**dsn(), autocommit=True) as database:
-            for number in range(CUTS * REQUESTS):
-                moment.wait(chance.uniform(0, 0.02))  # anywhere in a request
-                if number % CUTS == 0 and number and not progress.after(1):
-                    return
-                database.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'worker-%' "
-                    "AND state <> 'idle' ORDER BY random() LIMIT 1"
-                )
+        for number in range(CUTS * REQUESTS):
+            moment.wait(chance.uniform(0, 0.02))  # anywhere in a request
+            if number % CUTS == 0 and number and not progress.after(1):
+                break
+            cut_one()
+        connection.close()  # of this thread
 
     assert run_under(cut, *PATHS) > 0
 
 
 @EMBEDDED
+@ON_POSTGRESQL
 def test_the_database_restarted_at_random() -> None:
     """Crashed on the spot (SIGQUIT), recovered, and found as it was."""
     restarts = 0
@@ -245,6 +285,7 @@ def test_the_database_restarted_at_random() -> None:
     assert restarts > 0
 
 
+@ON_POSTGRESQL
 @pytest.mark.parametrize("isolation", ["REPEATABLE_READ", "SERIALIZABLE"])
 def test_other_isolation_levels(isolation: str) -> None:
     """Bursts of fifty: conflicts and serialization failures, and one order for each key."""
@@ -276,6 +317,7 @@ def setting(assignment: str) -> Iterator[None]:
             database.execute(f"ALTER DATABASE {name} RESET {assignment.partition(' ')[0]}")
 
 
+@ON_POSTGRESQL
 @pytest.mark.parametrize("path", ["/plain", "/retry"])
 def test_a_read_only_database_fails_closed(path: str) -> None:
     """As on a full disk or after a failover: an error, no order, no charge; the retry does it."""
@@ -289,6 +331,7 @@ def test_a_read_only_database_fails_closed(path: str) -> None:
 
 
 @EMBEDDED
+@ON_POSTGRESQL
 @pytest.mark.parametrize("path", ["/plain", "/retry"])
 def test_a_database_that_is_down_fails_closed(path: str) -> None:
     """An error, nothing has run; the retry does it."""
@@ -305,6 +348,7 @@ def test_a_database_that_is_down_fails_closed(path: str) -> None:
         assert_once([retrying], gateway)
 
 
+@ON_POSTGRESQL
 @pytest.mark.parametrize("timeout", ["statement_timeout = '300ms'", "lock_timeout = '300ms'"])
 def test_a_timeout_of_the_database_rolls_back(timeout: str) -> None:
     """In the middle of the view: an error, no order; the retry does it."""

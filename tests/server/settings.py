@@ -6,8 +6,13 @@ from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES
 
 DATABASES["default"]["NAME"] = os.environ["SERVER_DATABASE"]
-if "postgresql" in DATABASES["default"]["ENGINE"]:
+ON_POSTGRESQL = "postgresql" in DATABASES["default"]["ENGINE"]
+if ON_POSTGRESQL:
     DATABASES["default"]["ENGINE"] = "tests.server.boundaries"
+elif "mysql" in DATABASES["default"]["ENGINE"]:
+    DATABASES["default"]["ENGINE"] = "tests.server.mysql_boundaries"
+if "SERVER_USER" in os.environ:
+    DATABASES["default"]["USER"] = os.environ["SERVER_USER"]
 DATABASES["default"]["ATOMIC_REQUESTS"] = bool(os.environ.get("SERVER_ATOMIC_REQUESTS"))
 if isolation := os.environ.get("SERVER_ISOLATION"):
     from django.db.backends.postgresql.psycopg_any import IsolationLevel
@@ -19,10 +24,12 @@ if "SERVER_HOST" in os.environ:  # a pooler
     DATABASES["default"]["OPTIONS"]["server_side_binding"] = bool(os.environ.get("SERVER_SIDE_BINDING"))
     if "SERVER_PREPARE_THRESHOLD" in os.environ:
         DATABASES["default"]["OPTIONS"]["prepare_threshold"] = int(os.environ["SERVER_PREPARE_THRESHOLD"])
-else:
+elif ON_POSTGRESQL:
     # Each process puts its own number in, when it connects.
     DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{{process}}-{os.environ.get('SERVER_NAME', '')}"
 if "SERVER_CONN_MAX_AGE" in os.environ:
     DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["SERVER_CONN_MAX_AGE"])
+if "SERVER_ENCRYPTION_KEY" in os.environ:
+    IDEMPOTENCY = {"ENCRYPTION_KEYS": [os.environ["SERVER_ENCRYPTION_KEY"]]}
 del DATABASES["other"]
 ROOT_URLCONF = "tests.server.urls"

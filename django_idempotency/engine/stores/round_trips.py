@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
+from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 
 IDLE = 0
 """libpq's PQTRANS_IDLE"""
@@ -37,7 +37,7 @@ def cursor_of(connection: BaseDatabaseWrapper) -> CursorWrapper:
     if kept is not None and kept.cursor.connection is connection.connection and _opens_as_django(connection):
         return kept  # type: ignore[no-any-return]
     cursor = connection.cursor()
-    if type(cursor) is CursorWrapper and _opens_as_django(connection):
+    if not isinstance(cursor, CursorDebugWrapper) and _opens_as_django(connection):
         setattr(connection, KEPT, cursor)
     return cursor
 
