@@ -129,19 +129,23 @@ def test_a_waiting_duplicate_takes_a_failed_key_over(key: str, waits: list[bool]
     assert len(GATEWAY.charges) == 1
 
 
+def cut() -> None:
+    """The server ends this thread's connection."""
+    with connections["default"].cursor() as cursor, pytest.raises(OperationalError):
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("outcome", ["an answer", "an error"])
 def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome: str) -> None:
     """The call's result, or the key's release, is kept on a new one."""
-    default = connections["default"]
 
-    def cut() -> None:
-        with default.cursor() as cursor, pytest.raises(OperationalError):
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    def after() -> None:
+        cut()
         if outcome == "an error":
             raise ValueError("the gateway is down")
 
-    GATEWAY.after = cut
+    GATEWAY.after = after
     answer = post_empty(key)
     row = IdempotencyKey.objects.get()
     if outcome == "an answer":
@@ -152,12 +156,26 @@ def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome:
 
 
 @pytest.mark.only_on("postgresql")
+def test_a_connection_that_is_cut_between_two_steps_releases_the_key(key: str) -> None:
+    """On a new one: the retry need not wait for the lease."""
+
+    def fail(operation: Any) -> None:
+        cut()
+        raise ValueError("the view fails")
+
+    HOOKS["between"] = fail
+    assert post_empty(key).status_code == 500
+    HOOKS.clear()
+    assert post_empty(key).json()["attempt"] == 2
+    assert GATEWAY.calls == 1
+
+
+@pytest.mark.only_on("postgresql")
 def test_a_connection_that_is_cut_during_a_fetch_loses_nothing(key: str) -> None:
     """The value is kept on a new one."""
 
     def rate() -> float:
-        with connections["default"].cursor() as cursor, pytest.raises(OperationalError):
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        cut()
         return 1.5
 
     HOOKS["view"] = lambda request: request.idempotency.fetch("rate", rate)

@@ -90,13 +90,13 @@ class TestHandle:
         def view(operation: Any) -> Any:
             operation.refer_to("order", 59)
             keys = [operation.derive_key(name) for name in ("a", "a", "b")]
-            return operation.key, operation.reference, operation.resource, keys
+            return operation.key, operation.reference, operation.resource, operation.results, keys
 
         sent = {"key": None} if enabled else {}
         first, second = (seen(post, where, view, **sent) for _ in range(2))
-        assert first[:3] == (None, None, ("order", "59"))
-        assert first[3][0] == first[3][1] != first[3][2]
-        assert first[3] != second[3]
+        assert first[:4] == (None, None, ("order", "59"), {})
+        assert first[4][0] == first[4][1] != first[4][2]
+        assert first[4] != second[4]
         assert IdempotencyKey.objects.count() == 0
 
     @pytest.mark.parametrize("verb", ["call", "acall", "fetch", "afetch", "write", "awrite", "renew", "arenew"])
