@@ -87,6 +87,23 @@ def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
     assert run_once(depths, scope="s", key="k", using="other").value == [before[0], before[1] + 1]
 
 
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_a_retry_of_a_leased_key_claims_in_a_transaction_of_its_alias() -> None:
+    """Without it, two retries at once could both lock the row, one after the other, and run."""
+    options: dict[str, Any] = {**HELD, "on_abandoned": "retry"}
+    with pytest.raises(OSError, match="hung up"):
+        run_once(charge, **options)
+    seen: set[tuple[int, int]] = set()
+
+    def look(execute: Any, *args: Any) -> Any:
+        seen.add(depths())
+        return execute(*args)
+
+    with connections["other"].execute_wrapper(look):
+        assert run_once(lambda operation: operation.attempt, **options).value == 2
+    assert seen == {(0, 0), (0, 1)}
+
+
 @pytest.mark.parametrize("leased", [False, True])
 def test_work_without_protection(leased: bool) -> None:
     """Switched off, the transactions stay where they were."""
