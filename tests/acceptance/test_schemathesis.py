@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = "15"
+EXAMPLES = "10"
 """For each of the seven operations. 40 take most of a minute."""
 
 

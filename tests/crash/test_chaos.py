@@ -37,7 +37,7 @@ from tests.shopapp.models import Order
 
 LONGER = int(os.environ.get("CHAOS", "1"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
-KILLS, REQUESTS = (50 * LONGER, 250 * LONGER) if LONGER > 1 else (25, 100)
+KILLS, REQUESTS = (50 * LONGER, 250 * LONGER) if LONGER > 1 else (15, 60)
 PATHS = ("/plain", "/rest", "/retry", "/hold", "/settled")
 RECOVERY = 60
 """Boundaries of one recovery, about."""

@@ -173,7 +173,7 @@ class Keys(RuleBasedStateMachine):
 @pytest.mark.django_db
 def test_the_store_does_what_the_law_says() -> None:
     """In thousands of orders of events; HYPOTHESIS_EXAMPLES=5000 for a long run."""
-    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "40"))
+    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "30"))
     run_state_machine_as_test(
         Keys,
         settings=settings(
