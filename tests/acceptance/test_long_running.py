@@ -50,13 +50,13 @@ def counting_takes_long(shop: RunningShop) -> Iterator[None]:
 
 def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
     """While the task runs and after its end. The page tells the end; the task has the client's key."""
-    key = str(uuid4())
+    key, item = str(uuid4()), f"item {uuid4()}"
     with counting_takes_long(shop):
-        first = order_report(shop, "a book", key)
-        again = order_report(shop, "a book", key)
+        first = order_report(shop, item, key)
+        again = order_report(shop, item, key)
         assert page(shop, first) == {"status": "in_progress", "orders": None}
     assert (first.status_code, first.json(), first.headers["Retry-After"]) == (202, {"status": "in_progress"}, "1")
-    for retry in (again, order_report(shop, "a book", key)):
+    for retry in (again, order_report(shop, item, key)):
         assert retry.headers["Idempotency-Replayed"] == "true"
         assert (retry.status_code, retry.content) == (202, first.content)
         assert retry.headers["Location"] == first.headers["Location"]
