@@ -15,13 +15,6 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
 )
 
 
-SLOW = {
-    f"test_{name}.py"
-    for name in ("boundaries", "chaos", "comparison", "demo", "frameworks", "schemathesis", "state_machine", "tutorial")
-}
-"""Modules with a test of many seconds. They begin first, so that no process is left alone with one at the end."""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
     if "SECOND_CHANCE" in os.environ:
@@ -34,7 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if connection.vendor not in marker.args:
                 reason = f"about {' and '.join(marker.args)}, the database at hand is {connection.vendor}"
                 item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: item.path.name not in SLOW)
 
 
 @pytest.fixture(scope="session")
