@@ -26,7 +26,7 @@ def sessions(get_response):
     return middleware
 
 
-@idempotent(key=from_form_field())
+@idempotent(key=from_form_field(), wait=20)  # else the second of two fast clicks may show a 409
 def click(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(f"/thanks/{Order.objects.create().pk}")
 
