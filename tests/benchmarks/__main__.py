@@ -41,9 +41,7 @@ PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
 ON_THE_PAGE = ("requests", "shares", "cores")
 """The parts whose tables the page shows. `figures.md` has all of them."""
-MODULES = (
-    *(requests, shares, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere),
-)
+MODULES = requests, shares, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere
 PARTS = {part.__name__.rpartition(".")[2]: part for part in MODULES}
 
 
@@ -52,9 +50,9 @@ def conditions() -> str:
         cursor.execute("SHOW server_version")
         version = cursor.fetchone()[0]
     return (
-        f"PostgreSQL {version} in its default settings with fsync, Django {get_version()}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores for client, server and database together; load of the "
-        f"machine before: {os.getloadavg()[0]:.1f}."
+        f"PostgreSQL {version} with its default settings and fsync. Django {get_version()} and Python "
+        f"{platform.python_version()}. Client, server and database share {os.cpu_count()} cores. Load of the machine "
+        f"before: {os.getloadavg()[0]:.1f}."
     )
 
 

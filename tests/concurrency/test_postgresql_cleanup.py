@@ -56,6 +56,13 @@ def _clock() -> Iterator[None]:
     execute("DROP FUNCTION gated_clock")
 
 
+def expire_with_old0_first(store: Store, keys: int) -> None:
+    for number in range(keys):
+        finish(store, key=f"old{number}")
+    expire()
+    IdempotencyKey.objects.filter(key="old0").update(expires_at=F("expires_at") - timedelta(hours=1))
+
+
 def purge_around(in_threads: Threads, change: Callable[[], None]) -> tuple[int, Any]:
     """A batch of 10. The change happens after its snapshot, and before its first look at a row."""
     closed = Event()
@@ -100,10 +107,7 @@ class TestAddresses:
 
     def test_a_key_that_was_taken_over_lives(self, store: Store, in_threads: Threads) -> None:
         """The batch takes its row's newest version, which has not expired. The next expired key takes its place."""
-        for number in range(11):
-            finish(store, key=f"old{number}")
-        expire()
-        IdempotencyKey.objects.filter(key="old0").update(expires_at=F("expires_at") - timedelta(hours=1))
+        expire_with_old0_first(store, keys=11)
 
         def take_over() -> None:
             assert isinstance(attempt(store, key="old0"), Claimed)
@@ -125,10 +129,7 @@ class TestAddresses:
 
     def test_a_row_that_has_moved_does_not_make_a_batch_larger(self, store: Store, in_threads: Threads) -> None:
         """Only as many rows as have moved are deleted by their ids."""
-        for number in range(12):
-            finish(store, key=f"old{number}")
-        expire()
-        IdempotencyKey.objects.filter(key="old0").update(expires_at=F("expires_at") - timedelta(hours=1))
+        expire_with_old0_first(store, keys=12)
 
         def move() -> None:
             IdempotencyKey.objects.filter(key="old0").update(last_error="changed")

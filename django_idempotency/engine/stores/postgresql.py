@@ -88,12 +88,12 @@ class PostgreSQLStore(PostgreSQLCleanup):
             return None
         if (outcome := self._begin_with_claim(connection, cursor, wanted)) is not None:
             return outcome
+        round_trips.forget_cursor(connection)  # it is about to hold the stored row
         round_trips.close_with(cursor, self._read_sql, self._read_params(wanted))
         try:
             stored = self._stored_or_locked(cursor.fetchone())
         except KeyLocked:
             return Conflicted()
-        round_trips.forget_cursor(connection)
         decision = None if stored is None else decide(stored, wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
@@ -128,6 +128,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
             f"WITH written AS ({sql} RETURNING 1) "
             f"SELECT CASE WHEN count(*) <> 1 THEN ('{LOST} ' || count(*))::int END FROM written"
         )
+        round_trips.forget_cursor(connection)  # it is about to hold a response or the value of a call
         try:
             round_trips.close_with(cursor, checked, params)
         except DataError as error:
@@ -135,7 +136,6 @@ class PostgreSQLStore(PostgreSQLCleanup):
             if LOST not in str(error):
                 raise
             raise lost() from error
-        round_trips.forget_cursor(connection)
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return sqlstate(error) in REPEATABLE

@@ -99,6 +99,7 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
         if not round_trips.may_close(connection, cursor):
             return False
         params = [*claimed.fence, *response, ttl, *(resource or (None, None))]
+        _forget_if_large(connection, response[-1])
         try:
             round_trips.close_with(cursor, f"SAVEPOINT {SAVEPOINT}; {functions.COMPLETE}", params)
         except DatabaseError as error:
@@ -111,7 +112,6 @@ class PostgreSQLFunctionsStore(PostgreSQLStore):
             self._seen.note_failure(connection, error)
             cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
             return False
-        _forget_if_large(connection, response[-1])
         return True
 
 

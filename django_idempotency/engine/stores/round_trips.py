@@ -33,11 +33,13 @@ def cursor_of(connection: BaseDatabaseWrapper) -> CursorWrapper:
     To make a cursor costs as much as to send a statement. So the cursor is kept with Django's connection, until that
     reconnects. A cursor of the query log is not kept.
     """
+    if not _opens_as_django(connection):
+        return connection.cursor()
     kept: Any = connection.__dict__.get(KEPT)
-    if kept is not None and kept.cursor.connection is connection.connection and _opens_as_django(connection):
+    if kept is not None and kept.cursor.connection is connection.connection:
         return kept  # type: ignore[no-any-return]
     cursor = connection.cursor()
-    if not isinstance(cursor, CursorDebugWrapper) and _opens_as_django(connection):
+    if not isinstance(cursor, CursorDebugWrapper):
         setattr(connection, KEPT, cursor)
     return cursor
 

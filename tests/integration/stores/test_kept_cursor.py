@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import IntegrityError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.engine.stores.round_trips import KEPT
 from tests.functions import WAYS, going
 from tests.shopapp.models import Order
+from tests.sql import TABLE, instead
 from tests.tap import tapped
 
 Post = Callable[..., Any]
@@ -90,7 +91,7 @@ def test_a_cursor_of_the_query_log_is_not_kept(post: Post) -> None:
 
 
 def test_a_tool_with_a_cursor_method_of_its_own_sees_each_cursor(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As debug-toolbar and ddtrace put one in, long after the first request."""
+    """As debug-toolbar puts one in, long after the first request."""
     post("/create", key="0")
     opened, usual = [], connection.cursor
 
@@ -126,6 +127,15 @@ def test_a_large_response_does_not_stay_in_memory(post: Post) -> None:
     for replayed in ("false", "true"):
         post("/create", key="small")  # keeps a cursor
         assert post("/mirror", LARGE).headers["Idempotency-Replayed"] == replayed
+        assert not hasattr(connection, KEPT)
+
+
+def test_a_large_response_that_could_not_be_stored_does_not_stay_in_memory(post: Post) -> None:
+    post("/create", key="small")
+    only_small = f"ALTER TABLE {TABLE} ADD CONSTRAINT small CHECK (octet_length(body) < 70000)"
+    with instead(only_small, f"ALTER TABLE {TABLE} DROP CONSTRAINT small"):
+        with pytest.raises(IntegrityError):
+            post("/mirror", LARGE)
         assert not hasattr(connection, KEPT)
 
 

@@ -1,7 +1,7 @@
 """kill -9 at a boundary: a worker that ends itself before or after its n-th statement, COMMIT or call.
 
 The package is Django's PostgreSQL backend (`ENGINE`) with a boundary around each statement, COMMIT and ROLLBACK.
-`tests.server.mysql_boundaries` is Django's MySQL backend with the same;
+`tests.server.mysql_boundaries` is Django's MySQL backend with the same.
 `counted` is a WSGI middleware that counts the boundaries of a request. The header `X-Kill-At: n` makes the worker send
 itself SIGKILL at boundary n; every answer tells in `X-Boundaries` how many it has passed. `X-Plain` forbids the package
 to send BEGIN and COMMIT together with statements of its own.
