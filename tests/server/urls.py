@@ -24,6 +24,9 @@ from tests.server.boundaries import boundary
 from tests.servers import ANSWER
 from tests.shopapp.models import Ledger, Line, Order
 
+GATEWAYS = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+"""A new connection for each call. To make a client for each would load all certificates of the machine each time."""
+
 
 def pause(request: Any, place: str) -> None:
     """Wait at the place that the request names while the test holds the advisory lock."""
@@ -79,11 +82,10 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 def call_gateway(gateway: str, step: str, reference: str, key: str) -> Any:
     boundary()
-    answer = httpx.post(
+    answer = GATEWAYS.post(
         f"{gateway}/charges",
         json={"amount": 1, "reference": f"{step} {reference}"},
         headers={"Idempotency-Key": key},
-        timeout=30,
     )
     boundary()
     return answer.raise_for_status().json()["id"]
@@ -102,7 +104,7 @@ def three_steps(request: HttpRequest) -> HttpResponse:
 
 def found(gateway: str, reference: str) -> Any:
     """The charge in the gateway's books, or None."""
-    charges = httpx.get(f"{gateway}/charges", params={"reference": reference}, timeout=30).json()["charges"]
+    charges = GATEWAYS.get(f"{gateway}/charges", params={"reference": reference}).json()["charges"]
     return charges[0]["id"] if charges else None
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from django.core.wsgi import get_wsgi_application
 from django.db import connection
+from django.urls import get_resolver
 
 from tests.server.boundaries import counted
 
@@ -22,3 +24,6 @@ def pause_after(application: Any) -> Any:
 
 
 application = counted(pause_after(get_wsgi_application()))
+# Before gunicorn forks: otherwise each worker that takes a killed one's place would import the views and this anew.
+get_resolver().url_patterns
+import_module("tests.functions")
