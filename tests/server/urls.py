@@ -5,7 +5,6 @@ import json
 import os
 from typing import Any
 
-import httpx
 from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -21,11 +20,8 @@ from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
 from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
-from tests.servers import ANSWER
+from tests.servers import ANSWER, http_get, http_post
 from tests.shopapp.models import Ledger, Line, Order
-
-GATEWAYS = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
-"""A new connection for each call. To make a client for each would load all certificates of the machine each time."""
 
 
 def pause(request: Any, place: str) -> None:
@@ -82,10 +78,11 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 def call_gateway(gateway: str, step: str, reference: str, key: str) -> Any:
     boundary()
-    answer = GATEWAYS.post(
+    answer = http_post(
         f"{gateway}/charges",
         json={"amount": 1, "reference": f"{step} {reference}"},
         headers={"Idempotency-Key": key},
+        timeout=30,
     )
     boundary()
     return answer.raise_for_status().json()["id"]
@@ -104,7 +101,7 @@ def three_steps(request: HttpRequest) -> HttpResponse:
 
 def found(gateway: str, reference: str) -> Any:
     """The charge in the gateway's books, or None."""
-    charges = GATEWAYS.get(f"{gateway}/charges", params={"reference": reference}).json()["charges"]
+    charges = http_get(f"{gateway}/charges", params={"reference": reference}, timeout=30).json()["charges"]
     return charges[0]["id"] if charges else None
 
 

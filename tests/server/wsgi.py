@@ -3,9 +3,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.db import connection
-from django.urls import get_resolver
 
 from tests.server.boundaries import counted
 
@@ -24,6 +24,6 @@ def pause_after(application: Any) -> Any:
 
 
 application = counted(pause_after(get_wsgi_application()))
-# Before gunicorn forks: otherwise each worker that takes a killed one's place would import the views and this anew.
-get_resolver().url_patterns
-import_module("tests.functions")
+# Before gunicorn forks: otherwise each worker that takes a killed one's place would import these anew.
+for module in (settings.ROOT_URLCONF, "tests.functions"):
+    import_module(module)
