@@ -14,7 +14,7 @@ import httpx
 import psycopg
 from django.db import connection
 
-from tests.servers import DEADLINE, eventually
+from tests.servers import eventually, http_post
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 PORT = 6432
@@ -76,4 +76,4 @@ def _answers(folder: str) -> bool:
 def send(url: str, key: str, path: str = "/plain") -> httpx.Response:
     """Place an order on the test server. Its reference is the key."""
     headers = {"Idempotency-Key": key, "X-Reference": key}
-    return httpx.post(f"{url}{path}", json={"a": 1}, headers=headers, timeout=DEADLINE)
+    return http_post(f"{url}{path}", json={"a": 1}, headers=headers)

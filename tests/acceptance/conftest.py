@@ -18,7 +18,7 @@ from django.test import Client, override_settings
 
 from tests.acceptance.pages import blocks
 from tests.databases import embedded_postgresql
-from tests.servers import DEADLINE, PAUSE, eventually, fake_gateway
+from tests.servers import DEADLINE, PAUSE, eventually, fake_gateway, http_get
 from tests.shopapp import models
 
 SHOP = Path(__file__).resolve().parents[2] / "testproject"
@@ -99,7 +99,7 @@ def running_shop(gateway: httpx.Client, **changed: str) -> Iterator[RunningShop]
     def answers() -> bool:
         assert process.poll() is None, "the shop ended"
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/orders/", timeout=DEADLINE).status_code == 405
+            return http_get(f"http://127.0.0.1:{port}/orders/").status_code == 405
         except httpx.TransportError:
             return False
 

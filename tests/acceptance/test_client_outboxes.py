@@ -15,7 +15,7 @@ from tests.acceptance.conftest import RunningShop
 from tests.acceptance.documented_clients import NODE, TOLD, node, python_client, snippet
 from tests.acceptance.lines import BrokenLine
 from tests.browser.chromium import CHROMIUM, FLAGS
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, eventually, http_post
 
 ORDERS = "SELECT count(*) FROM shop_order WHERE item = %s"
 MEMORY = "new class { getItem(name) { return this[name] ?? null } setItem(name, text) { this[name] = text } }"
@@ -78,7 +78,7 @@ class TestJavaScript:
 
     def test_paying_again_after_a_refusal_is_a_new_payment(self, shop: RunningShop) -> None:
         """The card was declined; the customer takes another one and clicks again."""
-        order = httpx.post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
+        order = http_post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
         pk = order.json()["id"]
         shop.gateway.put("/behaviour", json={"reference": f"order {pk}", "behaviour": "refuse"})
         line = BrokenLine(shop)

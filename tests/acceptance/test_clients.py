@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import psycopg
 import pytest
 
 from tests.acceptance.conftest import RunningShop, running_shop
 from tests.acceptance.documented_clients import Place, place_order
 from tests.acceptance.lines import BrokenLine
-from tests.servers import DEADLINE, eventually, fake_gateway
+from tests.servers import DEADLINE, eventually, fake_gateway, http_post
 
 __all__ = ["place_order"]
 LEFT = 6
@@ -52,7 +51,7 @@ def test_it_retries_until_there_is_an_answer(shop: RunningShop, place_order: Pla
 def test_it_does_not_retry_what_is_final(shop: RunningShop, place_order: Place) -> None:
     """A key that was used for another order: one request, and the answer is told."""
     key = str(uuid4())
-    httpx.post(f"{shop.url}/orders/", json={"item": "another"}, headers={"Idempotency-Key": key})
+    http_post(f"{shop.url}/orders/", json={"item": "another"}, headers={"Idempotency-Key": key})
     line = BrokenLine(shop)
     with line.listening() as url:
         assert place_order(url, key, {"item": "a book"}) == "refused 422"
@@ -69,7 +68,7 @@ class TestADeadWorker:
     @pytest.fixture
     def payment(self, shop: RunningShop) -> dict[str, int]:
         """Of an order whose first charge gets no answer."""
-        order = httpx.post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
+        order = http_post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
         pk = order.json()["id"]
         shop.gateway.put("/behaviour", json={"reference": f"order {pk}", "behaviour": "timeout-after"})
         return {"order": pk, "amount": 1000}
@@ -131,7 +130,7 @@ class TestAStatusPage:
 
     def order(self, shop: RunningShop) -> str:
         item = f"item {uuid4()}"
-        httpx.post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
+        http_post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
         return item
 
     def test_it_is_followed_while_another_request_is_at_work(self, shop: RunningShop, place_order: Place) -> None:
@@ -141,7 +140,7 @@ class TestAStatusPage:
         first = BrokenLine(shop)
         with line.listening() as url, first.listening() as other, self.no_reports(shop) as release:
             send = {"json": report, "headers": {"Idempotency-Key": f'"{key}"'}, "timeout": DEADLINE}
-            worker = threading.Thread(target=lambda: httpx.post(f"{other}/reports/", **send))
+            worker = threading.Thread(target=lambda: http_post(f"{other}/reports/", **send))
             worker.start()
             claimed = "SELECT count(*) FROM django_idempotency_idempotencykey WHERE key = %s"
             eventually("the first request to claim the key", lambda: shop.one(claimed, key))

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import RunningShop
-from tests.servers import DEADLINE, eventually
+from tests.servers import eventually, http_post
 
 
 class Payment:
@@ -23,11 +23,10 @@ class Payment:
         told.raise_for_status()
 
     def send(self) -> httpx.Response:
-        return httpx.post(
+        return http_post(
             f"{self.shop.url}/payments/",
             json={"order": self.order, "amount": 1000},
             headers={"Idempotency-Key": self.key},
-            timeout=DEADLINE,
         )
 
     def books(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.acceptance.conftest import SHOP, RunningShop
 from tests.acceptance.pages import ROOT, blocks
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, eventually, http_get, http_post
 
 WAITING = (
     "SELECT coalesce(max(application_name), '') FROM pg_stat_activity "
@@ -26,7 +26,7 @@ WAITING = (
 
 
 def order_report(shop: RunningShop, item: str, key: str) -> httpx.Response:
-    return httpx.post(f"{shop.url}/reports/", json={"item": item}, headers={"Idempotency-Key": key}, timeout=DEADLINE)
+    return http_post(f"{shop.url}/reports/", json={"item": item}, headers={"Idempotency-Key": key})
 
 
 def make_reports(shop: RunningShop) -> None:
@@ -38,7 +38,7 @@ def make_reports(shop: RunningShop) -> None:
 
 
 def page(shop: RunningShop, answer: httpx.Response) -> Any:
-    return httpx.get(shop.url + answer.headers["Location"], timeout=DEADLINE).json()
+    return http_get(shop.url + answer.headers["Location"]).json()
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
 def test_a_task_that_is_killed_is_done_by_another(shop: RunningShop) -> None:
     """kill -9 in its middle, then cron: nothing is stuck, and a second delivery changes nothing."""
     item, key = f"item {uuid4()}", str(uuid4())
-    httpx.post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
+    http_post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
     with counting_takes_long(shop):
         answer = order_report(shop, item, key)
         worker = eventually("the task to count", lambda: shop.one(WAITING))
@@ -89,7 +89,7 @@ def test_two_callers_with_one_key_have_two_reports(shop: RunningShop) -> None:
     """Each is made: the task's scope names the report."""
     key = str(uuid4())
     sent = [{"Idempotency-Key": key, "X-Api-Key": caller} for caller in ("ann", "ben")]
-    answers = [httpx.post(f"{shop.url}/reports/", json={"item": "a book"}, headers=headers) for headers in sent]
+    answers = [http_post(f"{shop.url}/reports/", json={"item": "a book"}, headers=headers) for headers in sent]
     assert len({answer.headers["Location"] for answer in answers}) == 2
     make_reports(shop)
     assert [page(shop, answer)["status"] != "in_progress" for answer in answers] == [True, True]
@@ -98,7 +98,7 @@ def test_two_callers_with_one_key_have_two_reports(shop: RunningShop) -> None:
 @pytest.mark.parametrize("body", [{"item": ""}, {}])
 def test_a_report_on_nothing_is_refused(shop: RunningShop, body: dict[str, str]) -> None:
     """By the form, with 400."""
-    answer = httpx.post(f"{shop.url}/reports/", json=body, headers={"Idempotency-Key": str(uuid4())})
+    answer = http_post(f"{shop.url}/reports/", json=body, headers={"Idempotency-Key": str(uuid4())})
     assert answer.status_code == 400
 
 

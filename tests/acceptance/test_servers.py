@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("rest_framework")
 
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE, eventually, gunicorn, holding
+from tests.servers import DEADLINE, eventually, gunicorn, holding, http_get, http_post
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -39,7 +39,7 @@ def test_storms_make_one_order_each(options: tuple[str, ...], atomic: str) -> No
             assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
             assert len({a.content for a in answers if a.status_code == 201}) == 1
             assert Order.objects.count() == number + 1
-        assert httpx.get(f"{url}/read").json() == {"orders": 4, "atomic": bool(atomic)}
+        assert http_get(f"{url}/read").json() == {"orders": 4, "atomic": bool(atomic)}
 
 
 def test_others_do_not_wait_for_a_slow_request(key: str) -> None:
@@ -49,7 +49,7 @@ def test_others_do_not_wait_for_a_slow_request(key: str) -> None:
             first = pool.submit(at_once, 1, f"{url}/plain", key, **{"X-Pause": "before COMMIT"})
             worker()
             assert {a.status_code for a in at_once(20, f"{url}/plain", key)} == {409}
-            assert httpx.get(f"{url}/read", timeout=DEADLINE).json()["orders"] == 0
+            assert http_get(f"{url}/read").json()["orders"] == 0
         (answer,) = first.result(DEADLINE)
     assert (answer.status_code, Order.objects.count()) == (201, 1)
 
@@ -70,7 +70,7 @@ def test_two_header_fields_are_refused(key: str) -> None:
     with gunicorn(*SYNC) as url:
         for one, two in ((key, key), (f'"{key}"', f'"{key}"'), (key, "")):
             headers = [("Idempotency-Key", one), ("Idempotency-Key", two)]
-            assert httpx.post(f"{url}/plain", json={}, headers=headers, timeout=DEADLINE).status_code == 400
+            assert http_post(f"{url}/plain", json={}, headers=headers).status_code == 400
     assert not Order.objects.exists()
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import SECRET, RunningShop
-from tests.servers import DEADLINE
+from tests.servers import DEADLINE, http_post
 
 standardwebhooks = pytest.importorskip("standardwebhooks")
 
@@ -37,7 +37,7 @@ class Provider:
             "webhook-timestamp": str(int(now.timestamp())),
             "webhook-signature": standardwebhooks.Webhook(SECRET).sign(self.id, now, body),
         }
-        return httpx.post(self.shop.url + self.path, content=body, headers={**signed, **headers}, timeout=DEADLINE)
+        return http_post(self.shop.url + self.path, content=body, headers={**signed, **headers})
 
     def orders(self) -> Any:
         return self.shop.one(ORDERS, self.item)

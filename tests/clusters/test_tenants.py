@@ -17,7 +17,7 @@ from django.db import connection
 
 pytest.importorskip("django_tenants")
 
-from tests.servers import DEADLINE, gunicorn
+from tests.servers import gunicorn, http_post
 
 NAME = "test_idempotency_tenants"
 TENANTS = ("acme", "globex")
@@ -63,7 +63,7 @@ def manage(*arguments: str) -> str:
 
 def order(url: str, tenant: str, key: str, port: str = "", **headers: str) -> httpx.Response:
     headers = {"Idempotency-Key": key, "Host": f"{tenant}.example{port}", **headers}
-    return httpx.post(f"{url}/orders/", headers=headers, timeout=DEADLINE)
+    return http_post(f"{url}/orders/", headers=headers)
 
 
 def sql(query: str) -> list[Any]:

@@ -11,13 +11,12 @@ from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 pytest.importorskip("rest_framework")
 
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE, eventually, gunicorn, uvicorn
+from tests.servers import DEADLINE, eventually, gunicorn, http_post, uvicorn
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -94,7 +93,7 @@ def test_c31_no_header_makes_one_caller_another(url: str) -> None:
     ]
     ids = []
     for caller in callers:
-        answers = [httpx.post(f"{url}/plain", headers={"Idempotency-Key": "a", **caller}) for _ in range(2)]
+        answers = [http_post(f"{url}/plain", headers={"Idempotency-Key": "a", **caller}) for _ in range(2)]
         assert answers[1].headers["Idempotency-Replayed"] == "true"
         assert answers[0].content == answers[1].content
         ids.append(answers[0].json()["id"])
@@ -105,11 +104,11 @@ def test_c31_no_header_makes_one_caller_another(url: str) -> None:
 
 def test_a_large_upload_is_neither_kept_in_memory_nor_left_on_disk(url: str) -> None:
     """64 MB for a view that reads nothing: the worker stays small, and closes the file when it has answered."""
-    assert httpx.post(f"{url}/plain", headers={"Idempotency-Key": "before"}).status_code == 201
+    assert http_post(f"{url}/plain", headers={"Idempotency-Key": "before"}).status_code == 201
     worker = int(Order.objects.get().reference)
     before, files = peak(worker), open_files(worker)
     large = {"Idempotency-Key": "large"}
-    assert httpx.post(f"{url}/plain", headers=large, content=bytes(64 * MB), timeout=DEADLINE).status_code == 201
+    assert http_post(f"{url}/plain", headers=large, content=bytes(64 * MB)).status_code == 201
     assert peak(worker) - before < 16
     eventually("the upload's file to be closed", lambda: open_files(worker) <= files)
 

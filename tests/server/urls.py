@@ -5,7 +5,6 @@ import json
 import os
 from typing import Any
 
-import httpx
 from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -21,7 +20,7 @@ from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
 from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
-from tests.servers import ANSWER
+from tests.servers import ANSWER, http_get, http_post
 from tests.shopapp.models import Ledger, Line, Order
 
 
@@ -79,7 +78,7 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 def call_gateway(gateway: str, step: str, reference: str, key: str) -> Any:
     boundary()
-    answer = httpx.post(
+    answer = http_post(
         f"{gateway}/charges",
         json={"amount": 1, "reference": f"{step} {reference}"},
         headers={"Idempotency-Key": key},
@@ -102,7 +101,7 @@ def three_steps(request: HttpRequest) -> HttpResponse:
 
 def found(gateway: str, reference: str) -> Any:
     """The charge in the gateway's books, or None."""
-    charges = httpx.get(f"{gateway}/charges", params={"reference": reference}, timeout=30).json()["charges"]
+    charges = http_get(f"{gateway}/charges", params={"reference": reference}, timeout=30).json()["charges"]
     return charges[0]["id"] if charges else None
 
 

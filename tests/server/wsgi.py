@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
+from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.db import connection
 
@@ -22,3 +24,6 @@ def pause_after(application: Any) -> Any:
 
 
 application = counted(pause_after(get_wsgi_application()))
+# Before gunicorn forks: otherwise each worker that takes a killed one's place would import these anew.
+for module in (settings.ROOT_URLCONF, "tests.functions"):
+    import_module(module)
