@@ -95,7 +95,7 @@ PARTS = {
         "two charges or another answer, and no client waits for ever. Where the model is broken on purpose, Spin finds "
         "the error. Then random histories of the real table.",
         tox=("-e", "model", "--", "-rP"),
-        settings=(("SPIN_CLIENTS", "3"), ("HYPOTHESIS_EXAMPLES", "600")),
+        settings=(("SPIN_CLIENTS", "3"), ("HYPOTHESIS_EXAMPLES", "5000")),
         seed="--hypothesis-seed",
         figures=r"\d+ states, \d+ errors|\d+ passed",
     ),
