@@ -24,8 +24,8 @@ class Key:
 
     @property
     def over(self) -> bool:
-        """As if never seen; cleanup deletes it."""
-        return self.expired and (self.status == "completed" or (self.status == "failed" and not self.doubts))
+        """As if never seen; cleanup deletes it. A failed key with a call, in doubt or half done, never is."""
+        return self.expired and (self.status == "completed" or (self.status == "failed" and not self.steps))
 
     @property
     def idle(self) -> bool:

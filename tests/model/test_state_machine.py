@@ -170,7 +170,7 @@ class Keys(RuleBasedStateMachine):
             assert steps == law.steps
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_the_store_does_what_the_law_says() -> None:
     """In thousands of orders of events; HYPOTHESIS_EXAMPLES=5000 for a long run."""
     examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "30"))
