@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
+from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys, preview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.expired import make_keys, make_leased, run
 from tests.plans import analyze, empty_tables
@@ -35,6 +35,14 @@ class TestLeasedKeys:
         assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left
         assert IdempotencyStep.objects.count() == 2 * len(left)
         assert not IdempotencyStep.objects.exclude(key__in=IdempotencyKey.objects.all()).exists()
+
+    def test_a_preview_counts_what_stays(self) -> None:
+        """And says that nothing has been done yet."""
+        make_leased("completed", "completed")
+        make_leased("half done", "failed")
+        make_leased("in doubt", "failed", doubt=True)
+        expected = Cleanup(deleted=1, batches=0, complete=False, stuck=0, in_doubt=1, half_done=1)
+        assert preview() == expected
 
     def test_living_keys_keep_their_steps(self) -> None:
         """A batch deletes no more than its own."""

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, maintenance
 from django_idempotency.keys import key_reference
-from django_idempotency.maintenance import find_key, in_doubt, in_flight, stuck
+from django_idempotency.maintenance import find_key, find_resource, in_doubt, in_flight, stuck
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 
@@ -125,6 +125,18 @@ def test_they_ask_the_alias_that_is_named(django_assert_num_queries: Any) -> Non
     with django_assert_num_queries(0):
         assert found(stuck(using="other")) == found(in_doubt(using="other")) == found(find_key("k", using="other"))
         assert found(in_doubt(using="other")) == ["k"]
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_resource_is_found_by_its_id_or_with_its_type() -> None:
+    """An id may have spaces. The alias is the one that is named."""
+    for key, type_, id_ in (("k1", "shop.Order", "59"), ("k2", None, "order 59"), ("k3", "shop.Cart", "59")):
+        create_key(key, using="other")
+        row = IdempotencyKey.objects.using("other").filter(key=key)
+        row.update(resource_type=type_, resource_id=id_)
+    assert found(find_resource("order 59", using="other")) == ["k1", "k2"]
+    assert found(find_resource("59", using="other")) == ["k1", "k3"]
+    assert found(find_resource("59")) == []
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -17,7 +17,7 @@ from django_idempotency.engine.execution.recovering import take_over
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
-from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim
@@ -121,6 +121,13 @@ class TestWhatReconcileDoes:
         assert [made.detail for made in decisions_of(row())] == [asked.reason]
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
+
+    def test_earlier_decisions_stay_in_the_trail(self, post: Post) -> None:
+        released = Decision(action="release", at="2026-01-01T00:00:00+00:00", by="ada", attempt=1)
+        IdempotencyKey.objects.update(decisions=with_decision(row(), None, released))
+        HOOKS["reconcile"] = lambda operation: operation.call("charge", dict) or None
+        assert only().outcome == "left"
+        assert [made.by for made in decisions_of(row())] == ["ada", "recover_idempotency_keys"]
 
     def test_if_it_raises_the_key_is_as_it_was(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
         """The doubt remains, and the next run asks again."""

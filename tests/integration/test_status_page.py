@@ -116,6 +116,9 @@ class TestStatusPage:
         assert client.get(location).status_code == 404
         IdempotencyKey.objects.all().delete()
         assert client.get(location).status_code == 404
+        post("/pay/poll")
+        assert client.get(location).status_code == 404  # the key came back as another request
+        assert client.get(inner[-1]).status_code == 200
 
     @pytest.mark.urls("tests.integration.leased_urls_without_status")
     def test_a_project_without_it_is_told(self, post: Post) -> None:
