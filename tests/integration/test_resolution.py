@@ -14,6 +14,7 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.testing import create_key
 from tests.at_rest import OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -147,6 +148,21 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Pos
     with pytest.raises(NotResolvable, match="the key is completed"):
         record_outcome(in_doubt.pk, "charge", {"charge": "ch_2"}, attempt=3)
     assert GATEWAY.calls == 1
+
+
+def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
+    """Neither of another step, nor of a step with this name of another key."""
+    now = timezone.now()
+    other = create_key("other", half_done={"charge": "ch_9"})
+    mail: dict[str, Any] = {"name": "mail", "kind": "call", "attempt": 1, "result": "7"}
+    IdempotencyStep.objects.create(key=in_doubt, started_at=now, finished_at=now, **mail)
+    for result in ("ch_1", "ch_2"):
+        record_outcome(in_doubt.pk, "charge", result, attempt=1)
+    results = dict(IdempotencyStep.objects.values_list("key_id", "result").filter(name="charge"))
+    assert results == {in_doubt.pk: '{"value": "ch_2"}', other.pk: '{"value": "ch_9"}'}
+    assert IdempotencyStep.objects.get(name="mail").result == "7"
+    in_doubt.refresh_from_db()
+    assert [made.attempt for made in decisions_of(in_doubt)] == [1, 1]
 
 
 def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, settings: Any) -> None:
