@@ -14,6 +14,8 @@ class Key:
     expired: bool = False
     steps: dict[str, bool] = field(default_factory=dict)
     """By name: has it a result?"""
+    recorded: set[str] = field(default_factory=set)
+    """The steps whose result a person has recorded, and may correct."""
     result: bytes = b""
     row: int = 0
     """Its primary key: what cleanup has deleted comes back as another row, at attempt 1 again."""
@@ -30,6 +32,9 @@ class Key:
     @property
     def idle(self) -> bool:
         return self.status == "failed" or (self.status == "in_progress" and not self.live)
+
+    def may_record(self, name: str) -> bool:
+        return self.steps.get(name) is False or name in self.recorded
 
     def claim(self, fingerprint: str, *, hold: bool) -> str:
         if self.over:
