@@ -35,7 +35,9 @@ class Slow:
 def lapse(**which: Any) -> None:
     """Every lease of these keys runs out. Default: of all."""
     leased = IdempotencyKey.objects.filter(**which).exclude(locked_until=None)
-    leased.update(locked_until=timezone.now() - timedelta(hours=1))
+    # By their ids: on InnoDB an UPDATE locks each row that it passes on its way, and would deadlock with the servers.
+    ids = list(leased.values_list("pk", flat=True))
+    IdempotencyKey.objects.filter(pk__in=ids).update(locked_until=timezone.now() - timedelta(hours=1))
 
 
 def as_if_killed() -> None:

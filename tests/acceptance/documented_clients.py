@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def python_client() -> dict[str, Any]:
     documented: dict[str, Any] = {}
     exec(compile(snippet("python"), "docs/client.py", "exec"), documented)
     return documented
+
+
+@contextmanager
+def python_outbox(path: Path) -> Iterator[Any]:
+    """An outbox on this file. Its connection is closed in the end: Python 3.13 warns of an open one."""
+    outbox = python_client()["Outbox"](path)
+    with closing(outbox.file):
+        yield outbox
 
 
 def in_python(url: str, key: str, order: Any, path: str = "/orders/", give_up_after: float = DEADLINE) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.documented_clients import NODE, TOLD, Place, node, place_order, python_client
+from tests.acceptance.documented_clients import NODE, TOLD, Place, node, place_order, python_outbox
 
 __all__ = ["place_order"]
 Answer = tuple[int, dict[str, str], Any]
@@ -126,10 +126,8 @@ NOT_STORED: Answer = (409, {"Location": "/orders/7/"}, {"code": "response-not-st
 def test_a_processed_order_leaves_the_outbox_of_python(server: Scripted, tmp_path: Path) -> None:
     """It is no refusal: another order in its place would be a second one. The client learns where the first is."""
     server.answers = [NOT_STORED]
-    documented = python_client()
-    outbox = documented["Outbox"](tmp_path / "outbox")
-    outbox.put({"item": "a book"})
-    with httpx.Client(base_url=server.url) as client:
+    with python_outbox(tmp_path / "outbox") as outbox, httpx.Client(base_url=server.url) as client:
+        outbox.put({"item": "a book"})
         ((order, end),) = outbox.deliver(client)
         assert list(outbox.deliver(client)) == []
     assert (order, type(end).__name__, end.args) == ({"item": "a book"}, "Processed", ("/orders/7/",))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import RunningShop
-from tests.acceptance.documented_clients import NODE, TOLD, node, python_client, snippet
+from tests.acceptance.documented_clients import NODE, TOLD, node, python_outbox, snippet
 from tests.acceptance.lines import BrokenLine
 from tests.browser.chromium import CHROMIUM, FLAGS
 from tests.servers import DEADLINE, eventually, http_post
@@ -25,8 +25,8 @@ needs_node = pytest.mark.skipif(NODE is None, reason="Node is not on this machin
 def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, tmp_path: Path) -> None:
     """kill -9 after the answer was lost. The next process sends the same key: one order."""
     item, box = f"item {uuid4()}", str(tmp_path / "outbox")
-    documented = python_client()
-    documented["Outbox"](box).put({"item": item})
+    with python_outbox(box) as outbox:
+        outbox.put({"item": item})
     line = BrokenLine(shop, "lose")
     with line.listening() as url, shop.holding() as release:
         deliver = f"list(Outbox({box!r}).deliver(httpx.Client(base_url={url!r}, timeout={DEADLINE})))"
@@ -35,9 +35,9 @@ def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, t
         process.kill()
         process.wait(DEADLINE)
         release()
-        with httpx.Client(base_url=url, timeout=DEADLINE) as client:
-            ((order, answer),) = documented["Outbox"](box).deliver(client)
-            assert list(documented["Outbox"](box).deliver(client)) == []
+        with python_outbox(box) as outbox, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+            ((order, answer),) = outbox.deliver(client)
+            assert list(outbox.deliver(client)) == []
     assert order == {"item": item}
     assert answer["id"] == shop.one("SELECT id FROM shop_order WHERE item = %s", item)
     assert (len(line.keys), shop.one(ORDERS, item)) == (1, 1)
@@ -45,11 +45,13 @@ def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, t
 
 def test_an_order_without_an_answer_stays(shop: RunningShop, tmp_path: Path) -> None:
     """And does not stop the others."""
-    documented = python_client()
-    outbox = documented["Outbox"](tmp_path / "outbox")
-    outbox.put({"item": f"item {uuid4()}"})
     line = BrokenLine(shop, "refuse", "pass", "pass")
-    with line.listening() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+    with (
+        line.listening() as url,
+        python_outbox(tmp_path / "outbox") as outbox,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        outbox.put({"item": f"item {uuid4()}"})
         assert list(outbox.deliver(client, give_up_after=0.1)) == []
         assert len(list(outbox.deliver(client))) == 1
     assert (line.statuses, len(line.keys)) == (["refused", 201], 1)
@@ -57,10 +59,12 @@ def test_an_order_without_an_answer_stays(shop: RunningShop, tmp_path: Path) -> 
 
 def test_after_a_refusal_python_sends_a_new_key(shop: RunningShop, tmp_path: Path) -> None:
     """The corrected order is another one."""
-    documented = python_client()
-    outbox = documented["Outbox"](tmp_path / "outbox")
     line = BrokenLine(shop)
-    with line.listening() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+    with (
+        line.listening() as url,
+        python_outbox(tmp_path / "outbox") as outbox,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
         outbox.put({"item": ""})
         ((_, refused),) = outbox.deliver(client)
         outbox.put({"item": "a book"})
