@@ -26,11 +26,9 @@ ANSWER = "the other side answers"
 DEADLINE = 60
 """Seconds until something that should have happened counts as a failure."""
 
-# These servers speak plain HTTP. As they are, httpx's functions load all certificates of the machine at each call.
-http_get, http_post = (
-    partial(function, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=DEADLINE)
-    for function in (httpx.get, httpx.post)
-)
+PLAIN: dict[str, Any] = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "timeout": DEADLINE}
+"""The servers speak plain HTTP. Without this, httpx loads all certificates of the machine at each call."""
+http_get, http_post = partial(httpx.get, **PLAIN), partial(httpx.post, **PLAIN)
 
 
 def eventually(what: str, probe: Callable[[], Any]) -> Any:

@@ -139,7 +139,7 @@ class TestAStatusPage:
         line, told = BrokenLine(shop), []
         first = BrokenLine(shop)
         with line.listening() as url, first.listening() as other, self.no_reports(shop) as release:
-            send = {"json": report, "headers": {"Idempotency-Key": f'"{key}"'}, "timeout": DEADLINE}
+            send = {"json": report, "headers": {"Idempotency-Key": f'"{key}"'}}
             worker = threading.Thread(target=lambda: http_post(f"{other}/reports/", **send))
             worker.start()
             claimed = "SELECT count(*) FROM django_idempotency_idempotencykey WHERE key = %s"

@@ -86,7 +86,7 @@ def test_failures_are_kept_as_the_page_says(
     assert [status for status in statuses if replayed(status)] == kept
 
 
-# Django 6.1 would have another setting, which 5.2 does not know.
+# Django 6.1 warns of a project without MAILERS, a setting that 5.2 does not know.
 @pytest.mark.filterwarnings("ignore:.*(default mailer|MAILERS)")
 @pytest.mark.django_db(transaction=True)
 def test_a_mail_is_sent_once(run: Any, monkeypatch: Any) -> None:

@@ -57,6 +57,7 @@ def _clock() -> Iterator[None]:
 
 
 def expire_with_old0_first(store: Store, keys: int) -> None:
+    """Keys old0, old1 and so on, which have all expired. The one that expired first is old0."""
     for number in range(keys):
         finish(store, key=f"old{number}")
     expire()

@@ -59,23 +59,19 @@ def test_a_key_that_cannot_be_resolved_now_is_counted() -> None:
 
 @pytest.mark.django_db(databases=["default", "other"])
 def test_it_works_on_the_database_of_the_keys() -> None:
-    """The one that the query names."""
-    assert resolve_all(in_doubt(using="other"), release_for_retry) == Resolved(resolved=0, refused=0)
-    IdempotencyKey.objects.filter(key="doubt 1").update(attempt=7)
-    assert resolve_all(in_doubt(using="default"), release_for_retry) == Resolved(resolved=2, refused=0)
-
-
-@pytest.mark.django_db(databases=["default", "other"])
-def test_it_decides_on_the_database_of_the_keys() -> None:
-    """And on no other one, where the numbers of the rows may be the same."""
+    """The one that the query names. Rows of another database may have the same numbers."""
     for number in (1, 2):
         create_key(f"other {number}", status="abandoned", using="other")
     assert resolve_all(stuck(using="other"), release_for_retry) == Resolved(resolved=2, refused=0)
     assert set(IdempotencyKey.objects.using("other").values_list("status", flat=True)) == {"failed"}
     assert statuses()["stuck"] == "in_progress"
+    assert resolve_all(in_doubt(using="other"), release_for_retry) == Resolved(resolved=0, refused=0)
+    IdempotencyKey.objects.filter(key="doubt 1").update(attempt=7)
+    assert resolve_all(in_doubt(using="default"), release_for_retry) == Resolved(resolved=2, refused=0)
 
 
 def test_all_that_cannot_be_resolved_are_counted() -> None:
+    """Two completed keys, and one with a live lease."""
     IdempotencyKey.objects.filter(key__startswith="doubt").update(status="completed")
     assert resolve_all(IdempotencyKey.objects.all(), release_for_retry) == Resolved(resolved=1, refused=3)
 

@@ -29,9 +29,9 @@ def keys() -> set[tuple[str, str, str]]:
     return set(IdempotencyKey.objects.values_list("scope", "operation", "key"))
 
 
-def add_step(row: IdempotencyKey, *, finished: bool, using: str = "default") -> None:
+def add_step(row: IdempotencyKey, *, finished: bool) -> None:
     at = row.created_at
-    IdempotencyStep.objects.using(using).create(
+    IdempotencyStep.objects.create(
         key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
     )
 
@@ -136,7 +136,7 @@ def test_on_another_database() -> None:
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_on_another_database_the_same_keys_are_kept() -> None:
     """Its rows and its steps decide, in a transaction of its own."""
-    add_step(create_key("doubt", scope="a", status="failed", using="other"), finished=False, using="other")
+    create_key("doubt", scope="a", in_doubt=["charge"], using="other")
     create_key("running", scope="a", status="in_progress", using="other")
     assert forget_scope("a", using="other") == Forgotten(deleted=0, kept=2)
     assert forget_scope("a", using="other", include_unsettled=True) == Forgotten(deleted=1, kept=1)
@@ -144,7 +144,7 @@ def test_on_another_database_the_same_keys_are_kept() -> None:
 
 
 def test_the_first_row_of_the_table_is_looked_at() -> None:
-    """Whatever its number is."""
+    """The row with the id 1 is forgotten, too."""
     create_key("k1", scope="a")
     IdempotencyKey.objects.update(id=1)
     assert forget_scope("a") == Forgotten(deleted=1, kept=0)

@@ -53,6 +53,11 @@ def doubt(post: Post) -> None:
     GATEWAY.after = lambda: None
 
 
+def records(operation: Any) -> None:
+    """A `reconcile` that finds the charge in the books, and leaves the rest to the retry."""
+    operation.call("charge", lambda: {"charge": "found"})
+
+
 def recover(**options: Any) -> tuple[Recovered, list[Asked]]:
     told: list[Asked] = []
     return recover_idempotency_keys(**{"older_than": 0, "progress": told.append, **options}), told
@@ -110,11 +115,7 @@ class TestWhatReconcileDoes:
 
     def test_what_it_records_is_kept(self, post: Post) -> None:
         """The retry goes on behind the recorded call."""
-
-        def record(operation: Any) -> None:
-            operation.call("charge", lambda: {"charge": "found"})
-
-        HOOKS["reconcile"] = record
+        HOOKS["reconcile"] = records
         result, (asked,) = recover()
         assert (result.left, asked.outcome) == (1, "left")  # half done: the order is missing
         assert asked.reason == "reconcile has recorded charge, and has left the key to the next retry"
@@ -122,10 +123,11 @@ class TestWhatReconcileDoes:
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
 
-    def test_earlier_decisions_stay_in_the_trail(self, post: Post) -> None:
+    def test_earlier_decisions_stay_in_the_trail(self) -> None:
+        """The decision of the recovery comes behind them."""
         released = Decision(action="release", at="2026-01-01T00:00:00+00:00", by="ada", attempt=1)
         IdempotencyKey.objects.update(decisions=with_decision(row(), None, released))
-        HOOKS["reconcile"] = lambda operation: operation.call("charge", dict) or None
+        HOOKS["reconcile"] = records
         assert only().outcome == "left"
         assert [made.by for made in decisions_of(row())] == ["ada", "recover_idempotency_keys"]
 

@@ -34,6 +34,7 @@ class Key:
         return self.status == "failed" or (self.status == "in_progress" and not self.live)
 
     def may_record(self, name: str) -> bool:
+        """A person may record the result of a call in doubt, and correct one that a person has recorded."""
         return self.steps.get(name) is False or name in self.recorded
 
     def claim(self, fingerprint: str, *, hold: bool) -> str:

@@ -131,6 +131,7 @@ def test_a_large_response_does_not_stay_in_memory(post: Post) -> None:
 
 
 def test_a_large_response_that_could_not_be_stored_does_not_stay_in_memory(post: Post) -> None:
+    """Nor does it after an error of the statement that stores it."""
     post("/create", key="small")
     only_small = f"ALTER TABLE {TABLE} ADD CONSTRAINT small CHECK (octet_length(body) < 70000)"
     with instead(only_small, f"ALTER TABLE {TABLE} DROP CONSTRAINT small"):
