@@ -34,23 +34,30 @@ def is_error(message: Any) -> bool:
     return message.type == "error" and not message.location["url"].endswith("/favicon.ico")  # there is none
 
 
-@pytest.fixture
-def page(strict_server: str, errors: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A page of the strict server. No test leaves an error behind that it has not expected."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of one file."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    # Playwright's synchronous interface keeps an event loop in this thread, which Django mistakes for async code.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    with sync_api.sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as environment, sync_api.sync_playwright() as playwright:
+        # Playwright's synchronous interface keeps an event loop in this thread, which Django mistakes for async code.
+        environment.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(base_url=strict_server)
-        page.add_init_script(REPORT)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
-        yield page
+        yield browser
         browser.close()
         connections.close_all()  # the ones of that event loop's context, which nobody else would close
+
+
+@pytest.fixture
+def page(browser: Any, strict_server: str, errors: list[str]) -> Iterator[Any]:
+    """A page of the strict server, as of a new person. No test leaves an error behind that it has not expected."""
+    page = browser.new_page(base_url=strict_server)
+    page.add_init_script(REPORT)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
+    yield page
+    page.close()
     assert errors == []
 
 
