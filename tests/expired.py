@@ -42,11 +42,18 @@ def run(*args: str, **options: Any) -> str:
 
 
 def make_leased(
-    key: str, status: str, *, lapsed: bool | None = None, doubt: bool = False, call: bool = True, expired: bool = True
+    key: str,
+    status: str,
+    *,
+    lapsed: bool | None = None,
+    doubt: bool = False,
+    call: bool = True,
+    expired: bool = True,
+    using: str = "default",
 ) -> None:
     """A key with a finished write, and with a call, if wanted: finished, or in doubt."""
     now = timezone.now()
-    row = IdempotencyKey.objects.create(
+    row = IdempotencyKey.objects.using(using).create(
         key_hash=key_hash(key),
         scope_hash=-1,
         scope="s",
@@ -60,6 +67,7 @@ def make_leased(
         locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),
     )
     steps: Any = {"key": row, "attempt": 1, "started_at": now}
-    IdempotencyStep.objects.create(name="write", kind="write", finished_at=now, result="{}", **steps)
+    create = IdempotencyStep.objects.using(using).create
+    create(name="write", kind="write", finished_at=now, result="{}", **steps)
     if call:
-        IdempotencyStep.objects.create(name="call", kind="call", finished_at=None if doubt else now, **steps)
+        create(name="call", kind="call", finished_at=None if doubt else now, **steps)

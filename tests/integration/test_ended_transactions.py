@@ -11,7 +11,7 @@ from django.db import DatabaseError, connection
 from django.db.models import F
 from django.test import Client
 
-from django_idempotency import Operation, OutcomeUnknown, TransactionBroken, run_once
+from django_idempotency import Operation, OutcomeUnknown, TransactionBroken, run_once, signals
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance import (
     Snapshot,
@@ -103,6 +103,22 @@ def test_it_is_counted_and_listed_at_once(left: IdempotencyKey) -> None:
     assert cleanup_idempotency_keys().stuck == 1
     assert "The view ended its own transaction" in (left.last_error or "")
     assert "Died: boom" in (left.last_error or "")
+
+
+def test_it_is_told_as_held() -> None:
+    """Not as released: no retry runs again."""
+    told: list[Any] = []
+
+    def receive(identity: Any, using: str, reason: str, **kwargs: Any) -> None:
+        told.append((identity.key, using, reason))
+
+    signals.key_held.connect(receive)
+    try:
+        with pytest.raises(Died):
+            once(half)
+    finally:
+        signals.key_held.disconnect(receive)
+    assert told == [("k", "default", f"{__name__}.Died")]
 
 
 def test_a_cleanup_finds_what_nobody_has_noted(held: IdempotencyKey) -> None:

@@ -17,7 +17,7 @@ from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import as_if_killed, breaks
+from tests.leases import Broken, as_if_killed, breaks
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -104,6 +104,12 @@ class TestAtomic:
         assert "key_completed" not in [name for name, _, _ in heard]
         assert "key_claimed" not in [name for name, _, _ in heard]
 
+    def test_an_error_after_the_commit_is_no_release(self, post: Post, heard: Heard) -> None:
+        """Of a callback of `on_commit`: the key is completed."""
+        with pytest.raises(IndexError):
+            post("/fail_after_commit")
+        assert "key_released" not in [name for name, _, _ in heard]
+
 
 class TestOnce:
     def test_inside_a_transaction_nothing_is_told_before_it_commits(self, heard: Heard) -> None:
@@ -120,6 +126,12 @@ class TestOnce:
             run_once(lambda: 1, scope="s", key="k", operation="o")
             transaction.set_rollback(True)
         assert heard == []
+
+    def test_an_error_inside_a_transaction_is_a_release(self, heard: Heard) -> None:
+        """The caller may catch it, and commit."""
+        with transaction.atomic(), pytest.raises(Broken):
+            run_once(breaks, scope="s", key="k", operation="o")
+        assert heard == [("key_released", None, "tests.leases.Broken")]
 
     def test_a_duplicate_of_running_work_conflicts(self, heard: Heard, in_threads: Any) -> None:
         """It is told by the duplicate, while the first is at work."""

@@ -20,6 +20,7 @@ from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_i
 from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.claims import a_claim
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -316,6 +317,22 @@ def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture)
     assert [record["event"] for record in told] == ["completed", "recovery"]
     assert (told[1]["outcome"], told[1]["operation"]) == ("completed", "POST pay/reconcile")
     assert [record["key_reference"] for record in told] == [row().reference] * 2
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.usefixtures("doubt")
+def test_on_another_database() -> None:
+    """Its keys only, and its trail."""
+    create_key(operation="POST pay/reconcile", in_doubt=["charge"], using="other")
+    HOOKS["reconcile"] = records
+    result, (asked,) = recover(using="other")
+    assert (result.left, asked.outcome) == (1, "left")
+    other = IdempotencyKey.objects.using("other").get()
+    assert [made.by for made in decisions_of(other)] == ["recover_idempotency_keys"]
+    assert row().attempt == 1
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    assert recover(using="other")[0] == Recovered(completed=1, failed=0, left=0, complete=True)
+    assert row().status == "failed"
 
 
 class TestADatabaseError:

@@ -145,6 +145,19 @@ def test_an_empty_table_is_nothing_to_give_up(settings: Any) -> None:
     assert cleanup_idempotency_keys().given_up == 0
 
 
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_on_another_database(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its keys only, with its steps."""
+    settings.IDEMPOTENCY = {"UNSETTLED_TTL": 0}
+    make_leased("in doubt", "failed", doubt=True, using="other")
+    assert cleanup_idempotency_keys(using="default").given_up == 0
+    make_leased("another one", "failed", doubt=True)
+    assert cleanup_idempotency_keys(using="other").given_up == 1
+    assert [vars(record)["in_doubt"] for record in caplog.records] == [["call"]]
+    assert not IdempotencyKey.objects.using("other").exists()
+    assert keys() == {"another one"}
+
+
 @pytest.mark.only_on("postgresql", "mysql")
 @pytest.mark.django_db(transaction=True)
 def test_a_key_that_is_being_resolved_is_passed_over(settings: Any, in_threads: Any) -> None:

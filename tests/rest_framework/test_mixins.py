@@ -18,7 +18,7 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent, signals
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed, same
@@ -204,3 +204,20 @@ def test_options_fall_through_the_classes() -> None:
     assert Off().get_idempotency_options() is None
     view = On()
     assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (200, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_exception_without_an_answer_is_told_as_a_release(post: Post) -> None:
+    """The REST framework raises it again."""
+    told: list[Any] = []
+
+    def receive(identity: Any, using: str, reason: str, **kwargs: Any) -> None:
+        told.append((identity.key, using, reason))
+
+    signals.key_released.connect(receive)
+    try:
+        with pytest.raises(RuntimeError, match="bug"):
+            post("/fails/?error=bug", key="bug-1")
+    finally:
+        signals.key_released.disconnect(receive)
+    assert told == [("bug-1", "default", "RuntimeError")]
