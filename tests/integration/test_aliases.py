@@ -16,6 +16,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import lookups
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted
@@ -56,7 +57,11 @@ def in_doubt() -> IdempotencyKey:
 
 
 def test_a_person_releases(in_doubt: IdempotencyKey) -> None:
+    """The trail keeps the call that was in doubt."""
     release_for_retry(in_doubt.pk, attempt=in_doubt.attempt, using="other")
+    in_doubt.refresh_from_db()
+    (made,) = decisions_of(in_doubt)
+    assert [step["name"] for step in made.steps] == ["charge"]
     assert run_once(lambda operation: operation.attempt, **HELD).value == 2
 
 
