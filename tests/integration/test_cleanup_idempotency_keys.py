@@ -74,6 +74,7 @@ class TestCommand:
         """No time at all still does one batch."""
         make_keys(5)
         assert run("--batch-size", "2", "--max-seconds", "0").startswith("Deleted 2 ")
+        assert run("--batch-size", "1", "--max-seconds", "600").startswith("Deleted 3 ")
 
     def test_verbosity_2_shows_progress(self) -> None:
         """A line for each batch."""
@@ -87,6 +88,8 @@ class TestCommand:
         [
             (["--database", "nowhere"], "There is no database 'nowhere'. Known are: default, other."),
             (["--batch-size", "0"], "batch_size must be at least 1, not 0."),
+            (["--max-batches", "0"], "max_batches must be at least 1, not 0."),
+            (["--max-seconds", "-1"], "max_seconds must be at least 0, not -1.0."),
             (["--pause", "-1"], "pause must be at least 0, not -1.0."),
         ],
     )

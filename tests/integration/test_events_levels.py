@@ -10,6 +10,8 @@ from uuid import uuid4
 import pytest
 
 from django_idempotency.maintenance.resolution import release_for_retry
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 
@@ -37,6 +39,20 @@ def test_a_doubt_is_one_error_however_often_the_client_retries(post: Post, caplo
         assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
         assert held(caplog) == ["ERROR", "INFO", "INFO"] * attempt
         release_for_retry(row().pk, attempt=attempt)
+
+
+def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The view was leased once. A later attempt is news, and the record names the object."""
+    caplog.set_level(logging.INFO, "django_idempotency")
+    create_key("k", operation="changed", half_done={"charge": 1})
+    IdempotencyKey.objects.update(resource_type="shop.order", resource_id="59")
+    for attempt in (7, 8):
+        IdempotencyKey.objects.update(attempt=attempt)
+        assert [post("/changed/atomic", key="k").status_code for _ in range(2)] == [409, 409]
+    assert held(caplog) == ["ERROR", "INFO"] * 2
+    assert [vars(record)["resource_id"] for record in caplog.records if hasattr(record, "resource_id")] == ["59"] * 4
 
 
 def test_what_is_remembered_is_bounded(

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, maintenance
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key, find_resource, in_doubt, in_flight, stuck
+from django_idempotency.maintenance.lookups import harmless
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 
@@ -76,6 +77,7 @@ def one_of_each() -> None:
         (in_flight, {"live", "live in a call"}),
         (stuck, {"stuck", "stuck in a call"}),
         (in_doubt, {"stuck in a call", "failed in a call"}),
+        (harmless, {"stuck"}),
     ],
 )
 def test_keys_by_their_state(find: Find, expected: set[str]) -> None:
