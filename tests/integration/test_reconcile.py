@@ -79,6 +79,13 @@ def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
     assert IdempotencyKey.objects.get().status == "in_progress"  # it waits for its lease
 
 
+def test_the_row_says_that_it_holds() -> None:
+    """The admin and the commands warn of a release: without `reconcile`, nobody would be asked."""
+    with pytest.raises(Broken):
+        pay(lambda operation: operation.call("charge", breaks), lambda operation: None)
+    assert IdempotencyKey.objects.get().policy == "hold"
+
+
 @pytest.mark.usefixtures("doubt")
 def test_without_reconcile_it_stays_held() -> None:
     with pytest.raises(OutcomeUnknown):
