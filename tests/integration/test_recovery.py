@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.http import HttpResponse
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency import IdempotencyConfigurationError, LeaseLost
 from django_idempotency.engine.execution.recovering import take_over
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
@@ -373,35 +373,6 @@ class TestADatabaseError:
         """With the command to run."""
         with instead(*NO_TABLE), pytest.raises(IdempotencyConfigurationError, match=r"python manage\.py migrate$"):
             take_over(store_for("default"), a_claim(lease=60.0), 1)
-
-
-class TestOnce:
-    @pytest.fixture
-    def broken(self) -> Any:
-        @once(scope="s", key=lambda: "k", operation="once.pay", lease=60, reconcile=lambda operation: self.returned)
-        def pay(*, operation: Any) -> Any:
-            return operation.call("charge", GATEWAY.charge, "key")
-
-        GATEWAY.after = breaks
-        with pytest.raises(Broken):
-            pay()
-        return pay
-
-    def test_a_decorated_function_is_found(self, broken: Any) -> None:
-        """Its reconcile returns a Result, which the next call gets."""
-        self.returned: Any = Result({"id": 1}, replayed=False)
-        assert only().outcome == "completed"
-        assert broken() == {"id": 1}
-
-    def test_another_value_is_refused(self, broken: Any) -> None:
-        self.returned = {"id": 1}
-        assert "return Result(value, replayed=False)" in only().reason
-
-    def test_an_unknown_operation_is_left(self, broken: Any) -> None:
-        """run_once cannot be found."""
-        IdempotencyKey.objects.update(operation="gone.pay")
-        asked = only()
-        assert (asked.outcome, "run_once without the decorator cannot be found" in asked.reason) == ("left", True)
 
 
 def test_nothing_needs_attention() -> None:
