@@ -354,6 +354,15 @@ class TestOnce:
         assert run_once(place, scope="s", key="k").value == ["k", 1]
         assert (row().operation, row().resource_id) == ("tests.integration.test_about.place", "59")
 
+    @pytest.mark.django_db(transaction=True)
+    def test_a_replay_names_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "django_idempotency")
+        for _ in range(2):
+            run_once(place, scope="s", key="k")
+        records = [vars(record) for record in caplog.records]
+        fields = [(record["event"], record["resource_id"]) for record in records]
+        assert fields == [("completed", "59"), ("replayed", "59")]
+
     def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
         assert run_once(with_default, scope="s", key="k").value == "mine"
 

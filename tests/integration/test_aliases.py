@@ -18,7 +18,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, granted
 from tests.servers import eventually
 
@@ -107,6 +107,22 @@ def test_a_retry_of_a_leased_key_claims_in_a_transaction_of_its_alias() -> None:
     with connections["other"].execute_wrapper(look):
         assert run_once(lambda operation: operation.attempt, **options).value == 2
     assert seen == {(0, 0), (0, 1)}
+
+
+@pytest.mark.only_on("mysql")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_a_call_begins_in_a_transaction_of_its_alias() -> None:
+    """InnoDB locks the key before it adds the step. A takeover cannot come between the two."""
+    seen: list[tuple[int, int]] = []
+
+    def look(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("INSERT") and IdempotencyStep._meta.db_table in sql:
+            seen.append(depths())
+        return execute(sql, *args)
+
+    with connections["other"].execute_wrapper(look), pytest.raises(OSError, match="hung up"):
+        run_once(charge, **HELD)
+    assert seen == [(0, 1)]
 
 
 @pytest.mark.parametrize("leased", [False, True])
