@@ -42,6 +42,7 @@ def heard() -> Iterator[Heard]:
     def receiver(name: str) -> Callable[..., None]:
         def receive(sender: Any, attempt: Any, reason: Any, **kwargs: Any) -> None:
             assert sender is IdempotencyKey
+            assert kwargs["identity"] is not None
             assert kwargs["using"] == "default"
             assert not connection.in_atomic_block
             told.append((name, attempt, reason))

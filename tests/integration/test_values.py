@@ -57,3 +57,18 @@ def test_what_a_person_closed_it_with_is_its_value() -> None:
     for body, value in ((b"refunded by hand", "refunded by hand"), (b"\xff", "\ufffd"), (None, "")):
         IdempotencyKey.objects.update(body=body)
         assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_instance_is_fetched_from_its_own_database() -> None:
+    """Where another database has another object under the same number."""
+    Order.objects.create(pk=7, reference="not this one")
+
+    def work() -> Order:
+        return Order.objects.using("other").create(pk=7, reference="this one")
+
+    answers = [run_once(work, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [(answer.value.reference, answer.replayed) for answer in answers] == [
+        ("this one", False),
+        ("this one", True),
+    ]
