@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
-from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
+from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once, signals
 from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
@@ -21,6 +21,7 @@ from django_idempotency.maintenance.resolution import close_with, record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, granted
 from tests.servers import eventually
+from tests.shopapp.models import Order
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 HELD: dict[str, Any] = {
@@ -212,3 +213,36 @@ def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
     IdempotencyKey.objects.using("other").update(locked_until=past)
     assert (len(lookups.stuck(using="other")[:2]), len(lookups.in_doubt(using="other")[:2])) == (2, 2)
     assert (lookups.stuck(using="other").count(), lookups.in_doubt(using="other").count()) == (3, 3)
+
+
+def test_a_server_error_rolls_its_alias_back() -> None:
+    """What the view has written there, and the claim."""
+
+    @idempotent(using="other")
+    def view(request: HttpRequest) -> HttpResponse:
+        Order.objects.using("other").create()
+        return HttpResponse(status=503)
+
+    assert view(RequestFactory().post("/", headers={"Idempotency-Key": "k"})).status_code == 503
+    assert not Order.objects.using("other").exists()
+    assert not IdempotencyKey.objects.using("other").exists()
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_an_event_waits_for_the_commit_of_its_alias() -> None:
+    """And is not told if that one is rolled back."""
+    told: list[str] = []
+
+    def receive(identity: Any, **kwargs: Any) -> None:
+        told.append(identity.key)
+
+    signals.key_completed.connect(receive)
+    try:
+        for key, rolls_back in (("kept", False), ("rolled-back", True)):
+            with transaction.atomic(using="other"):
+                run_once(depths, scope="s", key=key, using="other")
+                assert key not in told
+                transaction.set_rollback(rolls_back, using="other")
+    finally:
+        signals.key_completed.disconnect(receive)
+    assert told == ["kept"]
