@@ -6,9 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.dispatch import Signal
+
 from django_idempotency import signals
 
 REFUSED = ("missing", "invalid", "replay_refused", "busy")
+
+
+@contextmanager
+def heard(*sent: Signal) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of each time that one of these signals is sent, oldest first."""
+    told: list[dict[str, Any]] = []
+
+    def receive(**arguments: Any) -> None:
+        told.append(arguments)
+
+    for signal in sent:
+        signal.connect(receive)
+    try:
+        yield told
+    finally:
+        for signal in sent:
+            signal.disconnect(receive)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from django_idempotency import (
 )
 from django_idempotency.keys import derived_key, key_reference
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.heard import heard
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
@@ -203,21 +204,10 @@ class TestReferTo:
     def test_events_and_log_records_name_it(self, post: Post, caplog: pytest.LogCaptureFixture, where: str) -> None:
         """The outcome and each replay: `resource` of the signal, two fields of the record."""
         caplog.set_level(logging.INFO, "django_idempotency")
-        got: list[Any] = []
-
-        def receive(sender: Any, resource: Any, **kwargs: Any) -> None:
-            got.append(resource)
-
-        sent = [signals.key_completed, signals.key_replayed]
-        for signal in sent:
-            signal.connect(receive)
-        try:
+        with heard(signals.key_completed, signals.key_replayed) as told:
             seen(post, where, lambda operation: operation.refer_to("shop.order", "59"))
             assert post(where).headers["Idempotency-Replayed"] == "true"
-        finally:
-            for signal in sent:
-                signal.disconnect(receive)
-        assert got == [("shop.order", "59")] * 2
+        assert [event["resource"] for event in told] == [("shop.order", "59")] * 2
         records = [vars(record) for record in caplog.records]
         fields = [(record["event"], record["resource_type"], record["resource_id"]) for record in records]
         assert fields == [("completed", "shop.order", "59"), ("replayed", "shop.order", "59")]

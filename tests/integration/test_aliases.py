@@ -20,6 +20,7 @@ from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, granted
+from tests.heard import heard
 from tests.servers import eventually
 from tests.shopapp.models import Order
 
@@ -231,18 +232,10 @@ def test_a_server_error_rolls_its_alias_back() -> None:
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_an_event_waits_for_the_commit_of_its_alias() -> None:
     """And is not told if that one is rolled back."""
-    told: list[str] = []
-
-    def receive(identity: Any, **kwargs: Any) -> None:
-        told.append(identity.key)
-
-    signals.key_completed.connect(receive)
-    try:
+    with heard(signals.key_completed) as told:
         for key, rolls_back in (("kept", False), ("rolled-back", True)):
             with transaction.atomic(using="other"):
                 run_once(depths, scope="s", key=key, using="other")
-                assert key not in told
+                assert key not in [event["identity"].key for event in told]
                 transaction.set_rollback(rolls_back, using="other")
-    finally:
-        signals.key_completed.disconnect(receive)
-    assert told == ["kept"]
+    assert [event["identity"].key for event in told] == ["kept"]

@@ -25,6 +25,7 @@ from django_idempotency.maintenance import (
     stuck,
 )
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.heard import heard
 from tests.leases import breaks
 from tests.shopapp.models import Ledger, Order
 
@@ -107,18 +108,10 @@ def test_it_is_counted_and_listed_at_once(left: IdempotencyKey) -> None:
 
 def test_it_is_told_as_held() -> None:
     """Not as released: no retry runs again."""
-    told: list[Any] = []
-
-    def receive(identity: Any, using: str, reason: str, **kwargs: Any) -> None:
-        told.append((identity.key, using, reason))
-
-    signals.key_held.connect(receive)
-    try:
-        with pytest.raises(Died):
-            once(half)
-    finally:
-        signals.key_held.disconnect(receive)
-    assert told == [("k", "default", f"{__name__}.Died")]
+    with heard(signals.key_held) as told, pytest.raises(Died):
+        once(half)
+    (event,) = told
+    assert (event["identity"].key, event["using"], event["reason"]) == ("k", "default", f"{__name__}.Died")
 
 
 def test_a_cleanup_finds_what_nobody_has_noted(held: IdempotencyKey) -> None:

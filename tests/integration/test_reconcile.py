@@ -80,7 +80,7 @@ def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
 
 
 def test_the_row_says_that_it_holds() -> None:
-    """The admin and the commands warn of a release: without `reconcile`, nobody would be asked."""
+    """The admin and the commands read it. They ask for a look before such a key is released."""
     with pytest.raises(Broken):
         pay(lambda operation: operation.call("charge", breaks), lambda operation: None)
     assert IdempotencyKey.objects.get().policy == "hold"

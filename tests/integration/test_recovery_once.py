@@ -9,23 +9,20 @@ import pytest
 from django_idempotency import Result, once
 from django_idempotency.maintenance import Asked, recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
+from tests.integration.leased_urls import HOOKS, reconciled
 from tests.leases import Broken, breaks
 
 pytestmark = pytest.mark.django_db
-RETURNED: list[Any] = []
 
 
-def returned(operation: Any) -> Any:
-    return RETURNED[-1]
-
-
-@once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=returned)
+@once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=reconciled)
 def pay(work: Any, *, operation: Any) -> Any:
     return operation.call("charge", work)
 
 
 @pytest.fixture(autouse=True)
 def _doubt() -> None:
+    HOOKS.clear()
     with pytest.raises(Broken):
         pay(breaks)
 
@@ -39,13 +36,13 @@ def recover() -> Asked:
 
 def test_a_decorated_function_is_found() -> None:
     """Its reconcile returns a Result, which the next call gets."""
-    RETURNED.append(Result({"id": 1}, replayed=False))
+    HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
     assert recover().outcome == "completed"
     assert pay(breaks) == {"id": 1}
 
 
 def test_another_value_is_refused() -> None:
-    RETURNED.append({"id": 1})
+    HOOKS["reconcile"] = lambda operation: {"id": 1}
     assert "return Result(value, replayed=False)" in recover().reason
 
 

@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent, signals
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
+from tests.heard import heard
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
@@ -209,15 +210,7 @@ def test_options_fall_through_the_classes() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_an_exception_without_an_answer_is_told_as_a_release(post: Post) -> None:
     """The REST framework raises it again."""
-    told: list[Any] = []
-
-    def receive(identity: Any, using: str, reason: str, **kwargs: Any) -> None:
-        told.append((identity.key, using, reason))
-
-    signals.key_released.connect(receive)
-    try:
-        with pytest.raises(RuntimeError, match="bug"):
-            post("/fails/?error=bug", key="bug-1")
-    finally:
-        signals.key_released.disconnect(receive)
-    assert told == [("bug-1", "default", "RuntimeError")]
+    with heard(signals.key_released) as told, pytest.raises(RuntimeError, match="bug"):
+        post("/fails/?error=bug", key="bug-1")
+    (event,) = told
+    assert (event["identity"].key, event["using"], event["reason"]) == ("bug-1", "default", "RuntimeError")
