@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
 from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from rest_framework import parsers, permissions, renderers, serializers, status, throttling
@@ -63,6 +64,13 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
     @action(detail=False, methods=["get"])
     def state(self, request: Any) -> Response:
         return Response({"atomic": connection.in_atomic_block})
+
+
+class FailsAfterCommit(IdempotencyMixin, APIView):
+    def post(self, request: Any) -> Response:
+        created = Order.objects.create()
+        transaction.on_commit(lambda: get_object_or_404(Ledger, pk=0))
+        return Response({"id": created.pk}, status=201)
 
 
 class Fails(IdempotencyMixin, APIView):
@@ -197,6 +205,7 @@ router = SimpleRouter()
 router.register("orders", OrderViewSet)
 urlpatterns = [
     path("", include(router.urls)),
+    path("fails/after/commit/", FailsAfterCommit.as_view()),
     path("fails/", Fails.as_view()),
     path("guarded/", Guarded.as_view()),
     path("decorated/", Decorated.as_view()),

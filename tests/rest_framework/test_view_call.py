@@ -73,6 +73,14 @@ def test_an_unknown_exception_goes_on_and_the_handler_is_asked_once(post: Post) 
     assert not IdempotencyKey.objects.exists()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_an_error_after_commit_is_no_answer_of_the_handler(post: Post) -> None:
+    """The order is there: the 404 is told, as without us, and not kept."""
+    first, retry = (post("/fails/after/commit/") for _ in range(2))
+    assert (first.status_code, retry.status_code, replayed(retry)) == (404, 201, "true")
+    assert Order.objects.count() == 1
+
+
 @pytest.mark.only_on("postgresql", "mysql")  # on SQLite nobody overtakes a writer
 @pytest.mark.django_db(transaction=True)
 def test_whoever_completes_the_key_after_the_rollback_is_answered(post: Post, in_threads: Any) -> None:

@@ -38,7 +38,8 @@ UNDEFINED = frozenset({"42P01", "42703"})
 """undefined_table, undefined_column"""
 OUT_OF_SHARED_MEMORY = "53200"
 COUNTED_EVERY = 256
-"""How often a transaction of many claims counts its locks: by the id of the claimed row. A count takes milliseconds."""
+"""One of so many claims of a caller's transaction counts its locks, chosen by the hash of the key: every count takes
+milliseconds. The row's id would not do, because a sequence may give odd numbers only."""
 LOCKS_SQL = (
     "SELECT count(*), current_setting('max_locks_per_transaction')::bigint "
     "* (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) "
@@ -72,7 +73,7 @@ class PostgreSQLStore(PostgreSQLCleanup):
         outcome = self._claim_in_few_round_trips(wanted) or super().claim(wanted)
         if isinstance(outcome, Conflicted) and wanted.wait:
             outcome = self._wait(wanted)
-        if isinstance(outcome, Claimed) and outcome.id % COUNTED_EVERY == 0 and self._is_inside_a_job():
+        if isinstance(outcome, Claimed) and wanted.identity.key_hash % COUNTED_EVERY == 0 and self._is_inside_a_job():
             self._refuse_too_many_locks()
         return outcome
 
