@@ -15,7 +15,7 @@ from ..engine.conf import Idempotency, resolve
 from ..engine.declare.once import decorated
 from ..engine.execution.once import final_result
 from ..engine.protocol.outcomes import Finished
-from ..engine.request.view_call import final
+from ..engine.request.view_call import found
 from .listing import declarations_of, methods_of
 from .routes import Route, routes
 
@@ -116,7 +116,7 @@ def _of_route(route: Route) -> Iterator[tuple[str, _Declared]]:
 def _final_response(
     answer: Callable[[Any], HttpResponseBase], options: Idempotency, returned: Any
 ) -> Finished[HttpResponseBase]:
-    return final(answer(returned), options)
+    return found(answer(returned), options)
 
 
 def _judged(operation: str, found: list[_Declared]) -> Recoverable | Unrecoverable:

@@ -371,6 +371,17 @@ def test_a_body_that_somebody_has_consumed_is_an_error() -> None:
     assert posting_to_a_view(fingerprint=None)(consumed=True).status_code == 200
 
 
+def test_a_path_in_another_urlconf_is_another_request(rf: RequestFactory) -> None:
+    """A middleware has chosen it by the host. Else one host's view would get the answer of another's."""
+    fingerprints = []
+    for urlconf in (None, "billing.urls", "shipping.urls", "shipping.urls"):
+        request = rf.post("/orders/")
+        if urlconf:
+            request.urlconf = urlconf
+        fingerprints.append(fingerprint_of(request, resolve(), request))
+    assert (len(set(fingerprints)), fingerprints[2] == fingerprints[3]) == (3, True)
+
+
 def test_a_consumed_body_that_no_parser_takes_is_an_error(rf: RequestFactory) -> None:
     """There are no bytes left to compare."""
     request = rf.post("/", b"x", content_type="text/x")

@@ -11,7 +11,8 @@ from django.db import connection
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import get_operation
+from django_idempotency import IdempotencyConfigurationError, get_operation
+from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS, LEASE
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -308,6 +309,16 @@ class TestReconcile:
         with pytest.raises(Broken):
             post("/pay/reconcile")
         assert (row().status, GATEWAY.calls) == ("failed", 1)
+        HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
+        assert post("/pay/reconcile").content == b"now we know"
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_an_answer_that_is_not_final_is_an_error(self, post: Post, in_doubt: None, status: int) -> None:
+        """The gateway cannot be asked now. Kept, the answer would be replayed for ever, and nobody would ask again."""
+        HOOKS["reconcile"] = lambda operation: HttpResponse(status=status)
+        with pytest.raises(IdempotencyConfigurationError, match=f"answered {status}, which is not final"):
+            post("/pay/reconcile")
+        assert needs_attention().count() == 1
         HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
 

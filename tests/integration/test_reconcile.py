@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_idempotency import IdempotencyConfigurationError, Operation, OutcomeUnknown, Result, run_once
+from django_idempotency import IdempotencyConfigurationError, Operation, OutcomeUnknown, Result, get_operation, run_once
+from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
-from tests.leases import Broken, breaks
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, row
 
 pytestmark = pytest.mark.django_db
 
@@ -52,6 +54,26 @@ def test_a_call_that_it_makes_in_vain_is_in_doubt() -> None:
         return [operation.in_doubt, operation.call("refund", lambda: "refunded"), operation.in_doubt]
 
     assert pay(view, refund) == [["refund"], "refunded", []]
+
+
+@pytest.mark.parametrize(("status", "final"), [(402, False), (202, True)])
+@pytest.mark.urls("tests.integration.leased_urls")
+def test_a_view_that_catches_a_timeout_cannot_refuse(post: Any, status: int, final: bool) -> None:
+    """A kept "payment failed" would hide a charge that has taken effect. With a 2xx the view says that it knows."""
+    GATEWAY.reset()
+    GATEWAY.after = breaks
+
+    def view(request: Any) -> str:
+        operation = get_operation(request)
+        with pytest.raises(Broken):
+            operation.call("charge", GATEWAY.charge, "k")
+        return "caught"
+
+    HOOKS.update(view=view)
+    answers = [post(f"/hooked/hold?status={status}") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status, status if final else 409]
+    assert (needs_attention().count(), len(GATEWAY.charges)) == (0 if final else 1, 1)
+    assert final or row().last_error == "The view answered 402, with a call in doubt: charge."
 
 
 @pytest.mark.usefixtures("doubt")

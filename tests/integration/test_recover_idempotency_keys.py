@@ -65,6 +65,14 @@ def test_reconcile_raises() -> None:
     assert failing("--older-than=0")[1] == 1
 
 
+def test_reconcile_does_not_know_yet() -> None:
+    """Its 503 is not the end of the operation: the next run asks again."""
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=503)
+    assert failing("--older-than=0")[1] == 1
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
+    assert run().endswith("Completed 1 idempotency key. Need attention: 0.\n")
+
+
 @pytest.mark.parametrize(
     "arguments", [["--database=gone"], ["--limit=0"], ["--import=tests.gone"], ["--urlconf=tests.gone"]]
 )

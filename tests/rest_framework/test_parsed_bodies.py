@@ -119,6 +119,12 @@ def test_two_empty_forms_are_equal(client: Any) -> None:
     assert [answer.status_code for answer in answers] == [201, 201]
 
 
+@pytest.mark.parametrize(("depth", "status"), [(4, 201), (6, 422)])
+def test_a_body_that_stands_for_millions_is_compared_by_its_bytes(send: Any, depth: int, status: int) -> None:
+    """A few bytes of YAML are as heavy as one likes, by its aliases."""
+    assert send(f"9 {depth}", f"9 {depth}", f"9  {depth}", content_type="application/x-aliases") == [201, 201, status]
+
+
 @pytest.mark.parametrize(("length", "status"), [(131_000, 201), (132_000, 422)])
 @pytest.mark.parametrize(
     ("content_type", "one", "two"), [(JSON, '{"a":1,"b":"%s"}', '{"b":"%s","a":1}'), (FORM, "a=1&b=%s", "b=%s&a=1")]

@@ -79,11 +79,27 @@ def test_a_scheme_that_changes_with_each_request_is_refused(
     assert "change with each request" in answers[0].json()["detail"]
     assert (caller_urls.RUNS, IdempotencyKey.objects.count()) == ([], 0)
     (record,) = [record for record in caplog.records if record.name == "django_idempotency"]
+    name = value.split()[0].lower()
+    known = next((family for family in ("aws4", "hmac") if family in name), name)
     assert record.getMessage() == (
-        f"POST plain refused an idempotency key: the Authorization scheme {value.split()[0]!r} changes with each "
+        f"POST plain refused an idempotency key: the Authorization scheme {known!r} changes with each "
         "request, so it does not identify a caller who retries. Set request.user before the view, or pass "
         "scope=callable(request)."
     )
+
+
+def test_a_client_that_makes_up_schemes_does_not_fill_the_log(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    """They are of one family, and told once."""
+    with caplog.at_level(logging.WARNING, "django_idempotency"):
+        answers = [post("/plain", headers={"Authorization": f"hmac{number} a"}) for number in range(5)]
+    assert [answer.status_code for answer in answers] == [403] * 5
+    assert len([record for record in caplog.records if record.name == "django_idempotency"]) == 1
+
+
+def test_a_token_without_a_scheme_may_have_any_letters(rf: RequestFactory) -> None:
+    """In one of 1,300 long tokens, the letters of HMAC follow each other somewhere."""
+    tokens = ("eyJhbGciOi.JhMAcXY.abc", "aws4you", "scram-bled")
+    assert len({scope(rf, Authorization=token) for token in tokens} - {"anonymous", None}) == 3
 
 
 def test_a_changing_credential_is_no_matter_where_the_caller_is_known(client: Client, post: Post) -> None:
@@ -193,6 +209,16 @@ def test_a_clients_token_is_scoped_by_the_client(access_token: Any) -> None:
     both = auth_scope(access_token(pk=4, application_id=5, user_id=7))
     assert both == "application:auth.Group:5+user:auth.User:7"
     assert auth_scope(access_token(pk=4, user_id=7)) == "user:auth.User:7"
+
+
+def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:
+    """The REST framework's token is its own primary key. A user's name is no secret."""
+    pytest.importorskip("rest_framework")
+    from rest_framework.authtoken.models import Token
+
+    scopes = [auth_scope(Token(key=key)) for key in ("s3cret", "s3cret", "other")]
+    assert (scopes[0] == scopes[1], scopes[0] == scopes[2], "s3cret" in scopes[0]) == (True, False, False)
+    assert auth_scope(User(pk=7)) == "user:auth.User:7"
 
 
 def test_a_token_of_nobody_is_refused(access_token: Any) -> None:

@@ -18,11 +18,15 @@ from ..conf import Idempotency, get_settings, meta_name
 
 BARE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
 """Names of Authorization schemes. Such a name alone, without a credential, identifies no caller."""
-CHANGING_SCHEMES = re.compile(
-    r"aws|aws4.*|.*hmac.*|scram-.*"
-    r"|concealed|digest|dpop|hawk|hoba|mac|mutual|negotiate|ntlm|oauth|privatetoken|sharedkey|signature|vapid"
+CHANGING_SCHEMES = frozenset(
+    {
+        *("aws", "concealed", "digest", "dpop", "hawk", "hoba", "mac", "mutual", "negotiate", "ntlm", "oauth"),
+        *("privatetoken", "sharedkey", "signature", "vapid"),
+    }
 )
 """Authorization schemes whose value is new in each request, in lower case. A retry would have another scope."""
+CHANGING_FAMILIES = re.compile(r"(aws4).*|.*(hmac).*|(scram)-.*")
+"""More of them. A value without white space is no scheme but a token, in which these letters stand by chance."""
 ANONYMOUS = "anonymous"
 UNKNOWN = object()
 """Stands for an attribute that is not there."""
@@ -32,7 +36,7 @@ class ChangingCredential(Exception):
     """The client sent a credential that is new in each request, so the credential does not identify a retry.
 
     Attributes:
-        scheme: the Authorization scheme, as the client spelled it.
+        scheme: the Authorization scheme in lower case, or what the names of its family share.
     """
 
     def __init__(self, scheme: str) -> None:
@@ -92,7 +96,12 @@ def auth_scope(auth: Any) -> str:
             f"request.auth is of type {type(auth).__qualname__!r}, which does not tell who is calling. Return a "
             "user, a model instance or the token from the authenticator, or pass scope=callable(request)."
         )
-    return _client_scope(auth) if _is_access_token(auth) else account_scope(auth)
+    if _is_access_token(auth):
+        return _client_scope(auth)
+    scope = account_scope(auth)
+    # Some models of tokens have the token itself as their primary key: the REST framework's own, and sessions.
+    is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
+    return credential_scope("auth", scope) if is_secret else scope
 
 
 def _client_scope(token: Model) -> str:
@@ -188,11 +197,14 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
 def _authorization(value: str) -> str:
     """The value of `Authorization` with its scheme in lower case. Empty if it holds no credential."""
     scheme, *rest = value.split(maxsplit=1)
-    if CHANGING_SCHEMES.fullmatch(scheme.lower()):
-        raise ChangingCredential(scheme)
-    if rest:
-        return f"{scheme.lower()} {rest[0]}"
-    return "" if scheme.lower() in BARE_SCHEMES else scheme  # a token without a scheme
+    name = scheme.lower()
+    if name in CHANGING_SCHEMES:
+        raise ChangingCredential(name)
+    if not rest:
+        return "" if name in BARE_SCHEMES else scheme  # a token without a scheme
+    if family := CHANGING_FAMILIES.fullmatch(name):
+        raise ChangingCredential(next(filter(None, family.groups())))
+    return f"{name} {rest[0]}"
 
 
 def _form_secret(request: Any) -> str | None:

@@ -64,6 +64,23 @@ def plain(value: Any) -> Any:
     return _tagged(value)
 
 
+def is_heavier(value: Any, limit: int) -> bool:
+    """Whether a parser's value has more characters and items than this, each counted wherever it occurs.
+
+    Aliases of YAML share what they name, so a few bytes can stand for millions. `plain` would write out each of them.
+    """
+    waiting = [value]
+    while waiting and limit >= 0:
+        item = waiting.pop()
+        limit -= 1 + (len(item) if isinstance(item, (str, bytes, list, tuple, dict)) else 0)
+        if limit >= 0 and isinstance(item, dict):
+            waiting += item
+            waiting += item.values()
+        elif limit >= 0 and isinstance(item, (list, tuple)):
+            waiting += item
+    return limit < 0
+
+
 def _plain_name(name: Any) -> str:
     return escaped(name) if isinstance(name, str) else f"{TAG}{type(name).__name__}:{name!r}"
 

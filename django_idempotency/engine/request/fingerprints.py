@@ -22,7 +22,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Fingerprint
 from ..protocol.digests import digest, digest_of_chunks
 from .bodies import CHUNK, open_body
-from .canonical import TAG, Digest, Number, canonical, described_file, escaped, plain, uploaded
+from .canonical import TAG, Digest, Number, canonical, described_file, escaped, is_heavier, plain, uploaded
 from .selection import only, selected
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ MAX_PARSED_BYTES = 128 * 1024
 """A larger JSON or form body is compared by its bytes. Parsed, a form of `%41%41…` takes 85 times its size, and JSON up
 to 40 times. So a body of this size costs at most 11 MiB and 20 ms; the 2.5 MiB that Django accepts would cost 200 MiB.
 A constant: a setting that changes would give a retry another fingerprint."""
+MAX_PARSED_WEIGHT = 2 * MAX_PARSED_BYTES
+"""What a framework's parser makes of such a body is no heavier (`is_heavier`), unless it shares or unpacks items."""
 MAX_EMPTY_FORM = 128
 """A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
@@ -68,6 +70,7 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").encode(), request.get_full_path().encode()
+    method += _urlconf(request)
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
@@ -94,6 +97,13 @@ def _payload(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], 
         return _parsed(request, body, parsed)
     except Unparsable:
         return Digest(_bytes_digest(body))
+
+
+def _urlconf(request: HttpRequest) -> bytes:
+    """The URLconf that a middleware has chosen, such as one for each host: one path may be two views. Else empty."""
+    chosen: Any = getattr(request, "urlconf", None)
+    name = getattr(chosen, "__name__", chosen)
+    return f" {name}".encode() if isinstance(name, str) else b""
 
 
 def _parameters(request: HttpRequest) -> bytes:
@@ -136,17 +146,22 @@ def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], A
     """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else raises `Unparsable`."""
     content_type = (request.content_type or "").lower()
     is_multipart = content_type == "multipart/form-data"
+    is_json = content_type == "application/json" or content_type.endswith("+json")
     if body is not None and not is_multipart:
         _refuse_large(body)
     if parsed is not None:
-        return _read_by_framework(request, body, parsed(), is_multipart=is_multipart)
+        data = parsed()
+        # JSON shares nothing. An upload cannot be compared by its bytes, and Django limits its fields.
+        if body is not None and not (is_json or is_multipart) and is_heavier(data, MAX_PARSED_WEIGHT):
+            raise Unparsable
+        return _read_by_framework(request, body, data, is_multipart=is_multipart)
     if is_multipart:
         return _multipart(request, body)
     if body is None:
         raise _consumed()
     if content_type == "application/x-www-form-urlencoded":
         return _urlencoded(body.read())
-    if content_type == "application/json" or content_type.endswith("+json"):
+    if is_json:
         return _json(body.read())
     raise Unparsable
 

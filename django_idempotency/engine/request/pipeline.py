@@ -97,11 +97,11 @@ def _wish(call: ViewCall) -> Wish:
     )
 
 
-@lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
+@lru_cache(maxsize=1024)  # once for each operation and known scheme: a client must not fill the log
 def _tell_developer(operation: str, scheme: str) -> None:
     with harmless():
         logger.warning(
-            "%s refused an idempotency key: the Authorization scheme %.40r changes with each request, so it does not "
+            "%s refused an idempotency key: the Authorization scheme %r changes with each request, so it does not "
             "identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
             operation,
             scheme,

@@ -102,7 +102,7 @@ class ViewCall:
             return None
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
-        return None if response is None else final(self.ready(response), self.options)
+        return None if response is None else found(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
         """Let the view find its operation, and `reconcile` its request."""
@@ -163,6 +163,16 @@ def rendered(response: Any) -> HttpResponseBase:
         done: HttpResponseBase = response.render()  # type: ignore[attr-defined]
         return done
     return response
+
+
+def found(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
+    """What `reconcile` has answered. Raises `IdempotencyConfigurationError` for an answer that is not final."""
+    if response.status_code >= 500 or not options.record(response):
+        raise IdempotencyConfigurationError(
+            f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
+            "yet, let it raise: the doubt remains, and the next retry asks again."
+        )
+    return final(response, options)
 
 
 def final(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:

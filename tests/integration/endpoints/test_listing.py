@@ -191,6 +191,7 @@ class TestWalker:
         }
         views = [
             "Fails",
+            "FailsAfterCommit",
             "Guarded",
             "Decorated",
             "function",
