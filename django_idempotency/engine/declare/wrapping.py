@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 
+from ..execution.bridge import awaiting
 from ..request.pipeline import handle
 from ..request.view_call import ViewCall
 
@@ -44,7 +45,7 @@ def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..
                 raise asyncio.CancelledError
             return await view(*args, **kwargs)
 
-        call.view = update_wrapper(async_to_sync(unless_cancelled), view)
+        call.view = update_wrapper(awaiting(unless_cancelled), view)
         try:
             return await sync_to_async(handle)(call)
         except asyncio.CancelledError:

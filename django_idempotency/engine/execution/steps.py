@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from inspect import Parameter, isawaitable, iscoroutinefunction, signature
 from typing import Any
 
-from asgiref.sync import async_to_sync
-
 from ...exceptions import IdempotencyConfigurationError
+from .bridge import awaiting
 
 MAX_NAME = 100
 """Characters: the width of the column."""
@@ -30,7 +29,7 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        return async_to_sync(awaited)(result) if isawaitable(result) else result
+        return awaiting(awaited)(result) if isawaitable(result) else result
 
     plain.__wrapped__ = function  # type: ignore[attr-defined]  # its signature says whether it asks for the operation
     return plain
