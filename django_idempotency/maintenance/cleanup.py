@@ -97,8 +97,11 @@ def cleanup_idempotency_keys(
         count, not_before = store.purge(batch_size, not_before)
         return count
 
-    at_once = min(batch_size, FAILED_AT_ONCE)
-    unstuck, complete = _in_batches(store, lambda: fail_harmless(store, at_once), at_once, limits, lambda count: None)
+    def fail() -> int:
+        return fail_harmless(store, at_once, passed_over)
+
+    at_once, passed_over = min(batch_size, FAILED_AT_ONCE), set[int]()
+    unstuck, complete = _in_batches(store, fail, at_once, limits, lambda count: None)
     deleted = given_up = 0
     if complete:
         deleted, complete = _in_batches(store, purge, batch_size, limits, progress)

@@ -237,6 +237,19 @@ def test_a_raw_rollback_that_psycopg2_does_not_notice_is_an_error() -> None:
     assert_is_held(ends)
 
 
+@pytest.mark.skipif(connection.Database.__name__ != "psycopg", reason="about psycopg 3")
+def test_a_rollback_and_the_drivers_autocommit_are_an_error() -> None:
+    """psycopg 3 then sends no other BEGIN either."""
+
+    def ends() -> str:
+        connection.connection.rollback()
+        connection.connection.autocommit = True
+        Order.objects.create(reference="after")
+        return "done"
+
+    assert_is_held(ends)
+
+
 def pay(operation: Operation) -> Any:
     operation.write("order", half)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from django.utils import timezone
 
 from django_idempotency import NotDecryptable, get_operation, idempotent
+from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import OLD, everything
+from tests.claims import a_claim
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -101,6 +107,18 @@ def test_a_result_cannot_be_moved_to_another_step_or_key(post: Post) -> None:
     with pytest.raises(NotDecryptable, match="was encrypted for another place"):
         sent(post, "/leased", b"", "unlucky")
     assert list(IdempotencyStep.objects.values_list("name", flat=True)) == ["another"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_keys_that_cannot_be_decrypted_keep_no_other_key_stuck() -> None:
+    """A cleanup passes them over, also if they fill a batch."""
+    for number in range(3):
+        assert isinstance(store_for("default").claim_and_commit(a_claim(key=f"k{number}", lease=60)), Claimed)
+    hour = timedelta(hours=1)
+    IdempotencyKey.objects.update(locked_until=timezone.now() - 2 * hour, decisions="enc1:lost")
+    IdempotencyKey.objects.filter(key="k2").update(locked_until=timezone.now() - hour, decisions=None)
+    cleanup = cleanup_idempotency_keys(batch_size=2)
+    assert (cleanup.unstuck, cleanup.stuck, cleanup.complete) == (1, 2, True)
 
 
 @pytest.mark.parametrize("changed", [b"gAAAAAB", b"", b"\xff\x00", b"plain s3cret"])

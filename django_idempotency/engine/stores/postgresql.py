@@ -173,10 +173,12 @@ class PostgreSQLStore(PostgreSQLCleanup):
         return sqlstate(error) in UNDEFINED
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # psycopg 3 sends another BEGIN before the next statement. psycopg2 takes its own BEGIN for still in force.
-        # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
+        # psycopg 3 sends another BEGIN before the next statement, unless the view has switched its autocommit on.
+        # psycopg2 takes its own BEGIN for still in force. After a COMMIT that does no harm: the claim is committed, and
+        # the completion will find it.
         raw: Any = connection.connection
-        if raw is None or hasattr(raw, "pgconn") or connection.closed_in_transaction:
+        begins = hasattr(raw, "pgconn") and not raw.autocommit
+        if raw is None or begins or connection.closed_in_transaction:
             return False
         if raw.info.transaction_status != round_trips.IDLE:
             return False
