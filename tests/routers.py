@@ -24,3 +24,10 @@ class OtherIsAReplica:
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "default"
+
+
+class ReadsFromOther:
+    """What names no alias is read from `other`, as from a replica."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "other"

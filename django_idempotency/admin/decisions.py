@@ -17,8 +17,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
-from ..exceptions import NotDecryptable, NotResolvable
-from ..maintenance.decisions import RECORDED, decisions_of
+from ..exceptions import NotResolvable
+from ..maintenance.decisions import correctable
 from ..models import IdempotencyKey
 from .examples import past_result
 from .facts import Facts, facts_of
@@ -56,10 +56,7 @@ class Decision:
 
 def recordable(facts: Facts) -> list[str]:
     """Return the names of the steps in doubt, and of those whose result a person has recorded."""
-    try:
-        recorded = {made.detail for made in decisions_of(facts.row) if made.action in RECORDED}
-    except NotDecryptable:
-        recorded = set()
+    recorded = correctable(facts.row)
     return [*facts.doubts, *(name for name in facts.finished if name in recorded)]
 
 

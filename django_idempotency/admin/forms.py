@@ -8,15 +8,14 @@ from hashlib import sha256
 from typing import Any
 
 from django import forms
-from django.apps import apps
-from django.core.exceptions import ObjectDoesNotExist, ValidationError
-from django.utils.connection import ConnectionDoesNotExist
+from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.execution.values import encode_step
 from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import ResultNotStorable
+from ..maintenance.entered import is_envelope, json_value, row_of
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from .bodies import readable_json
 from .timeline import value_text
@@ -130,7 +129,7 @@ class RecordForm(DecisionForm):
             return
         value = self.cleaned_data["result"]
         try:
-            if _is_envelope(value) and not self._past_is_envelope():
+            if is_envelope(value) and not self._past_is_envelope():
                 raise ValidationError(
                     _("This is the envelope in which a result is kept. Enter only what stands inside “value”.")
                 )
@@ -164,7 +163,7 @@ class RecordForm(DecisionForm):
         return None if kept is None else json.loads(value_text(kept))
 
     def _past_is_envelope(self) -> bool:
-        return _is_envelope(self._past())
+        return is_envelope(self._past())
 
 
 class AnswerForm(DecisionForm):
@@ -211,31 +210,15 @@ class AnswerForm(DecisionForm):
 def parsed(text: str) -> Any:
     """Return the value of a JSON text. Raises `ValidationError`."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return json_value(text)
+    except ValueError as error:
         raise ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _is_envelope(value: Any) -> bool:
-    return isinstance(value, dict) and list(value) == ["value"]
-
-
 def _row_of(value: Any) -> Any:
-    """The model instance that a value names in the way in which results are shown, else the value itself."""
-    if not (isinstance(value, dict) and {"model", "pk"} <= set(value) <= {"model", "pk", "using"}):
-        return value
     try:
-        model = apps.get_model(str(value["model"]))
-    except (LookupError, ValueError):
-        return value
-    try:
-        rows = model._base_manager
-        return (rows.using(value["using"]) if value.get("using") else rows).get(pk=value["pk"])
-    except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
+        return row_of(value)
+    except LookupError as error:
         raise ValidationError(
             _("There is no %(model)s with the primary key %(pk)s.") % {"model": value["model"], "pk": value["pk"]}
         ) from error

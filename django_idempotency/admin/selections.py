@@ -86,7 +86,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, queryset: Keys, form: Dec
     resolved = 0
     for row in queryset.filter(seen).order_by("pk"):
         with transaction.atomic(using=queryset.db):
-            one = resolve_all(queryset.filter(pk=row.pk, attempt=row.attempt), decide, *needed, by=by, reason=reason)
+            one = resolve_all([row], decide, *needed, by=by, reason=reason)
             if one.resolved:
                 model_admin.log_change(request, row, done)
         resolved += one.resolved

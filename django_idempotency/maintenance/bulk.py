@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import NotResolvable
 
 if TYPE_CHECKING:
-    from django.db.models import QuerySet
-
     from ..models import IdempotencyKey
 
 
@@ -28,15 +26,18 @@ class Resolved:
 
 
 def resolve_all(
-    keys: QuerySet[IdempotencyKey], decision: Callable[..., None], *args: Any, by: str = "", reason: str = ""
+    keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, by: str = "", reason: str = ""
 ) -> Resolved:
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+
+    Decides about the rows as they were read, each at its attempt. A key whose attempt has changed since is refused. A
+    queryset that was read already is not asked again: list it first, and exactly the listed keys are decided about.
 
     Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). An error leaves the keys
     before it resolved.
 
     Args:
-        keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`.
+        keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
         args: what the decision needs: a step and its result, or a response.
         by, reason: who decides, and why. Kept with each key: see `maintenance.decisions`.
@@ -48,9 +49,9 @@ def resolve_all(
         ValueError, TypeError: as the decision does.
     """
     resolved = refused = 0
-    for row_id, attempt in list(keys.values_list("pk", "attempt")):
+    for key in keys:
         try:
-            decision(row_id, *args, attempt=attempt, by=by, reason=reason, using=keys.db)
+            decision(key.pk, *args, attempt=key.attempt, by=by, reason=reason, using=key._state.db)
         except NotResolvable:
             refused += 1
         else:

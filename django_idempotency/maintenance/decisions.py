@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.serializers.json import DjangoJSONEncoder
 
 from ..engine.stores.sealing import Row, seal, unseal
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyStep
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 def recorded_steps(row: Row, stored: str | None) -> set[str]:
     """Return the names of the steps whose result a person has recorded. Raises `NotDecryptable`."""
     return {decision.detail for decision in _read(row, stored) if decision.action in RECORDED}
+
+
+def correctable(key: IdempotencyKey) -> set[str]:
+    """Return the names of the steps whose result a person has recorded. Empty if the trail cannot be decrypted."""
+    try:
+        return recorded_steps(key, key.decisions)
+    except NotDecryptable:
+        return set()
 
 
 def with_decision(row: Row, stored: str | None, decision: Decision) -> str | None:

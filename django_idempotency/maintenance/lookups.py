@@ -144,6 +144,24 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     return _idle(using).filter(Q(status=Status.IN_PROGRESS) | HAS_EFFECTS)
 
 
+def undecided(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
+    """Find keys that are not completed, and that no worker holds under a lease: a decision about them is possible.
+
+    Reads no index of its own: narrow the keys down by their ids.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The rows, in no order.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    keys = _keys(using).exclude(status=Status.COMPLETED)
+    return keys.filter(Q(locked_until=None) | Q(locked_until__lte=database_clock(keys.db)))
+
+
 def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find stuck keys whose lease is over, and that have called nothing outside. A cleanup fails them.
 

@@ -81,3 +81,22 @@ def test_each_key_says_who_decided_and_why() -> None:
     resolve_all(in_doubt(), release_for_retry, by="ada", reason="the gateway was down")
     for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
         assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "the gateway was down")]
+
+
+def test_what_was_listed_is_decided_about() -> None:
+    """A query that was read already is not asked again: not about a key that fails meanwhile, nor about a retry."""
+    listed = in_doubt().order_by("pk")
+    assert [key.key for key in listed] == ["doubt 1", "doubt 2"]
+    IdempotencyKey.objects.filter(key="doubt 1").update(attempt=2)
+    make_leased("doubt 3", "failed", doubt=True)
+    assert resolve_all(listed, close_with, CLOSED) == Resolved(resolved=1, refused=1)
+    assert [statuses()[f"doubt {number}"] for number in (1, 2, 3)] == ["failed", "completed", "failed"]
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_rows_may_be_given() -> None:
+    """Each is decided about in the database that it was read from."""
+    create_key("other", status="abandoned", using="other")
+    rows = [*stuck(), *stuck(using="other")]
+    assert resolve_all(rows, release_for_retry) == Resolved(resolved=2, refused=0)
+    assert (statuses()["stuck"], IdempotencyKey.objects.using("other").get().status) == ("failed", "failed")

@@ -1,52 +1,44 @@
 from __future__ import annotations
 
 import getpass
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from django.db.models import Q
 
+from ...engine.execution.values import encode_step
 from ...engine.protocol.snapshots import Snapshot
 from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
 from ...maintenance.bulk import resolve_all
-from ...maintenance.lookups import find_key, half_done, in_doubt, needs_attention, refers_to, stuck, unchanged_for
+from ...maintenance.entered import is_envelope, json_value, row_of
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
-from ...models import IdempotencyKey, IdempotencyStep
-from ..databases import known
-
-if TYPE_CHECKING:
-    from django.db.models import QuerySet
+from ..chosen_keys import STATES, Chosen, choose
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
-STATES: dict[str, Callable[..., QuerySet[IdempotencyKey]]] = {
-    "stuck": stuck,
-    "in-doubt": in_doubt,
-    "half-done": half_done,
-}
 AS_IT_IS = ("X-Content-Type-Options", "nosniff")
 """As the admin's answers by hand: no browser takes a text for a page."""
-SELECTORS = ("operation", "state", "older_than", "resource", "key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is to be decided about each key: a function of `maintenance.resolution`, and its arguments."""
+    """What is to be decided about each key: a function of `maintenance.resolution`, its arguments, and what to show."""
 
     verb: str
     decision: Callable[..., None]
     args: tuple[Any, ...] = ()
+    preview: str = ""
 
 
 class Command(BaseCommand):
     help = (
         "Decide about idempotency keys that need attention, as the admin does, in bulk and in scripts. Without --apply "
-        "the keys are only listed. Each decision is kept with its key: who, when, why. Exit status: 0 done, 1 error, 3 "
-        "a key was refused or passed over."
+        "the keys are only listed. With it, exactly the listed keys are decided about. Each line begins with the "
+        "number of the key's row, for --id, and names the caller. Each decision is kept with its key: who, when, why. "
+        "Exit status, also without --apply: 0 done, 1 error, 3 a key was refused or passed over, or a --key or --id "
+        "selects nothing."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -57,7 +49,15 @@ class Command(BaseCommand):
             "--older-than", type=float, metavar="S", help="Keys whose state has not changed for S seconds."
         )
         chosen.add_argument("--resource", help="What the operation is about: an id, or 'TYPE ID'.")
-        chosen.add_argument("--key", action="append", help="A key, or its reference in the log. May be repeated.")
+        chosen.add_argument(
+            "--key",
+            action="append",
+            help="A key, or its reference in the log. May be repeated. If it selects the rows of several callers or "
+            "operations, it is refused: choose by --id.",
+        )
+        chosen.add_argument(
+            "--id", action="append", type=int, metavar="N", help="The number of a key's row. May be repeated."
+        )
         chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
         decision = parser.add_argument_group("the decision")
         one = decision.add_mutually_exclusive_group(required=True)
@@ -66,7 +66,13 @@ class Command(BaseCommand):
             action="store_true",
             help="The next retry makes calls in doubt again. Only keys on retry, without a write in doubt.",
         )
-        one.add_argument("--record", metavar="STEP=JSON", help="This result stands for the step in doubt of one key.")
+        one.add_argument(
+            "--record",
+            metavar="STEP=JSON",
+            help="This result stands for the step in doubt of one key; of a step that returns a model instance, "
+            '\'{"model": "shop.Order", "pk": 59}\'. With --key or --id, it also replaces a result that a person has '
+            "recorded.",
+        )
         one.add_argument(
             "--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499, and nothing runs again."
         )
@@ -75,7 +81,9 @@ class Command(BaseCommand):
             action="store_true",
             help="With --release: also other keys. You have looked: what is in doubt did not take effect.",
         )
-        decision.add_argument("--body", default="", help="With --close: the body, JSON or plain text.")
+        decision.add_argument(
+            "--body", default="", help="With --close: the body, JSON, or a plain text that does not begin with { or [."
+        )
         decision.add_argument("--reason", required=True, help="Why, or the ticket. Kept with each key.")
         decision.add_argument("--by", help="Who decides. Default: the user of the operating system.")
         decision.add_argument("--apply", action="store_true", help="Decide. Without it, nothing is changed.")
@@ -83,31 +91,37 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             choice = _choice(options)
-            keys, passed_over = _selected(options)
-            for key in keys:
-                self.stdout.write(_line(key))
-            if options["record"] is not None and len(keys) > 1:
-                raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --key.")
-            self._decide(choice, keys, passed_over, options)
+            chosen = choose(options)
+            for line in (*chosen.lines(), choice.preview):
+                if line:
+                    self.stdout.write(line)
+            if chosen.ambiguous is not None:
+                raise CommandError(chosen.ambiguous)
+            if options["record"] is not None and len(chosen.keys) > 1:
+                raise CommandError(
+                    f"--record: {len(chosen.keys)} keys are selected. A result belongs to one: add --id."
+                )
+            self._decide(choice, chosen, options)
         except (IdempotencyConfigurationError, ResultNotStorable, DatabaseError, ValueError) as error:
             raise CommandError(str(error)) from error
 
-    def _decide(
-        self, choice: Choice, keys: QuerySet[IdempotencyKey], passed_over: int, options: dict[str, Any]
-    ) -> None:
+    def _decide(self, choice: Choice, chosen: Chosen, options: dict[str, Any]) -> None:
         why = "because their policy is not retry, or a write is in doubt"
-        held = f" Passed over, {why}: {passed_over}." if passed_over else ""
-        if not options["apply"]:
-            self.stdout.write(f"{choice.verb}: {keys.count()}. Nothing was changed: --apply is missing.{held}")
-            return
-        if not options["reason"].strip():
-            raise CommandError("--reason is empty. Say why, or name the ticket.")
-        by = options["by"] or _user()
-        result = resolve_all(keys, choice.decision, *choice.args, by=by, reason=options["reason"])
-        refused = f" Refused, because they had changed: {result.refused}." if result.refused else ""
-        self.stdout.write(f"{choice.verb}: {result.resolved}.{refused}{held}")
-        if result.refused or passed_over:
-            raise CommandError("Some keys were not decided about.", returncode=REFUSED)
+        held = f" Passed over, {why}: {len(chosen.passed_over)}." if chosen.passed_over else ""
+        left = bool(chosen.passed_over or chosen.missed)
+        if options["apply"]:
+            if not options["reason"].strip():
+                raise CommandError("--reason is empty. Say why, or name the ticket.")
+            by = options["by"] or _user()
+            result = resolve_all(chosen.keys, choice.decision, *choice.args, by=by, reason=options["reason"])
+            refused = f" Refused, because they had changed: {result.refused}." if result.refused else ""
+            self.stdout.write(f"{choice.verb}: {result.resolved}.{refused}{held}")
+            left = left or bool(result.refused)
+        else:
+            self.stdout.write(f"{choice.verb}: {len(chosen.keys)}. Nothing was changed: --apply is missing.{held}")
+        if left:
+            text = "Some keys were not decided about." if options["apply"] else "Some keys would not be decided about."
+            raise CommandError(text, returncode=REFUSED)
 
 
 def _user() -> str:
@@ -124,71 +138,43 @@ def _choice(options: dict[str, Any]) -> Choice:
         step, separator, text = options["record"].partition("=")
         if not separator:
             raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        return Choice(verb="Record", decision=record_outcome, args=(step, _json(text)))
-    body = options["body"]
-    try:
-        json.loads(body)
-        media_type = "application/json"
-    except ValueError:
-        media_type = "text/plain; charset=utf-8"
-    status = options["close"]
+        return Choice(verb="Record", decision=record_outcome, args=(step, _result(text)))
+    status, body = options["close"], options["body"]
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
+    media_type = _media_type(body)
     answer = Snapshot(status_code=status, headers=(("Content-Type", media_type), AS_IT_IS), body=body.encode())
-    return Choice(verb="Close", decision=close_with, args=(answer,))
+    preview = f"Retries get {status}, {media_type}, with {f'this body: {body}' if body else 'an empty body.'}"
+    return Choice(verb="Close", decision=close_with, args=(answer,), preview=preview)
 
 
-def _json(text: str) -> Any:
+def _result(text: str) -> Any:
+    """The value of `--record`, as the admin's form reads it."""
     try:
-        return json.loads(text)
+        value = json_value(text)
     except ValueError as error:
         raise CommandError(f"--record: {text!r} is not JSON ({error}). Put a text in double quotes.") from error
+    if is_envelope(value):
+        raise CommandError(
+            f'--record: {text!r} is the envelope in which a result is kept. Enter only what stands inside "value". If '
+            "the step itself returns such an object, call record_outcome() in a shell."
+        )
+    try:
+        result = row_of(value)
+    except LookupError as error:
+        raise CommandError(f"--record: {error}") from error
+    encode_step(result)
+    return result
 
 
-def _selected(options: dict[str, Any]) -> tuple[QuerySet[IdempotencyKey], int]:
-    """The keys to decide about, and how many more were selected but need a look first."""
-    if all(options[name] is None for name in SELECTORS):
-        raise CommandError("Choose the keys: --operation, --state, --older-than, --resource or --key.")
-    using = known(options["database"])
-    keys = needs_attention(using=using).order_by("pk")
-    if options["operation"]:
-        keys = keys.filter(operation__in=options["operation"])
-    if options["resource"] is not None:
-        keys = keys.filter(refers_to(options["resource"]))
-    for found in _found(options, using):
-        keys = keys.filter(found)
-    if options["older_than"] is not None:
-        keys = unchanged_for(keys, options["older_than"])
-    if options["record"] is not None:
-        step = options["record"].partition("=")[0]
-        doubts = IdempotencyStep.objects.using(keys.db).filter(name=step, finished_at=None)
-        keys = keys.filter(pk__in=doubts.values("key"))
-    if not options["release"] or options["calls_did_not_happen"]:
-        return keys, 0
-    # The policy speaks of calls. A write in doubt is never repeated without a look.
-    writes = IdempotencyStep.objects.using(keys.db).filter(kind=IdempotencyStep.Kind.WRITE, finished_at=None)
-    free = keys.filter(policy=IdempotencyKey.Policy.RETRY).exclude(pk__in=writes.values("key"))
-    return free, keys.count() - free.count()
-
-
-def _found(options: dict[str, Any], using: str | None) -> list[Q]:
-    """Conditions by state and by key: any of those that are given."""
-    states = [STATES[name](using=using) for name in options["state"] or ()]
-    named = [find_key(key, using=using) for key in options["key"] or ()]
-    conditions = []
-    for lists in (states, named):
-        if lists:
-            condition = Q(pk__in=[])
-            for rows in lists:
-                condition |= Q(pk__in=rows.order_by().values("pk"))
-            conditions.append(condition)
-    return conditions
-
-
-def _line(key: IdempotencyKey) -> str:
-    doubts = key.steps.filter(finished_at=None).order_by("pk").values_list("name", flat=True)
-    about = f", about {key.resource_type} {key.resource_id}" if key.resource_type else ""
-    return (
-        f"{key.reference} {key.operation}: {key.status}, policy {key.policy or 'none'}, attempt {key.attempt}, "
-        f"in doubt: {', '.join(doubts) or 'none'}{about}."
-    )
+def _media_type(body: str) -> str:
+    try:
+        json_value(body)
+    except ValueError as error:
+        if body.lstrip().startswith(("{", "[")):
+            raise CommandError(
+                f"--body: {body!r} is not JSON ({error}). Check the quotes: names and texts stand in double quotes, "
+                "the whole body in single quotes for the shell. A plain text must not begin with { or [."
+            ) from error
+        return "text/plain; charset=utf-8"
+    return "application/json"

@@ -1,0 +1,45 @@
+"""What a person enters as the result of a step, in the admin or in a command."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.utils.connection import ConnectionDoesNotExist
+
+
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text. Raises `ValueError`, also for NaN and Infinity, which Python reads."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def is_envelope(value: Any) -> bool:
+    """Whether this is the form in which a result is kept, `{"value": …}`, and not the result itself."""
+    return isinstance(value, dict) and list(value) == ["value"]
+
+
+def row_of(value: Any) -> Any:
+    """Return the model instance that a value names in the way in which results are shown, else the value itself.
+
+    Raises `LookupError` if the model has no such row.
+    """
+    if not (isinstance(value, dict) and {"model", "pk"} <= set(value) <= {"model", "pk", "using"}):
+        return value
+    try:
+        model = apps.get_model(str(value["model"]))
+    except (LookupError, ValueError):
+        return value
+    try:
+        rows = model._base_manager
+        return (rows.using(value["using"]) if value.get("using") else rows).get(pk=value["pk"])
+    except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
+        raise LookupError(f"There is no {value['model']} with the primary key {value['pk']}.") from error
