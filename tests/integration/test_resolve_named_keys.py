@@ -217,3 +217,11 @@ class TestCorrection:
         self.row.steps.filter(name="charge").delete()
         release_for_retry(self.row.pk, attempt=1)
         assert resolve("--key=doubt", "--record=charge=1", "--apply")[0] == 3
+
+    def test_a_trail_that_cannot_be_read_gets_no_decision(self) -> None:
+        """The decision would be added to it. The error says what is missing."""
+        IdempotencyKey.objects.filter(pk=self.row.pk).update(decisions="enc1:x", status="failed")
+        self.row.steps.filter(name="charge").update(finished_at=None)
+        status, text = resolve("--key=doubt", "--close=200", "--apply")
+        assert (status, "ENCRYPTION_KEYS" in text) == (1, True)
+        assert statuses() == {self.row.scope: "failed"}

@@ -10,7 +10,7 @@ from django.db import DatabaseError
 
 from ...engine.execution.values import encode_step
 from ...engine.protocol.snapshots import Snapshot
-from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ...exceptions import IdempotencyError
 from ...maintenance.bulk import resolve_all
 from ...maintenance.entered import is_envelope, json_value, row_of
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
@@ -102,7 +102,7 @@ class Command(BaseCommand):
                     f"--record: {len(chosen.keys)} keys are selected. A result belongs to one: add --id."
                 )
             self._decide(choice, chosen, options)
-        except (IdempotencyConfigurationError, ResultNotStorable, DatabaseError, ValueError) as error:
+        except (IdempotencyError, DatabaseError, ValueError) as error:
             raise CommandError(str(error)) from error
 
     def _decide(self, choice: Choice, chosen: Chosen, options: dict[str, Any]) -> None:
