@@ -24,3 +24,10 @@ class OtherIsAReplica:
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "default"
+
+
+class OtherIsWritten:
+    """The default alias is read only."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "other"

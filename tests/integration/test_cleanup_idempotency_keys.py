@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connection
 from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
-from tests.expired import make_keys, make_leased, run
+from tests.expired import make_keys, make_leased, run, without_tables
 
 
 @pytest.mark.django_db
@@ -178,22 +176,6 @@ class TestSeveralDatabases:
         assert str(caught.value) == (
             "DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True."
         )
-
-
-@contextmanager
-def without_tables(alias: str) -> Iterator[None]:
-    """The key table has another name meanwhile."""
-    table = connections[alias].ops.quote_name(IdempotencyKey._meta.db_table)
-
-    def rename(*names: str) -> None:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("ALTER TABLE {} RENAME TO {}".format(*names))
-
-    rename(table, "hidden")
-    try:
-        yield
-    finally:
-        rename("hidden", table)
 
 
 @pytest.mark.django_db
