@@ -10,6 +10,7 @@ from typing import Any
 from django import forms
 from django.apps import apps
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import router
 from django.utils.connection import ConnectionDoesNotExist
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -233,8 +234,8 @@ def _row_of(value: Any) -> Any:
     except (LookupError, ValueError):
         return value
     try:
-        rows = model._base_manager
-        return (rows.using(value["using"]) if value.get("using") else rows).get(pk=value["pk"])
+        # The retry fetches the row from the same alias: never from a replica.
+        return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
         raise ValidationError(
             _("There is no %(model)s with the primary key %(pk)s.") % {"model": value["model"], "pk": value["pk"]}
