@@ -129,7 +129,7 @@ def last_decision(obj: IdempotencyKey, *, results: bool) -> str:
     made, hidden = _trail(obj, results=results)
     if not made:
         return hidden
-    values = {"decided": decided(made[-1]), "time": moment(datetime.fromisoformat(made[-1].at)), "why": made[-1].reason}
+    values = {"decided": decided(made[-1]), "time": moment(made[-1].moment), "why": made[-1].reason}
     return encodable(_("%(decided)s, %(time)s. Reason: %(why)s") % values)
 
 
@@ -149,7 +149,7 @@ def _decisions(obj: IdempotencyKey, *, results: bool) -> Iterator[Entry]:
         yield Entry(at=obj.updated_at or obj.created_at, title=_("Decisions"), mark=hidden)
     for made in decisions:
         yield Entry(
-            at=datetime.fromisoformat(made.at),
+            at=made.moment,
             title=encodable(decided(made)),
             facts=[
                 (_("reason"), encodable(made.reason)),
