@@ -19,7 +19,7 @@ from ..engine.execution.values import encode_step
 from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import ResultNotStorable
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
-from .bodies import readable_json
+from .bodies import as_utf8, encodable, readable_json
 from .timeline import value_text
 
 CONTENT_TYPES = (
@@ -148,12 +148,12 @@ class RecordForm(DecisionForm):
         if type(past) is not type(value):
             return [_("The example is of another type. The view may fail with this result.")]
         if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
-            return [_("The example also has these names: %(names)s.") % {"names": ", ".join(missing)}]
+            return [_("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
         return []
 
     @property
     def preview(self) -> str:
-        return readable_json(json.dumps(self.cleaned_data["result"], ensure_ascii=False).encode())
+        return readable_json(as_utf8(json.dumps(self.cleaned_data["result"], ensure_ascii=False)))
 
     def decision(self) -> Decide:
         step = self.cleaned_data["step"]
@@ -234,9 +234,12 @@ def _row_of(value: Any) -> Any:
     except (LookupError, ValueError):
         return value
     try:
+        if "\0" in str(value["pk"]):
+            raise ValueError("PostgreSQL refuses to look for NUL")
         # The retry fetches the row from the same alias: never from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
         raise ValidationError(
-            _("There is no %(model)s with the primary key %(pk)s.") % {"model": value["model"], "pk": value["pk"]}
+            _("There is no %(model)s with the primary key %(pk)s.")
+            % {"model": value["model"], "pk": encodable(str(value["pk"]))}
         ) from error

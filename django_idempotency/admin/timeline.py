@@ -18,7 +18,7 @@ from ..exceptions import NotDecryptable
 from ..maintenance.decisions import Decision, decisions_of
 from ..models import IdempotencyKey, IdempotencyStep
 from .badges import badge
-from .bodies import encodable, readable_json
+from .bodies import as_utf8, encodable, readable_json
 from .facts import Facts, facts_of
 from .sealed import ENCRYPTED, readable, readable_error
 from .texts import moment
@@ -115,7 +115,7 @@ def pasteable(kept: str | None) -> SafeString | str:
     """Return the result as the value that a person would paste into a form. Raises `ValueError` for other texts."""
     if kept is None:
         return _("Done, but the result could not be stored.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(value_text(kept).encode()))
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(as_utf8(value_text(kept))))
 
 
 def value_text(kept: str) -> str:

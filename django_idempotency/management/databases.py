@@ -9,6 +9,9 @@ from django.db import connections, router
 
 from ..models import IdempotencyKey
 
+NO_ENGINE = "django.db.backends.dummy"
+"""That of `"default": {}`, which Django advises where each app has an alias of its own."""
+
 
 def add_arguments(parser: CommandParser) -> None:
     """Add `--database` and `--all-databases`, for `chosen`."""
@@ -29,7 +32,12 @@ def add_arguments(parser: CommandParser) -> None:
 def chosen(options: dict[str, Any]) -> list[str | None]:
     """The aliases that the command was given. None is the one that keys are written to. Raises `CommandError`."""
     if options["all_databases"]:
-        allowed: list[str | None] = [name for name in connections if router.allow_migrate_model(name, IdempotencyKey)]
+        allowed: list[str | None] = [
+            name
+            for name in connections
+            if connections[name].settings_dict["ENGINE"] != NO_ENGINE
+            and router.allow_migrate_model(name, IdempotencyKey)
+        ]
         if not allowed:
             raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
         return allowed

@@ -76,6 +76,52 @@ def test_what_cannot_work(arguments: list[str]) -> None:
     assert row().attempt == 1
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--older-than=inf", "older_than must be at most 3153600000 seconds (100 years), not inf."),
+        ("--older-than=1e12", "older_than must be at most 3153600000 seconds (100 years), not 1000000000000.0."),
+        ("--older-than=nan", "older_than must be at least 0, not nan."),
+        ("--older-than=-1", "older_than must be at least 0, not -1.0."),
+        ("--max-seconds=nan", "max_seconds must be at least 0, not nan."),
+        ("--import=.tasks", "--import '.tasks': write the whole name of the module, such as 'shop.tasks'."),
+    ],
+)
+def test_impossible_values(argument: str, message: str) -> None:
+    """Also if no key needs attention. The message says what to type."""
+    IdempotencyKey.objects.all().delete()
+    with pytest.raises(CommandError) as caught:
+        run(argument)
+    assert str(caught.value) == message
+
+
+def test_a_century_is_possible() -> None:
+    """On each database."""
+    assert "Completed 0 idempotency keys. Need attention: 0." in run("--older-than=3153600000")
+
+
+def test_an_unknown_operation_is_told() -> None:
+    """Exit status 0: the table may be empty. `--verbosity 0` is silent."""
+    err = io.StringIO()
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    run("--operation=POST pay/recnocile", "--operation=POST pay/reconcile", stderr=err)
+    assert err.getvalue() == "No key has the operation 'POST pay/recnocile'.\n"
+    err = io.StringIO()
+    run("--operation=POST pay/recnocile", verbosity=0, stderr=err)
+    assert err.getvalue() == ""
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_operation_of_any_database_is_known(client: Any) -> None:
+    """Of all that were looked at."""
+    row().delete()
+    post_to_other(client)
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    err = io.StringIO()
+    run("--operation=POST pay/reconcile", "--operation=POST gone", "--all-databases", stderr=err)
+    assert err.getvalue() == "No key has the operation 'POST gone'.\n"
+
+
 def test_a_dry_run_says_what_would_be_asked() -> None:
     """Exit status 3 also then: the key needs attention."""
     assert failing("--older-than=0", "--dry-run") == (
@@ -166,3 +212,11 @@ def test_a_signal_ends_the_run_before_the_next_database(client: Any) -> None:
         run("--all-databases")
     statuses = [IdempotencyKey.objects.using(alias).get().status for alias in ("default", "other")]
     assert statuses == ["completed", "failed"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_only_database_fails() -> None:
+    """Exit status 1. The error is the database's."""
+    with without_tables("default"), pytest.raises(CommandError, match="django_idempotency_idempotencykey") as caught:
+        run()
+    assert caught.value.returncode == 1

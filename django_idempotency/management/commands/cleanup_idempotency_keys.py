@@ -3,19 +3,20 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
 from .. import databases
+from ..output import EscapingCommand
 from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
 
 
-class Command(BaseCommand):
+class Command(EscapingCommand):
     help = (
         "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
         "Exit status: 0 done (or stopped by a limit), 1 error, 3 with --fail-on-stuck if keys need attention, 128 plus "
@@ -82,7 +83,7 @@ class Command(BaseCommand):
 
         def progress(deleted: int) -> None:
             if shown:
-                self.stdout.write(f"{deleted} deleted …")
+                self.stdout.write(f"{deleted} deleted ...")
                 self.stdout.flush()  # a pipe would hold the line back until the end
 
         return cleanup_idempotency_keys(

@@ -4,19 +4,22 @@ from importlib import import_module
 from threading import Event
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
+from ...engine.stores import alias_for
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempotency_keys
+from ...models import IdempotencyKey
 from .. import databases
+from ..output import EscapingCommand
 from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
 
 
-class Command(BaseCommand):
+class Command(EscapingCommand):
     help = (
         "Ask reconcile about each idempotency key that needs attention, in the place of a client that does not come "
         "back: complete the key, record what took effect, or leave the key and say why. For cron. Prints one line for "
@@ -59,11 +62,7 @@ class Command(BaseCommand):
         stop = Event()
         results: list[Recovered] = []
         with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
-            try:
-                for module in options["modules"]:
-                    import_module(module)
-            except (ImportError, ValueError) as error:
-                raise CommandError(str(error)) from error
+            _import(options["modules"])
             for alias in aliases:
                 result = self._recover_or_report(alias, options, stop, alone=len(aliases) == 1)
                 if result is not None:
@@ -74,6 +73,8 @@ class Command(BaseCommand):
             raise SystemExit(128 + received[0])
         if len(results) < len(aliases):
             raise CommandError(f"{len(aliases) - len(results)} of {len(aliases)} databases failed.")
+        if options["verbosity"]:
+            self._tell_of_unknown(options["operation"], aliases)
         if failed := sum(result.failed for result in results):
             raise CommandError(f"reconcile raised for {failed} idempotency keys; see the log.")
         if any(result.left for result in results):
@@ -114,6 +115,23 @@ class Command(BaseCommand):
             stop=stop,
             progress=progress,
         )
+
+    def _tell_of_unknown(self, operations: list[str], aliases: list[str | None]) -> None:
+        """Else a typing error would look as if no key needed attention."""
+        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in aliases]
+        for operation in operations:
+            if not any(keys.filter(operation=operation).exists() for keys in tables):
+                self.stderr.write(f"No key has the operation {operation!r}.")
+
+
+def _import(modules: list[str]) -> None:
+    for module in modules:
+        if module.startswith("."):
+            raise CommandError(f"--import {module!r}: write the whole name of the module, such as 'shop.tasks'.")
+        try:
+            import_module(module)
+        except (ImportError, ValueError) as error:
+            raise CommandError(str(error)) from error
 
 
 def _described(result: Recovered, *, dry_run: bool) -> str:
