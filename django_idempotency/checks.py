@@ -31,8 +31,8 @@ from .engine.conf import get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
 from .engine.declare.placement import is_drf_view
 from .engine.execution.status_url import status_url
-from .engine.request.atomic_requests import TakenOver, alias_of
-from .engine.stores import store_for
+from .engine.request.atomic_requests import TakenOver
+from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
 

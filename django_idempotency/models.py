@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import apps
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -78,6 +80,10 @@ class IdempotencyKey(models.Model):
     def __str__(self) -> str:
         """Without the key, which may be a secret: the admin's log keeps this text for ever."""
         return f"{self.operation} {self.reference}"
+
+    def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Read from the row's own database, also what was deferred. Django would ask the routers: perhaps a replica."""
+        super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
     def reference(self) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from django.core.management import call_command
+from django.db import connections
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.digests import key_hash
@@ -71,3 +74,19 @@ def make_leased(
     create(name="write", kind="write", finished_at=now, result="{}", **steps)
     if call:
         create(name="call", kind="call", finished_at=None if doubt else now, **steps)
+
+
+@contextmanager
+def without_tables(alias: str) -> Iterator[None]:
+    """The key table has another name meanwhile."""
+    table = connections[alias].ops.quote_name(IdempotencyKey._meta.db_table)
+
+    def rename(*names: str) -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE {} RENAME TO {}".format(*names))
+
+    rename(table, "hidden")
+    try:
+        yield
+    finally:
+        rename("hidden", table)

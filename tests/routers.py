@@ -31,3 +31,20 @@ class ReadsFromOther:
 
     def db_for_read(self, model: Any, **hints: Any) -> str:
         return "other"
+
+
+class OtherIsWritten:
+    """The default alias is read only."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "other"
+
+
+class OtherIsRead:
+    """Keys and orders are read from a replica, which is late."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label in ("django_idempotency", "shopapp") else None
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"

@@ -72,6 +72,11 @@ def _shortened(text: str, size: int) -> str:
     return encodable(text)
 
 
+def as_utf8(json_text: str) -> bytes:
+    """Return JSON encoded, half surrogate pairs as the escapes that they have in JSON."""
+    return json_text.encode(errors="backslashreplace")
+
+
 def encodable(text: str) -> str:
     """Spell out half surrogate pairs, which no page can encode: "\\ud800" in JSON, or the charset UTF-7, has them."""
-    return text.encode(errors="backslashreplace").decode()
+    return as_utf8(text).decode()

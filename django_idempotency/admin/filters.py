@@ -57,7 +57,11 @@ class OperationFilter(admin.SimpleListFilter):
         return True
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
-        return queryset if self.value() is None else queryset.filter(operation=self.value())
+        operation = self.value()
+        if operation is None:
+            return queryset
+        # PostgreSQL refuses to look for NUL.
+        return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
 
 
 class DateFilter(admin.SimpleListFilter):

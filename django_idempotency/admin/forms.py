@@ -17,7 +17,7 @@ from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import ResultNotStorable
 from ..maintenance.entered import is_envelope, json_value, row_of
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
-from .bodies import readable_json
+from .bodies import as_utf8, encodable, readable_json
 from .timeline import value_text
 
 CONTENT_TYPES = (
@@ -146,12 +146,12 @@ class RecordForm(DecisionForm):
         if type(past) is not type(value):
             return [_("The example is of another type. The view may fail with this result.")]
         if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
-            return [_("The example also has these names: %(names)s.") % {"names": ", ".join(missing)}]
+            return [_("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
         return []
 
     @property
     def preview(self) -> str:
-        return readable_json(json.dumps(self.cleaned_data["result"], ensure_ascii=False).encode())
+        return readable_json(as_utf8(json.dumps(self.cleaned_data["result"], ensure_ascii=False)))
 
     def decision(self) -> Decide:
         step = self.cleaned_data["step"]
@@ -220,5 +220,6 @@ def _row_of(value: Any) -> Any:
         return row_of(value)
     except LookupError as error:
         raise ValidationError(
-            _("There is no %(model)s with the primary key %(pk)s.") % {"model": value["model"], "pk": value["pk"]}
+            _("There is no %(model)s with the primary key %(pk)s.")
+            % {"model": value["model"], "pk": encodable(str(value["pk"]))}
         ) from error

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
 from ..engine.protocol.snapshots import decode_headers
+from ..engine.stores import alias_for
 from ..engine.stores.sealing import unseal_response
 from ..models import IdempotencyKey
 from .badges import badge
@@ -98,7 +99,9 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        return super().get_queryset(request).defer("body", "headers", "last_error", "decisions")
+        # Never a replica: a decision is taken on the database that its key was read from.
+        keys = super().get_queryset(request).using(alias_for(None))
+        return keys.defer("body", "headers", "last_error", "decisions")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str

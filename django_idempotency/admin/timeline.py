@@ -18,7 +18,7 @@ from ..exceptions import NotDecryptable
 from ..maintenance.decisions import Decision, decisions_of
 from ..models import IdempotencyKey, IdempotencyStep
 from .badges import badge
-from .bodies import encodable, readable_json
+from .bodies import as_utf8, encodable, readable_json
 from .facts import Facts, facts_of
 from .sealed import ENCRYPTED, readable, readable_error
 from .texts import moment
@@ -115,7 +115,7 @@ def pasteable(kept: str | None) -> SafeString | str:
     """Return the result as the value that a person would paste into a form. Raises `ValueError` for other texts."""
     if kept is None:
         return _("Done, but the result could not be stored.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(value_text(kept).encode()))
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(as_utf8(value_text(kept))))
 
 
 def value_text(kept: str) -> str:
@@ -129,7 +129,7 @@ def last_decision(obj: IdempotencyKey, *, results: bool) -> str:
     made, hidden = _trail(obj, results=results)
     if not made:
         return hidden
-    values = {"decided": decided(made[-1]), "time": moment(datetime.fromisoformat(made[-1].at)), "why": made[-1].reason}
+    values = {"decided": decided(made[-1]), "time": moment(made[-1].moment), "why": made[-1].reason}
     return encodable(_("%(decided)s, %(time)s. Reason: %(why)s") % values)
 
 
@@ -149,7 +149,7 @@ def _decisions(obj: IdempotencyKey, *, results: bool) -> Iterator[Entry]:
         yield Entry(at=obj.updated_at or obj.created_at, title=_("Decisions"), mark=hidden)
     for made in decisions:
         yield Entry(
-            at=datetime.fromisoformat(made.at),
+            at=made.moment,
             title=encodable(decided(made)),
             facts=[
                 (_("reason"), encodable(made.reason)),

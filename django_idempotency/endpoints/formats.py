@@ -115,7 +115,7 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
     }
     lines = [f"- {name}: {text}" for name, text in facts.items() if text]
     lines += [
-        f"- {response.status} {f'`{response.code}` ' * bool(response.code)}“{response.title}”: {response.meaning}"
+        f'- {response.status} {f"`{response.code}` " * bool(response.code)}"{response.title}": {response.meaning}'
         f"{' `Retry-After`.' * response.retry_after}"
         for response in specification.documented_responses(options)
     ]

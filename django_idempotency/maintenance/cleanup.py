@@ -20,6 +20,8 @@ from .unsettled import give_up, overdue
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
+MAX_BATCH_SIZE = 2**31 - 1
+"""More than a table has, and a LIMIT that each database takes."""
 FAILED_AT_ONCE = 100
 """Each takes a statement of its own, and its row stays locked until the batch commits."""
 LOOK = 0.1
@@ -220,5 +222,7 @@ def _refuse_impossible(batch_size: int, max_batches: int | None, max_seconds: fl
         ("max_seconds", max_seconds, 0),
         ("pause", pause, 0),
     ):
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # NaN is neither above nor below
             raise ValueError(f"{name} must be at least {minimum}, not {value!r}.")
+    if batch_size > MAX_BATCH_SIZE:
+        raise ValueError(f"batch_size must be at most {MAX_BATCH_SIZE}, not {batch_size!r}.")

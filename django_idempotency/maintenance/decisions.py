@@ -6,10 +6,13 @@ A decision may delete steps that were in doubt. The trail keeps what they were, 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
+from django.utils import timezone
 
 from ..engine.stores.sealing import Row, seal, unseal
 from ..exceptions import NotDecryptable
@@ -29,7 +32,7 @@ class Decision:
 
     Attributes:
         action: "release", "record", "correct", "answer", "fail" or "recover".
-        at: when, as ISO 8601 with the zone.
+        at: when, as ISO 8601, with the zone if the project has `USE_TZ`.
         by: the user name, or the name of the command.
         reason: why, as the person has written it.
         attempt: the attempt that the decision was about.
@@ -46,6 +49,17 @@ class Decision:
     detail: str = ""
     steps: list[dict[str, Any]] = field(default_factory=list)
     replaced: str | None = None
+
+    @property
+    def moment(self) -> datetime:
+        """When, as Django reads the times of the row: with a zone, or without one in the project's zone."""
+        at, zone = datetime.fromisoformat(self.at), timezone.get_default_timezone()
+        if timezone.is_naive(at) is not settings.USE_TZ:
+            return at
+        return timezone.make_aware(at, zone) if settings.USE_TZ else timezone.make_naive(at, zone)
+
+
+NAMES = {field.name for field in fields(Decision)}
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
@@ -68,8 +82,8 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 def with_decision(row: Row, stored: str | None, decision: Decision) -> str | None:
     """Return the text to store: the trail as it was, and one decision more."""
-    trail = [*_read(row, stored), decision]
-    return seal(row, "decisions", json.dumps([asdict(entry) for entry in trail], cls=DjangoJSONEncoder))
+    trail = [*_entries(row, stored), asdict(decision)]
+    return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
 def doubts_of(row_id: int, alias: str, row: Row) -> list[dict[str, Any]]:
@@ -88,5 +102,14 @@ def doubts_of(row_id: int, alias: str, row: Row) -> list[dict[str, Any]]:
 
 
 def _read(row: Row, stored: str | None) -> list[Decision]:
+    """What this version knows of the trail. A later version, which was rolled back, may have written other entries."""
+    return [
+        Decision(**{name: value for name, value in entry.items() if name in NAMES})
+        for entry in _entries(row, stored)
+        if isinstance(entry, dict) and {"action", "at"} <= entry.keys()
+    ]
+
+
+def _entries(row: Row, stored: str | None) -> list[Any]:
     text = unseal(row, "decisions", stored)
-    return [] if text is None else [Decision(**entry) for entry in json.loads(text)]
+    return [] if text is None else list(json.loads(text))

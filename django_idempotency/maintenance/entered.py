@@ -7,6 +7,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import router
 from django.utils.connection import ConnectionDoesNotExist
 
 
@@ -39,7 +40,9 @@ def row_of(value: Any) -> Any:
     except (LookupError, ValueError):
         return value
     try:
-        rows = model._base_manager
-        return (rows.using(value["using"]) if value.get("using") else rows).get(pk=value["pk"])
+        if "\0" in str(value["pk"]):
+            raise ValueError("PostgreSQL refuses to look for NUL")
+        # The retry fetches the row from the same alias: never from a replica.
+        return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
         raise LookupError(f"There is no {value['model']} with the primary key {value['pk']}.") from error

@@ -15,6 +15,7 @@ from django.db.models import BooleanField, DateTimeField, Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
+from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
 from ..engine.stores import alias_for, store_for
@@ -213,12 +214,22 @@ HAS_EFFECTS = Exists(
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
-    """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock."""
+    """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock.
+
+    Raises `ValueError` for more than a century.
+    """
+    refuse_impossible_age(seconds)
     now = database_now(keys)
     if now is None:
         return keys.none()
     changed = keys.annotate(changed_at=Coalesce("updated_at", "created_at"))
     return changed.filter(changed_at__lte=now - timedelta(seconds=seconds)).order_by("changed_at", "pk")
+
+
+def refuse_impossible_age(seconds: float) -> None:
+    """Raise `ValueError` for an age that cannot be subtracted from the clock."""
+    if not seconds <= MAX_SECONDS:  # NaN is neither above nor below
+        raise ValueError(f"older_than must be at most {MAX_SECONDS} seconds (100 years), not {seconds!r}.")
 
 
 def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:

@@ -29,7 +29,7 @@ from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .decisions import Decision, with_decision
-from .lookups import database_now, needs_attention, unchanged_for
+from .lookups import database_now, needs_attention, refuse_impossible_age, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
 """Longer than the retries of a usual client, which should come first: a retry has the whole request."""
@@ -247,5 +247,6 @@ def _what_is_left(work: Asking) -> str:
 
 def _refuse_impossible(limit: int | None, max_seconds: float | None, older_than: float) -> None:
     for name, value, minimum in (("limit", limit, 1), ("max_seconds", max_seconds, 0), ("older_than", older_than, 0)):
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # NaN is neither above nor below
             raise ValueError(f"{name} must be at least {minimum}, not {value!r}.")
+    refuse_impossible_age(older_than)

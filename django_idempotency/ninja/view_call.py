@@ -13,9 +13,9 @@ from ninja.operation import Operation, PathView
 from ..engine.declare.callables import unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished
-from ..engine.request.atomic_requests import alias_of
 from ..engine.request.callers import auth_scope
 from ..engine.request.view_call import ViewCall, rendered
+from ..engine.stores import alias_of
 from ..exceptions import IdempotencyConfigurationError
 
 

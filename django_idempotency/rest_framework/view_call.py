@@ -19,11 +19,11 @@ from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
 from ..engine.protocol.outcomes import Finished
-from ..engine.request.atomic_requests import alias_of
 from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
 from ..engine.request.fingerprints import fingerprint_of
 from ..engine.request.view_call import ViewCall, rendered
+from ..engine.stores import alias_of
 
 
 class RestFrameworkViewCall(ViewCall):

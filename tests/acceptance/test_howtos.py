@@ -168,20 +168,22 @@ def test_keys_are_where_the_orders_are(run: Any, serve: Any, client: Client) -> 
 
 @pytest.mark.django_db
 def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
-    """A stuck key, one with a call in doubt and one half done, and none of the others."""
+    """Stuck, in doubt and half done, also under the same key of another caller; and none of the others."""
     attention = run("docs/runbook.md", "shop/attention.py")
     for status in ("completed", "in_progress", "failed", "abandoned"):
         create_key(status, status=status)
     create_key("charged", status="failed", half_done={"charge": 7})
-    rows = {row.key: row for row in IdempotencyKey.objects.all()}
+    other = create_key("failed", in_doubt=["refund"], scope="7")
+    rows = {row.key: row for row in IdempotencyKey.objects.exclude(pk=other.pk)}
     now = timezone.now()
     rows["failed"].steps.create(name="charge", kind="call", attempt=1, started_at=now)
     rows["abandoned"].steps.create(name="order", kind="write", attempt=1, started_at=now, finished_at=now, result="7")
 
     assert attention.report() == {
-        "abandoned": ["write order: done 7"],
-        "charged": ['call charge: done {"value": 7}'],
-        "failed": ["call charge: IN DOUBT"],
+        rows["abandoned"].pk: ["POST orders/ abandoned of anonymous", "write order: done 7"],
+        rows["charged"].pk: ["POST orders/ charged of anonymous", 'call charge: done {"value": 7}'],
+        rows["failed"].pk: ["POST orders/ failed of anonymous", "call charge: IN DOUBT"],
+        other.pk: ["POST orders/ failed of 7", "call refund: IN DOUBT"],
     }
 
 

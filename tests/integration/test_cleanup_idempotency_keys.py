@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connection
 from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
-from tests.expired import make_keys, make_leased, run
+from tests.expired import make_keys, make_leased, run, without_tables
 
 
 @pytest.mark.django_db
@@ -80,7 +78,7 @@ class TestCommand:
         """A line for each batch."""
         make_keys(3)
         assert run("--batch-size", "2", verbosity=2) == (
-            "2 deleted …\n3 deleted …\nDeleted 3 expired idempotency keys.\n"
+            "2 deleted ...\n3 deleted ...\nDeleted 3 expired idempotency keys.\n"
         )
 
     @pytest.mark.parametrize(
@@ -88,6 +86,8 @@ class TestCommand:
         [
             (["--database", "nowhere"], "There is no database 'nowhere'. Known are: default, other."),
             (["--batch-size", "0"], "batch_size must be at least 1, not 0."),
+            (["--batch-size", str(10**20)], "batch_size must be at most 2147483647, not 100000000000000000000."),
+            (["--pause", "nan"], "pause must be at least 0, not nan."),
             (["--max-batches", "0"], "max_batches must be at least 1, not 0."),
             (["--max-seconds", "-1"], "max_seconds must be at least 0, not -1.0."),
             (["--pause", "-1"], "pause must be at least 0, not -1.0."),
@@ -180,22 +180,6 @@ class TestSeveralDatabases:
         )
 
 
-@contextmanager
-def without_tables(alias: str) -> Iterator[None]:
-    """The key table has another name meanwhile."""
-    table = connections[alias].ops.quote_name(IdempotencyKey._meta.db_table)
-
-    def rename(*names: str) -> None:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("ALTER TABLE {} RENAME TO {}".format(*names))
-
-    rename(table, "hidden")
-    try:
-        yield
-    finally:
-        rename("hidden", table)
-
-
 @pytest.mark.django_db
 def test_a_signal_in_the_middle_of_a_batch_lets_it_finish() -> None:
     """The handlers of before are back afterwards."""
@@ -207,7 +191,7 @@ def test_a_signal_in_the_middle_of_a_batch_lets_it_finish() -> None:
             return True
 
         def write(self, text: str) -> int:
-            if "…" in text:
+            if "..." in text:
                 signal.raise_signal(signal.SIGTERM)
             return super().write(text)
 
@@ -215,7 +199,7 @@ def test_a_signal_in_the_middle_of_a_batch_lets_it_finish() -> None:
     with pytest.raises(SystemExit) as caught:
         call_command("cleanup_idempotency_keys", batch_size=2, stdout=out)
     assert caught.value.code == 143
-    assert out.getvalue() == "2 deleted …\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
+    assert out.getvalue() == "2 deleted ...\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
     assert IdempotencyKey.objects.count() == 2
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -232,22 +216,9 @@ def test_it_runs_outside_the_main_thread(in_threads: Any) -> None:
 def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status: int) -> None:
     """A real process, told to stop while it rests between two batches: its work stays, its status is honest."""
     make_keys(6)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", SCRIPT),
-            *("cleanup_idempotency_keys", "--batch-size", "2", "--pause", "60", "--verbosity", "2"),
-        ],
-        env={
-            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "TEST_NAME": str(connection.settings_dict["NAME"]),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started("cleanup_idempotency_keys", "--batch-size", "2", "--pause", "60", "--verbosity", "2")
     assert process.stdout is not None
-    assert process.stdout.readline() == "2 deleted …\n", process.communicate()
+    assert process.stdout.readline() == "2 deleted ...\n", process.communicate()
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
@@ -255,11 +226,39 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
     assert IdempotencyKey.objects.count() == 4
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("command", ["cleanup_idempotency_keys --fail-on-stuck", "recover_idempotency_keys"])
+def test_a_default_that_is_empty_is_passed_over(command: str) -> None:
+    """As Django's documentation has it: each app has an alias, and `default` has none. It must not mask the 3."""
+    make_leased("stuck", "in_progress", lapsed=True)
+    process = started(*command.split(), "--all-databases", EMPTY_DEFAULT="1")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (3, "CommandError: Idempotency keys need attention; see the admin.\n"), out
+
+
+def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A command in a process of its own, on the database of the tests."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        env={
+            **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "TEST_NAME": str(connection.settings_dict["NAME"]),
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 SCRIPT = """
 import os, sys
 from django.conf import settings
 for database in settings.DATABASES.values():
     database["NAME"] = os.environ["TEST_NAME"]
+if "EMPTY_DEFAULT" in os.environ:
+    settings.DATABASES["default"] = {}
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", *sys.argv[1:]])
 """

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
+from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
+from tests.expired import without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 
@@ -82,6 +84,52 @@ def test_what_cannot_work(arguments: list[str]) -> None:
     assert row().attempt == 1
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--older-than=inf", "older_than must be at most 3153600000 seconds (100 years), not inf."),
+        ("--older-than=1e12", "older_than must be at most 3153600000 seconds (100 years), not 1000000000000.0."),
+        ("--older-than=nan", "older_than must be at least 0, not nan."),
+        ("--older-than=-1", "older_than must be at least 0, not -1.0."),
+        ("--max-seconds=nan", "max_seconds must be at least 0, not nan."),
+        ("--import=.tasks", "--import '.tasks': write the whole name of the module, such as 'shop.tasks'."),
+    ],
+)
+def test_impossible_values(argument: str, message: str) -> None:
+    """Also if no key needs attention. The message says what to type."""
+    IdempotencyKey.objects.all().delete()
+    with pytest.raises(CommandError) as caught:
+        run(argument)
+    assert str(caught.value) == message
+
+
+def test_a_century_is_possible() -> None:
+    """On each database."""
+    assert "Completed 0 idempotency keys. Need attention: 0." in run("--older-than=3153600000")
+
+
+def test_an_unknown_operation_is_told() -> None:
+    """Exit status 0: the table may be empty. `--verbosity 0` is silent."""
+    err = io.StringIO()
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    run("--operation=POST pay/recnocile", "--operation=POST pay/reconcile", stderr=err)
+    assert err.getvalue() == "No key has the operation 'POST pay/recnocile'.\n"
+    err = io.StringIO()
+    run("--operation=POST pay/recnocile", verbosity=0, stderr=err)
+    assert err.getvalue() == ""
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_operation_of_any_database_is_known(client: Any) -> None:
+    """Of all that were looked at."""
+    row().delete()
+    post_to_other(client)
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    err = io.StringIO()
+    run("--operation=POST pay/reconcile", "--operation=POST gone", "--all-databases", stderr=err)
+    assert err.getvalue() == "No key has the operation 'POST gone'.\n"
+
+
 def test_a_dry_run_says_what_would_be_asked() -> None:
     """Exit status 3 also then: the key needs attention."""
     assert failing("--older-than=0", "--dry-run") == (
@@ -115,3 +163,68 @@ def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
     assert caught.value.code == 128 + signal.SIGTERM
     assert out.getvalue().endswith("Stopped early: more may be left. Need attention: 1.\n")
     assert sorted(IdempotencyKey.objects.values_list("status", flat=True)) == ["completed", "failed"]
+
+
+def post_to_other(client: Any) -> None:
+    """A doubt of the same view on the other database."""
+    with override_settings(IDEMPOTENCY={"USING": "other"}), pytest.raises(Broken):
+        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.parametrize("chosen", [("--all-databases",), ("--database=default", "--database=other")])
+def test_several_databases(chosen: tuple[str, ...], client: Any) -> None:
+    """One call for cron. Each line names its database."""
+    post_to_other(client)
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
+    completed = f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201.\n"
+    summary = "Completed 1 idempotency key. Need attention: 0.\n"
+    assert run(*chosen) == f"default: {completed}default: {summary}other: {completed}other: {summary}"
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_what_is_left_on_the_last_database_alerts(client: Any) -> None:
+    """Exit status 3, and 1 if a `reconcile` raised there."""
+    row().delete()
+    post_to_other(client)
+    HOOKS["reconcile"] = lambda operation: None
+    assert failing("--older-than=0", "--all-databases")[1] == 3
+    HOOKS["reconcile"] = breaks
+    assert failing("--older-than=0", "--all-databases")[1] == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_database_that_fails_does_not_stop_the_others(client: Any) -> None:
+    """The error names the database, and the exit status is 1."""
+    post_to_other(client)
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
+    err = io.StringIO()
+    with without_tables("default"), pytest.raises(CommandError) as caught:
+        run("--all-databases", stderr=err)
+    assert (str(caught.value), caught.value.returncode) == ("1 of 2 databases failed.", 1)
+    assert err.getvalue().startswith("default: ")
+    assert IdempotencyKey.objects.using("other").get().status == "completed"
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_signal_ends_the_run_before_the_next_database(client: Any) -> None:
+    """The key at hand is completed."""
+    post_to_other(client)
+
+    def stopped(operation: Any) -> HttpResponse:
+        signal.raise_signal(signal.SIGTERM)
+        return HttpResponse()
+
+    HOOKS["reconcile"] = stopped
+    with pytest.raises(SystemExit):
+        run("--all-databases")
+    statuses = [IdempotencyKey.objects.using(alias).get().status for alias in ("default", "other")]
+    assert statuses == ["completed", "failed"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_only_database_fails() -> None:
+    """Exit status 1. The error is the database's."""
+    with without_tables("default"), pytest.raises(CommandError, match="django_idempotency_idempotencykey") as caught:
+        run()
+    assert caught.value.returncode == 1

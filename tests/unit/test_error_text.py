@@ -18,7 +18,8 @@ class Unprintable(Exception):
         (ValueError("no such order"), "ValueError: no such order"),
         (KeyError(), "KeyError"),
         (Unprintable(), f"{__name__}.Unprintable"),
-        (OSError("a\n  b\0c\ud800"), "OSError: a bc\\ud800"),
+        (OSError("a\n  b\0c\ud800"), "OSError: a b\\x00c\\ud800"),
+        (OSError("\x1b]0;owned\x07\x9b2K\u202etxt"), "OSError: \\x1b]0;owned\\x07\\x9b2K\\u202etxt"),
     ],
 )
 def test_class_and_message_on_one_line(error: Exception, text: str) -> None:

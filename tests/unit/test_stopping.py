@@ -11,7 +11,10 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from django_idempotency.maintenance.cleanup import _Limits
+from django_idempotency.management import stopping
 from django_idempotency.management.stopping import SIGNALS, stoppable
 
 
@@ -76,6 +79,17 @@ def test_a_signal_ends_a_pause() -> None:
         sender.join()
         signal.raise_signal(signal.SIGINT)  # a person loses patience: the run is ending already
     assert received == [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_later_signal_ends_what_is_running(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang. The exit status is that of the later signal."""
+    monkeypatch.setattr(stopping, "MOMENT", 0)
+    with stoppable(Event(), SIGNALS):
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(number)
+    assert caught.value.code == 128 + number
 
 
 def test_without_a_signal_the_pause_is_over_in_time() -> None:

@@ -27,7 +27,7 @@ from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable, Verdict
 from ..protocol.snapshots import Snapshot
-from ..stores import alias_for, store_for
+from ..stores import alias_of, store_for
 from .atomic_operation import AtomicOperation
 from .execute import execute
 from .operation import Operation
@@ -88,7 +88,7 @@ def run_once(
         IdempotencyConfigurationError: the call cannot work as it is written.
     """
     resolved = resolve(once_options(options))
-    alias = alias_for(resolved.using)
+    alias = alias_of(resolved)
     if not get_settings().enabled:
         return _run_unprotected(work, alias, leased=resolved.lease is not None)
     wanted = _claim_request(resolved, work, scope, key, payload)

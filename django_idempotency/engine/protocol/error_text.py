@@ -46,6 +46,8 @@ _SECRETS = (
     re.compile(r"()\b[A-Z]{2}\d{2}(?: ?[0-9A-Z]{4}){3,7}(?: ?[0-9A-Z]{1,3})?\b"),  # IBAN
     re.compile(r"()\b\d(?:[ -]?\d){12,18}\b"),  # card numbers
 )
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Those of ASCII and Latin-1, such as ESC, and those that end a line or turn the direction of writing."""
 
 
 def describe(error: BaseException) -> str:
@@ -60,9 +62,14 @@ def describe(error: BaseException) -> str:
     text = f"{name}: {message}"[: 4 * MAX_LENGTH]
     for pattern in _SECRETS:
         text = pattern.sub(_masked, text)
-    text = " ".join(text.split()).removesuffix(":")
-    # PostgreSQL refuses NUL, and every database refuses a lone surrogate.
-    return text.replace("\0", "").encode("utf-8", "backslashreplace").decode()[:MAX_LENGTH]
+    text = without_controls(" ".join(text.split()).removesuffix(":"))
+    # Every database refuses a lone surrogate. PostgreSQL also refuses NUL, which is a control character.
+    return text.encode("utf-8", "backslashreplace").decode()[:MAX_LENGTH]
+
+
+def without_controls(text: str) -> str:
+    """The text on one line, with an escape for each control character: a terminal would obey it."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -16,12 +16,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from ..conf import Idempotency
-from ..stores import alias_for
-
-
-def alias_of(options: Idempotency) -> str:
-    """The database alias of the key table for these options."""
-    return alias_for(options.using)
+from ..stores import alias_of
 
 
 class TakenOver(set[str]):

@@ -19,8 +19,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
 from ..protocol.snapshots import Snapshot
-from ..stores import Store, store_for
-from .atomic_requests import alias_of
+from ..stores import Store, alias_of, store_for
 from .bodies import show_loss
 from .problems import Problem
 from .view_call import ViewCall

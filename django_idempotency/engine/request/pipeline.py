@@ -19,9 +19,9 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
 from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable
-from ..stores import store_for
+from ..stores import alias_of, store_for
 from . import problems
-from .atomic_requests import NO_TRANSACTION, alias_of, as_django_would
+from .atomic_requests import NO_TRANSACTION, as_django_would
 from .callers import ChangingCredential
 from .capture import restore
 from .key import read_key

@@ -9,6 +9,7 @@ from django.db import connections, router
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
+from ..conf import Idempotency, resolve
 from .citus import CitusStore, is_citus
 from .mariadb import MariaDBStore
 from .mysql import MySQLStore
@@ -16,7 +17,7 @@ from .postgresql_functions import PostgreSQLFunctionsStore
 from .sqlite import SQLiteStore
 from .store import Store
 
-__all__ = ["Store", "alias_for", "store_for"]
+__all__ = ["Store", "alias_for", "alias_of", "store_for"]
 
 _STORES: dict[str, type[Store]] = {
     "postgresql": PostgreSQLFunctionsStore,
@@ -30,9 +31,14 @@ UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol, and name themselves in their version. Their locks are not those of InnoDB."""
 
 
+def alias_of(options: Idempotency) -> str:
+    """The alias to which keys are written with these options, which are resolved: theirs, or that of the routers."""
+    return options.using or router.db_for_write(IdempotencyKey)
+
+
 def alias_for(using: str | None) -> str:
-    """The database alias of the key table: `using`, or the alias to which the project's routers write the table."""
-    return using or router.db_for_write(IdempotencyKey)
+    """The alias where keys are looked for: `using`, or the alias to which the project writes keys by default."""
+    return using or alias_of(resolve())
 
 
 @lru_cache

@@ -3,20 +3,20 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections, router
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
 from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
-from ...models import IdempotencyKey
-from ..databases import known
+from .. import databases
+from ..output import EscapingCommand
 from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
 
 
-class Command(BaseCommand):
+class Command(EscapingCommand):
     help = (
         "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
         "Exit status: 0 done (or stopped by a limit), 1 error, 3 with --fail-on-stuck if keys need attention, 128 plus "
@@ -24,18 +24,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        chosen = parser.add_mutually_exclusive_group()
-        chosen.add_argument(
-            "--database",
-            action="append",
-            help="Database alias. May be repeated. Default: the alias that keys are written to.",
-        )
-        chosen.add_argument(
-            "--all-databases",
-            action="store_true",
-            help="Every alias on which the database routers allow the key table, one after the other. An alias that "
-            "fails does not stop the others: its error goes to stderr, and the exit status is 1.",
-        )
+        databases.add_arguments(parser)
         parser.add_argument(
             "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
         )
@@ -54,7 +43,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        aliases = _aliases(options)
+        aliases = databases.chosen(options)
         stop = Event()
         results: list[Cleanup] = []
         with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
@@ -94,7 +83,7 @@ class Command(BaseCommand):
 
         def progress(deleted: int) -> None:
             if shown:
-                self.stdout.write(f"{deleted} deleted …")
+                self.stdout.write(f"{deleted} deleted ...")
                 self.stdout.flush()  # a pipe would hold the line back until the end
 
         return cleanup_idempotency_keys(
@@ -106,19 +95,6 @@ class Command(BaseCommand):
             stop=stop,
             progress=progress,
         )
-
-
-def _aliases(options: dict[str, Any]) -> list[str | None]:
-    """The databases to clean up. None: the one that keys are written to."""
-    if options["all_databases"]:
-        allowed: list[str | None] = [name for name in connections if router.allow_migrate_model(name, IdempotencyKey)]
-        if not allowed:
-            raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
-        return allowed
-    chosen = options["database"]
-    # `call_command(…, database="other")` gives the text itself.
-    aliases: list[str | None] = [chosen] if chosen is None or isinstance(chosen, str) else list(dict.fromkeys(chosen))
-    return [known(alias) for alias in aliases]
 
 
 def _needs_attention(result: Cleanup) -> bool:

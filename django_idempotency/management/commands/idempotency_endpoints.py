@@ -6,16 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_json, as_markdown, as_openapi, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
 from ...exceptions import IdempotencyConfigurationError
+from ..output import EscapingCommand
 
 FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown, "openapi": as_openapi}
 
 
-class Command(BaseCommand):
+class Command(EscapingCommand):
     help = (
         "List the project's unsafe routes, protected or not, from its URLconf. The admin and format suffixes are left "
         "out, unless --all is given. No view is called, no database is read. --format markdown and "

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from ...engine.execution.values import encode_step
@@ -15,6 +15,7 @@ from ...maintenance.bulk import resolve_all
 from ...maintenance.entered import is_envelope, json_value, row_of
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..chosen_keys import STATES, Chosen, choose
+from ..output import EscapingCommand
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
@@ -32,7 +33,7 @@ class Choice:
     preview: str = ""
 
 
-class Command(BaseCommand):
+class Command(EscapingCommand):
     help = (
         "Decide about idempotency keys that need attention, as the admin does, in bulk and in scripts. Without --apply "
         "the keys are only listed. With it, exactly the listed keys are decided about. Each line begins with the "

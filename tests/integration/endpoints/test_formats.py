@@ -144,19 +144,19 @@ operation `POST orders`
 - Compared with the first request: method, path, query string, content type and body (JSON and forms up to 128 KiB by \
 their values)
 - Kept for: 1 day from the first request. After that the key is as if it had never been used.
-- 400 `missing-key` “Idempotency-Key is missing”: \
+- 400 `missing-key` "Idempotency-Key is missing": \
 This operation needs the request header Idempotency-Key with a unique value, such \
 as a UUID.
-- 400 `invalid-key` “Idempotency-Key is not valid”: The request header Idempotency-Key does not carry a usable key.
-- 409 `in-progress` “A request is outstanding for this Idempotency-Key”: \
+- 400 `invalid-key` "Idempotency-Key is not valid": The request header Idempotency-Key does not carry a usable key.
+- 409 `in-progress` "A request is outstanding for this Idempotency-Key": \
 The first request with this key is still being processed. \
 Retry it later, unchanged. `Retry-After`.
-- 409 `response-not-stored` “Idempotency-Key is completed, response not stored”: \
+- 409 `response-not-stored` "Idempotency-Key is completed, response not stored": \
 The request was processed, and its response is not kept. \
 It is not run again.
-- 422 `already-used` “Idempotency-Key is already used”: \
+- 422 `already-used` "Idempotency-Key is already used": \
 This key was used for another request. Use a new key for a new request.
-- 503 `busy` “The idempotency store is busy”: Nothing was done. Retry the request later, unchanged. `Retry-After`.
+- 503 `busy` "The idempotency store is busy": Nothing was done. Retry the request later, unchanged. `Retry-After`.
 
 ## POST /pay
 
@@ -166,16 +166,16 @@ RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or 
 - Unique for: the caller, as tests.integration.endpoints.shop.tenant tells; operation `pay`
 - Compared with the first request: method, path, query string and the body fields amount
 - Kept for: 90 seconds from the first request. After that the key is as if it had never been used.
-- 400 `invalid-key` “Idempotency-Key is not valid”: The request header Idempotency-Key does not carry a usable key.
-- 409 `in-progress` “A request is outstanding for this Idempotency-Key”: \
+- 400 `invalid-key` "Idempotency-Key is not valid": The request header Idempotency-Key does not carry a usable key.
+- 409 `in-progress` "A request is outstanding for this Idempotency-Key": \
 The first request with this key is still being processed. \
 Retry it later, unchanged. `Retry-After`.
-- 409 `response-not-stored` “Idempotency-Key is completed, response not stored”: \
+- 409 `response-not-stored` "Idempotency-Key is completed, response not stored": \
 The request was processed, and its response is not kept. \
 It is not run again.
-- 422 `already-used` “Idempotency-Key is already used”: \
+- 422 `already-used` "Idempotency-Key is already used": \
 This key was used for another request. Use a new key for a new request.
-- 503 `busy` “The idempotency store is busy”: Nothing was done. Retry the request later, unchanged. `Retry-After`.
+- 503 `busy` "The idempotency store is busy": Nothing was done. Retry the request later, unchanged. `Retry-After`.
 
 ## Not protected
 

@@ -28,8 +28,8 @@ def test_c4_what_makes_a_key_unique_is_published(urlconf: Any) -> None:
     refuse, event, form = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
     assert "- Key: the form field 'idempotency_key'\n" in form
     assert "the credential or session that was sent; others are refused; operation `POST refuse`" in refuse
-    assert "- 403 `unidentified-caller` “Idempotency-Key needs an identified caller”" in refuse
-    assert "- 403 `replay-refused` “Replay is not permitted”" in refuse
+    assert '- 403 `unidentified-caller` "Idempotency-Key needs an identified caller"' in refuse
+    assert '- 403 `replay-refused` "Replay is not permitted"' in refuse
     assert "Compared with the first request: not at all" in refuse
     assert "- Key: read by tests.integration.endpoints.shop.tenant\n" in event
     assert (
@@ -62,9 +62,9 @@ def test_leased_endpoints(urlconf: Any) -> None:
         held=require_POST(idempotent(lease=60, on_abandoned="hold")(view)),
     )
     accepted, held = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
-    assert "- 202 `in-progress` “Accepted”: The first request with this key is still being processed" in accepted
+    assert '- 202 `in-progress` "Accepted": The first request with this key is still being processed' in accepted
     assert ("is outstanding" in accepted, "is unknown" in accepted) == (False, False)
-    assert "- 409 `outcome-unknown` “The outcome for this Idempotency-Key is unknown”" in held
+    assert '- 409 `outcome-unknown` "The outcome for this Idempotency-Key is unknown"' in held
     assert [(e["mode"], e["lease_seconds"]) for e in json.loads(run("--format", "json", urlconf=urls)[0])] == [
         ("leased", 60),
         ("leased, hold", 60),

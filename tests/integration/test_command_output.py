@@ -1,0 +1,117 @@
+"""`management/output.py`: what a command quotes neither stops the run nor steers a terminal."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_idempotency import idempotent
+from django_idempotency.models import IdempotencyKey
+from tests.expired import make_keys, make_leased
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks
+from tests.servers import DEADLINE, server_environment
+
+
+@idempotent
+def view(request: HttpRequest) -> HttpResponse:
+    raise NotImplementedError
+
+
+urlpatterns = [path("straße/", view), path("orders/", view)]
+
+
+def printed(encoding: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit status and output of a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "django", *arguments],
+        env=server_environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0"),
+        capture_output=True,
+        encoding=encoding,
+        timeout=DEADLINE,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+class TestEncoding:
+    """Of a terminal, or of the C locale."""
+
+    def test_cleanup_says_how_far_it_is(self, encoding: str) -> None:
+        make_keys(3)
+        assert printed(encoding, "cleanup_idempotency_keys", "--batch-size=2", "--verbosity=2") == (
+            0,
+            "2 deleted ...\n3 deleted ...\nDeleted 3 expired idempotency keys.\n",
+            "",
+        )
+
+    def test_recovery_reaches_the_keys_behind(self, encoding: str) -> None:
+        """The operation of the first key has a character that the encoding lacks."""
+        for number, operation in enumerate(("POST оплата/ä", "POST pay/")):
+            make_leased(str(number), "failed", doubt=True)
+            IdempotencyKey.objects.filter(key=str(number)).update(operation=operation)
+        status, out, err = printed(encoding, "recover_idempotency_keys")
+        first, second, last = out.splitlines()
+        shown = {"ascii": "\\xe4", "latin-1": "ä"}[encoding]
+        assert rf"POST \u043e\u043f\u043b\u0430\u0442\u0430/{shown}: left, " in first
+        assert "POST pay/: left, " in second
+        assert last == "Completed 0 idempotency keys. Need attention: 2."
+        assert (status, err) == (3, "CommandError: Idempotency keys need attention; see the admin.\n")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("encoding", "format_", "shown"),
+    [
+        ("ascii", "table", r"stra\xdfe/"),
+        ("latin-1", "markdown", "/straße/"),
+        ("ascii", "openapi", r"/stra\u00dfe/"),
+    ],
+)
+def test_the_list_of_endpoints_is_complete(encoding: str, format_: str, shown: str) -> None:
+    """JSON has escapes of its own."""
+    status, out, err = printed(encoding, "idempotency_endpoints", f"--urlconf={__name__}", f"--format={format_}")
+    assert (status, err, shown in out, "orders/" in out) == (0, "", True, True)
+
+
+@pytest.mark.django_db
+@pytest.mark.urls("tests.integration.leased_urls")
+def test_a_terminal_obeys_nothing_that_an_error_says(client: Client) -> None:
+    """The gateway may have chosen the text. It is kept in the log in the same way, on one line."""
+
+    def evil(*args: object) -> None:
+        raise OSError("declined\x1b]0;owned\x07\r\nall keys are recovered\u202e")
+
+    GATEWAY.reset()
+    HOOKS.clear()
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
+    HOOKS["reconcile"] = evil
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("recover_idempotency_keys", "--older-than=0", stdout=out)
+    said = r"reconcile raised OSError: declined\x1b]0;owned\x07 all keys are recovered\u202e."
+    assert out.getvalue().splitlines()[0].endswith(said)
+    assert (IdempotencyKey.objects.get().last_error or "").startswith(r"OSError: declined\x1b]0;owned\x07 all")
+
+
+@pytest.mark.django_db
+def test_a_terminal_obeys_nothing_that_a_row_holds() -> None:
+    """Lines stay lines."""
+    make_leased("k", "failed", doubt=True)
+    IdempotencyKey.objects.update(operation="POST pay/\x1b[2K\r\n")
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("recover_idempotency_keys", stdout=out)
+    assert r"POST pay/\x1b[2K\r" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
