@@ -76,6 +76,19 @@ def test_a_view_that_catches_a_timeout_cannot_refuse(post: Any, status: int, fin
     assert final or row().last_error == "The view answered 402, with a call in doubt: charge."
 
 
+def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
+    """The charge has not been made: the view must not go on as if it had, and the retry neither."""
+
+    async def charge() -> None:
+        raise AssertionError
+
+    coroutine = charge()
+    with pytest.raises(IdempotencyConfigurationError, match=r"await operation\.acall\('charge'"):
+        pay(lambda operation: operation.call("charge", lambda: coroutine))
+    coroutine.close()
+    assert needs_attention().count() == 1
+
+
 @pytest.mark.usefixtures("doubt")
 def test_a_result_ends_it() -> None:
     assert pay(breaks, lambda operation: Result("by the books", replayed=False)) == "by the books"

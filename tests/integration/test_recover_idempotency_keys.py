@@ -67,6 +67,12 @@ def test_reconcile_raises() -> None:
     assert failing("--older-than=0")[1] == 1
 
 
+def test_reconcile_may_refuse() -> None:
+    """It has asked: its 402 is final, although it has recorded nothing."""
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=402)
+    assert run().endswith("Completed 1 idempotency key. Need attention: 0.\n")
+
+
 def test_reconcile_does_not_know_yet() -> None:
     """Its 503 is not the end of the operation: the next run asks again."""
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=503)

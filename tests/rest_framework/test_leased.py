@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("rest_framework")
 
 from django.db import connection
+from django.shortcuts import get_object_or_404
 from django.urls import path
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import APIException, ValidationError
@@ -17,6 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import Idempotency, get_operation, idempotent
+from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Order
@@ -40,6 +42,8 @@ class Pay(IdempotencyMixin, APIView):
         charge = operation.call("charge", self.charge, request.data, operation.derive_key("charge"))
         if request.data.get("after") == "refused":
             raise Declined
+        if request.data.get("after") == "rolled back":
+            operation.write("order", get_object_or_404, Order, reference="gone")
         order = operation.write("order", Order.objects.create, reference=charge)
         return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
 
@@ -68,7 +72,14 @@ def reconciled(request: Any) -> Response:
     raise ValidationError({"in_doubt": operation.in_doubt})
 
 
-urlpatterns = [path("pay", Pay.as_view()), path("function", pay), path("reconciled", reconciled)]
+@api_view(["POST"])
+@idempotent(lease=60)
+def write(request: Any) -> Response:
+    get_operation(request).write("order", get_object_or_404, Order, reference="gone")
+    raise AssertionError
+
+
+urlpatterns = [path("pay", Pay.as_view()), path("write", write), path("function", pay), path("reconciled", reconciled)]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
 
 
@@ -100,6 +111,22 @@ def test_an_exception_after_a_finished_call_is_an_answer_too(post: Any) -> None:
     first, second = (post("/pay", {"after": "refused"}) for _ in range(2))
     assert (first.status_code, second.headers["Idempotency-Replayed"]) == (402, "true")
     assert len(CALLS) == 1
+
+
+def test_an_exception_out_of_a_write_is_no_answer_after_a_call(post: Any) -> None:
+    """A 404 that is kept would hide the charge. The write has failed, and nobody has taken the charge back."""
+    answers = [post("/pay", {"after": "rolled back"}) for _ in range(2)]
+    assert [(answer.status_code, answer.headers["Idempotency-Replayed"]) for answer in answers] == [(404, "false")] * 2
+    assert (len(CALLS), half_done().count()) == (1, 1)
+
+
+def test_an_exception_out_of_the_first_write_is_an_answer(post: Any) -> None:
+    """Nothing has been done before it, so nothing is hidden."""
+    answers = [post("/write") for _ in range(2)]
+    assert [(answer.status_code, answer.headers["Idempotency-Replayed"]) for answer in answers] == [
+        (404, "false"),
+        (404, "true"),
+    ]
 
 
 @pytest.mark.parametrize("url", ["/pay", "/function"])

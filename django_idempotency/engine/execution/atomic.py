@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -54,13 +55,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                     return claim
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
-                operation = AtomicOperation(wanted.identity, claim.attempt)
-                own_keys = _RUNNING.setdefault(connection, [])
-                own_keys.append(wanted.identity)
-                try:
-                    finished = work.run(operation).about(operation.resource)
-                finally:
-                    own_keys.remove(wanted.identity)
+                finished = _run(store, connection, wanted, claim, work)
                 hides_an_error = _hides_an_error(store, connection, wanted, claim, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
@@ -120,6 +115,25 @@ def _claim(store: Store, wanted: ClaimRequest, *, outermost: bool) -> ClaimOutco
         # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
         transaction.set_rollback(True, using=store.alias)
     return claim
+
+
+def _run(
+    store: Store, connection: BaseDatabaseWrapper, wanted: ClaimRequest, claim: Claimed, work: Work[T]
+) -> Finished[T]:
+    """Run the work. If it has ended its own transaction and then raises, its key is held: see `_hides_an_error`."""
+    operation = AtomicOperation(wanted.identity, claim.attempt)
+    own_keys = _RUNNING.setdefault(connection, [])
+    own_keys.append(wanted.identity)
+    try:
+        return work.run(operation).about(operation.resource)
+    except BaseException:
+        if store.has_ended(connection, claim):
+            connection.needs_rollback = False  # there is nothing to roll back
+            with suppress(Error):  # the caller must see the error of the work
+                store.claim(wanted)
+        raise
+    finally:
+        own_keys.remove(wanted.identity)
 
 
 def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: bool) -> None:

@@ -77,11 +77,11 @@ def _refuse_transaction(store: Store, what: str) -> None:
         blocks: Any = connection.atomic_blocks
         if blocks and blocks[-1]._from_testcase:
             return
-    elif connection.get_autocommit():
+    elif connection.get_autocommit() and not store.has_begun(connection):
         return
     raise IdempotencyConfigurationError(
         f"{what} was reached inside a transaction of database {store.alias!r}. Leased mode commits step by step, so "
-        "that a crash leaves a trace of what was called. Remove the atomic() or set_autocommit(False) around it. Under "
-        "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
+        "that a crash leaves a trace of what was called. Remove the atomic(), set_autocommit(False) or raw BEGIN. "
+        "Under ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
         "@transaction.non_atomic_requests."
     )

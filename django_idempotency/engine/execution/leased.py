@@ -99,22 +99,16 @@ def _reconciled(claim: Claimed, work: Work[T], operation: Operation) -> Finished
 def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
     try:
         with warned_about(store, operation):
-            finished = work.run(operation)
+            return work.run(operation)
     except ClaimLost:
         raise
     except Exception as error:
         answered = work.answer(error)
         if answered is None:
             raise
-        if answered.verdict is Verdict.KEEP and not operation.in_doubt:
+        if answered.verdict is Verdict.KEEP and operation._may_end_with(error):
             return answered
-        # The exception may have come out of a call. It says nothing final, whichever status the framework gives it.
         return replace(answered, verdict=Verdict.ROLL_BACK, reason=describe(error))
-    if finished.snapshot is not None and finished.snapshot.status_code >= 400 and operation.in_doubt:
-        # A refusal says that nothing has happened. The work has caught the exception of a call, and does not know that.
-        reason = f"The view answered {finished.snapshot.status_code}, with a call in doubt: {operation.in_doubt[0]}."
-        return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
-    return finished
 
 
 @contextmanager

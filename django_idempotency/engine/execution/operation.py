@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from asgiref.sync import sync_to_async
+from django.db import IntegrityError
 
 from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
 from ..protocol.claims import ClaimRequest
@@ -47,6 +48,8 @@ class Operation(Handle):
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         self.writing = False
+        self._broke: BaseException | None = None
+        """What a `write` has raised."""
 
     def _begun_again(self) -> Operation:
         """The same attempt after `reconcile`: the work may use the names of its steps, and gets what is recorded."""
@@ -103,6 +106,11 @@ class Operation(Handle):
             return cast(T, value)
         try:
             value = function(*args, **kwargs)
+            if isawaitable(value):
+                raise IdempotencyConfigurationError(
+                    f"step {name!r}: {function!r} returned {value!r}, which nobody awaits: the call may not have been "
+                    f"made. Write `await operation.acall({name!r}, …)`."
+                )
         except BaseException as error:
             self._note(name, error)
             raise
@@ -156,7 +164,7 @@ class Operation(Handle):
             return cast(T, value)
         with durable_transaction(self._store, f"operation.write({name!r})"):
             self._store.start_write(self._claim, name)
-            with self._writing():
+            with self._writing(name):
                 value = function(*args, **kwargs)
                 kept = encode_step(value)
             self._store.finish_write(self._claim, name, kept)
@@ -305,15 +313,28 @@ class Operation(Handle):
         self._used.add(name)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, name: str) -> Iterator[None]:
         self.writing, about = True, self._resource
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._resource = about  # rolled back with the write
+            self._broke = error
             raise
         finally:
             self.writing = False
+            if self._store.has_no_transaction(self._store.connection):
+                # What the function has written since its transaction ended is committed: the step must be, too.
+                with suppress(IntegrityError):  # it is, if the end was a COMMIT
+                    self._store.start_write(self._claim, name)
+
+    def _may_end_with(self, error: Exception) -> bool:
+        """Whether the final answer that a framework gives to this exception of the work may be kept.
+
+        Not if it may have come out of a call: it says nothing final, whichever its status. And not if it came out of a
+        `write` that was rolled back after other steps: what they have done would be seen by nobody.
+        """
+        return not self._doubts and not (self._broke is error and self._kept)
 
 
 async def _awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest
@@ -81,7 +82,12 @@ class ViewCall:
             response = self.ready(self.view(*self.args, **self.kwargs))
         finally:
             delattr(self.request, RUNNING)
-        return self.judge(response)
+        finished = self.judge(response)
+        if finished.verdict is Verdict.KEEP and response.status_code >= 400 and operation.in_doubt:
+            # A refusal says that nothing has happened. The view has caught the exception of a call, and does not know.
+            reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
+            return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
+        return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """The outcome table: what becomes of the business write and of the key."""

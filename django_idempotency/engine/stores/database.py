@@ -55,6 +55,14 @@ class Database(ABC):
 
         claimed: the claim that the transaction began with.
         """
+        return self.has_no_transaction(connection)
+
+    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the driver has no open transaction, where Django has one. Asks the driver, not the server."""
+        return False
+
+    def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the driver has an open transaction, where Django has none: a raw BEGIN. Asks the driver alone."""
         return False
 
     @abstractmethod

@@ -20,6 +20,7 @@ from .store import KeyLocked, Store
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
 SEEN = frozenset({1048, 1062})
@@ -71,6 +72,11 @@ class InnoDBStore(Store):
 
     def was_rolled_back(self, error: DatabaseError) -> bool:
         return _code(error) in ROLLED_BACK
+
+    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
+        # Django has switched the server's autocommit off. A connection that was made anew behind its back has it on.
+        raw: Any = connection.connection
+        return raw is not None and not connection.closed_in_transaction and bool(raw.get_autocommit())
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return _code(error) in UNKNOWN

@@ -47,8 +47,8 @@ LOCKS_SQL = (
 )
 LOST = "django_idempotency: claim lost in"
 """What no number looks like. PostgreSQL repeats the text in its error, in any language."""
-IN_ERROR = 3
-"""libpq's PQTRANS_INERROR"""
+IN_TRANSACTION, IN_ERROR = 2, 3
+"""libpq's PQTRANS_INTRANS and PQTRANS_INERROR"""
 CLOCK = "clock_timestamp()"
 LATER = "clock_timestamp() + %s * interval '1 second'"
 
@@ -173,16 +173,23 @@ class PostgreSQLStore(PostgreSQLCleanup):
         return sqlstate(error) in UNDEFINED
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
+        # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
+        return self.has_no_transaction(connection) and bool(
+            self._fetch(self._sql.read_attempt, claimed.row.found_by) != (claimed.attempt,)
+        )
+
+    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # psycopg 3 sends another BEGIN before the next statement, unless the view has switched its autocommit on.
-        # psycopg2 takes its own BEGIN for still in force. After a COMMIT that does no harm: the claim is committed, and
-        # the completion will find it.
+        # psycopg2 takes its own BEGIN for still in force.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
             return False
-        if raw.info.transaction_status != round_trips.IDLE:
-            return False
-        return bool(self._fetch(self._sql.read_attempt, claimed.row.found_by) != (claimed.attempt,))
+        return bool(raw.info.transaction_status == round_trips.IDLE)
+
+    def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: Any = connection.connection
+        return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
         raw: Any = connection.connection

@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Claimed, Row
+from ..protocol.outcomes import Row
 from .dialect import Dialect
 from .queries import as_new_row
 from .store import Store
@@ -38,14 +38,15 @@ class SQLiteStore(Store):
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
         # does not notice. From then on, SQLite commits each statement by itself.
-        return super().is_broken(connection) or self._has_no_transaction(connection)
+        return super().is_broken(connection) or self.has_no_transaction(connection)
 
-    def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        return self._has_no_transaction(connection)
-
-    def _has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
+    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and not raw.in_transaction
+
+    def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: Any = connection.connection
+        return raw is not None and raw.in_transaction
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return False

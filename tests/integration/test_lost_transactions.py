@@ -1,0 +1,124 @@
+"""A transaction that Django takes for open, and that is over; and one that is open behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection
+
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    Operation,
+    OutcomeUnknown,
+    TransactionBroken,
+    run_once,
+)
+from django_idempotency.maintenance import in_doubt, stuck
+from tests.leases import Broken
+from tests.shopapp.models import Ledger, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def once(work: Any, **options: Any) -> Any:
+    return run_once(work, scope="s", key="k", operation="o", **options).value
+
+
+def lose() -> None:
+    """From here on, the database commits each statement by itself, and nothing of before is left."""
+    raw = connection.connection
+    if connection.vendor == "sqlite":
+        with pytest.raises(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("INSERT OR ROLLBACK INTO shopapp_ledger (entry) VALUES ('taken')")
+    elif connection.vendor == "mysql":  # as a session that the driver has made anew
+        raw.rollback()
+        raw.autocommit(True)
+    else:
+        raw.rollback()
+        raw.autocommit = True
+
+
+@pytest.fixture(autouse=True)
+def _taken() -> None:
+    Ledger.objects.create(entry="taken")
+
+
+def writes_after(end: Callable[[], None]) -> Callable[[], str]:
+    def work() -> str:
+        Order.objects.create(reference="before")
+        lose()
+        Order.objects.create(reference="after")
+        end()
+        return "done"
+
+    return work
+
+
+def fails() -> None:
+    raise Broken
+
+
+def orders() -> list[str]:
+    return list(Order.objects.order_by("pk").values_list("reference", flat=True))
+
+
+@pytest.mark.parametrize(("end", "error"), [(fails, Broken), (lambda: None, TransactionBroken)])
+def test_the_key_is_held(end: Callable[[], None], error: type[Exception]) -> None:
+    """What the work has written after the end is committed. So no retry writes once more."""
+    with pytest.raises(error):
+        once(writes_after(end))
+    with pytest.raises(OutcomeUnknown):
+        once(writes_after(end))
+    assert (orders(), stuck().count()) == (["after"], 1)
+
+
+@pytest.mark.parametrize("on_abandoned", ["retry", "hold"])
+def test_a_step_that_fails_is_in_doubt(on_abandoned: Any) -> None:
+    """Its start was rolled back with the rest, and is written again."""
+
+    def pay(operation: Operation) -> None:
+        operation.write("order", writes_after(fails))
+
+    with pytest.raises(Broken):
+        once(pay, lease=60, on_abandoned=on_abandoned)
+    with pytest.raises(OutcomeUnknown):
+        once(pay, lease=60, on_abandoned=on_abandoned)
+    assert (orders(), in_doubt().count()) == (["after"], 1)
+
+
+def test_a_step_that_comes_to_its_end_is_kept() -> None:
+    """A retry gets its result."""
+
+    def pay(operation: Operation) -> Any:
+        result = operation.write("order", writes_after(lambda: None))
+        if operation.attempt == 1:
+            raise Broken
+        return result
+
+    with pytest.raises(Broken):
+        once(pay, lease=60)
+    assert (once(pay, lease=60), orders()) == ("done", ["after"])
+
+
+@pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN
+@pytest.mark.parametrize("moment", ["before", "in the middle"])
+def test_nothing_is_called_in_a_transaction_of_which_django_does_not_know(moment: str) -> None:
+    """As a script leaves it that fails between its BEGIN and its COMMIT. All traces of a call would be lost with it."""
+    charges = []
+
+    def begin() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+
+    def pay(operation: Operation) -> None:
+        begin()
+        operation.call("charge", lambda: charges.append(1))
+
+    if moment == "before":
+        begin()
+    with pytest.raises(IdempotencyConfigurationError, match="raw BEGIN"):
+        once(pay, lease=60, on_abandoned="hold")
+    connection.close()
+    assert charges == []
