@@ -76,7 +76,7 @@ class InnoDBStore(Store):
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # Django has switched the server's autocommit off. A connection that was made anew behind its back has it on.
         raw: Any = connection.connection
-        return raw is not None and not connection.closed_in_transaction and bool(raw.get_autocommit())
+        return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
     def is_unmigrated(self, error: DatabaseError) -> bool:
         return _code(error) in UNKNOWN
