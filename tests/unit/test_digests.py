@@ -53,6 +53,7 @@ def test_a_hash_is_no_scope() -> None:
     assert sent.scope == f"scope:{sha256(stored.scope.encode()).hexdigest()}"
     assert sent.scope_hash != stored.scope_hash
     assert (kept_scope("scope"), kept_scope("x" * 255)) == ("scope", "x" * 255)
+    assert kept_scope("\ud800").startswith("scope:")  # no database takes half a surrogate pair
 
 
 def test_derived_keys_never_change() -> None:
