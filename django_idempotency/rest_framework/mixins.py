@@ -92,11 +92,11 @@ class IdempotencyMixin:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
             resolved = resolve(options)
-            if request.method.upper() in resolved.methods:
-                refuse_handler(handler)
             call = RestFrameworkViewCall(
                 request._request, handler, (request, *args), kwargs, resolved, asked_with=request
             )
+            if call.method in resolved.methods:
+                refuse_handler(handler)
             return handle(call)
 
         return protected
