@@ -81,7 +81,7 @@ class IdempotencyMixin:
             with self._as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
-        if request.method in options.methods:
+        if verb.upper() in options.methods:
             refuse_handler(getattr(self, verb))
         # Set on the instance, which lives for one request. View.dispatch() calls it last.
         setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
@@ -95,7 +95,7 @@ class IdempotencyMixin:
     def _options_for(self, request: Any) -> Idempotency | None:
         verb = request.method.lower()
         answered = verb in self.http_method_names and hasattr(self, verb)  # type: ignore[attr-defined]
-        if request.method in SAFE_METHODS or not answered:
+        if verb.upper() in SAFE_METHODS or not answered:
             return None
         options = checked(self.get_idempotency_options())
         return None if options is None else resolve(options)

@@ -29,6 +29,12 @@ class NinjaViewCall(ViewCall):
         auth = getattr(self.request, "auth", None)
         if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
             return super().scope()
+        # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"?
+        if isinstance(auth, str) and (count := len(self.ninja_operation.auth_callbacks)) > 1:
+            raise IdempotencyConfigurationError(
+                f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
+                "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+            )
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:

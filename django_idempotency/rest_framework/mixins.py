@@ -70,7 +70,7 @@ class IdempotencyMixin:
         parent: Any = super()
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
-        if request.method in SAFE_METHODS or handler is None:
+        if verb.upper() in SAFE_METHODS or handler is None:
             with as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
         # Set on the instance, which lives for one request. The framework calls it after initial().
@@ -92,11 +92,11 @@ class IdempotencyMixin:
                 with as_django_would(request._request):
                     return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
             resolved = resolve(options)
-            if request.method in resolved.methods:
-                refuse_handler(handler)
             call = RestFrameworkViewCall(
                 request._request, handler, (request, *args), kwargs, resolved, asked_with=request
             )
+            if call.method in resolved.methods:
+                refuse_handler(handler)
             return handle(call)
 
         return protected

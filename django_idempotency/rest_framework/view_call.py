@@ -70,7 +70,9 @@ class RestFrameworkViewCall(ViewCall):
             return super().scope()
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().scope()  # the project's own value for "no token"
-        return auth_scope(request.auth)
+        kind = type(request.successful_authenticator)
+        several = len(request.authenticators) > 1
+        return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """The framework's exception handling, then its rendering, each in a transaction of its own.

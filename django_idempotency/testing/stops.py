@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable, isclass, iscoroutinefunction, isroutine
 from typing import Any
 from unittest.mock import patch
 
@@ -221,9 +221,11 @@ def _reporting(watch: Watch, step: Step, function: Callable[..., Any]) -> Callab
 
 
 def _identity(function: Any) -> object:
-    """The same for the same place in the code: each attempt makes new lambdas and partial functions."""
+    """The same for the same place in the code: each attempt makes new lambdas, partial functions and objects."""
     function = getattr(function, "func", function)
-    return getattr(function, "__code__", function)
+    if (code := getattr(function, "__code__", None)) is not None:
+        return code
+    return function if isroutine(function) or isclass(function) else type(function)
 
 
 def _derive_key(watch: Watch, original: Callable[..., str]) -> Callable[..., str]:

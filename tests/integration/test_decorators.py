@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from tests.http import replayed
@@ -28,6 +31,26 @@ def test_a_handler_named_put_protects_put(client: Client, key: str) -> None:
     """Whoever decorates it wants that."""
     responses = [client.put("/handlers", headers={"Idempotency-Key": key}) for _ in range(2)]
     assert [replayed(r) for r in responses] == ["false", "true"]
+
+
+class Both(View):
+    @method_decorator(idempotent(methods=("POST", "PATCH")))
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(Order.objects.create().pk))
+
+    patch = post
+
+
+class Calling(Both):
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return self.post(request)
+
+
+@pytest.mark.parametrize("view_class", [Both, Calling])
+def test_a_handler_named_post_protects_the_methods_that_are_named(rf: Any, key: str, view_class: type[View]) -> None:
+    """Also under another name, or called by another handler."""
+    answers = [view_class.as_view()(rf.patch("/", headers={"Idempotency-Key": key})) for _ in range(2)]
+    assert [replayed(answer) for answer in answers] == ["false", "true"]
 
 
 def test_options_are_given_by_keyword_or_as_one_value() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from threading import Event
@@ -33,6 +34,7 @@ from tests.shopapp.models import Ledger, Order
 from tests.works import RUNS, breaks, pay, place
 
 pytestmark = pytest.mark.django_db
+NOON = datetime(2026, 11, 22, 12, 0, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +85,10 @@ class TestAtomic:
         ("payload", "fingerprint"),
         [
             ({"b": [1, "ä"], "a": Decimal("1.10")}, "4e684364fad3ff23bfa66980aa869dd36cac95dcca7e966828e7c22fe60a752b"),
+            (
+                {"at": NOON.replace(microsecond=123_000, tzinfo=UTC)},
+                "10195b9d565115a3fe0f567587b732efbc38afd4553e6e3bb0cf264f4f565feb",
+            ),
             (b"bytes", "4fe7aa7b3446d27644ddcb6096ef24efc8b9f19431a9f53b73ad265b5fb59cf4"),
         ],
     )
@@ -90,6 +96,14 @@ class TestAtomic:
         """A retry across an upgrade must not be refused."""
         run_once(place, scope="s", key="k", payload=payload)
         assert bytes(IdempotencyKey.objects.get().fingerprint).hex() == fingerprint
+
+    @pytest.mark.parametrize("cut", [NOON, NOON.replace(tzinfo=UTC), NOON.time()])
+    def test_payloads_that_differ_by_a_microsecond_are_two(self, cut: Any) -> None:
+        """Django's encoder cuts times to milliseconds."""
+        run_once(place, scope="s", key="k", payload={"at": cut.replace(microsecond=123_456)})
+        assert run_once(place, scope="s", key="k", payload={"at": cut.replace(microsecond=123_456)}).replayed is True
+        with pytest.raises(PayloadMismatch):
+            run_once(place, scope="s", key="k", payload={"at": cut.replace(microsecond=123_457)})
 
     def test_payloads_are_compared_by_value(self) -> None:
         """The order of names does not matter, and no payload is compared with none."""

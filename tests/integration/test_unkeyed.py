@@ -54,3 +54,19 @@ def test_switched_off_they_just_run_too(post: Post) -> None:
     with override_settings(IDEMPOTENCY={"ENABLED": False}):
         assert post("/pay").status_code == 201
     assert (GATEWAY.calls, IdempotencyKey.objects.count()) == (1, 0)
+
+
+@pytest.mark.parametrize("step", ["acall", "afetch"])
+def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
+    """It may ask the database, or block. A function that returns an awaitable is awaited."""
+    operation = UnkeyedOperation("default")
+
+    async def later() -> str:
+        return "awaited"
+
+    async def steps() -> tuple[Any, Any]:
+        run: Any = getattr(operation, step)
+        return await run("order", Order.objects.create, reference="unkeyed"), await run("later", lambda: later())
+
+    order, awaited = async_to_sync(steps)()
+    assert (Order.objects.get(), order.reference, awaited) == (order, "unkeyed", "awaited")

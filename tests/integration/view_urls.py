@@ -8,7 +8,14 @@ from typing import Any
 from django.contrib.auth.decorators import login_required
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.db import IntegrityError, connection, transaction
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import (
+    FileResponse,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+    StreamingHttpResponse,
+)
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -129,6 +136,11 @@ def stream(request: HttpRequest) -> Any:
 def download(request: HttpRequest) -> Any:
     order(request)
     return FileResponse(iter([b"x"]))
+
+
+@idempotent
+def moved(request: HttpRequest) -> HttpResponse:
+    return HttpResponseRedirect(f"/handlers?id={order(request)}")
 
 
 @idempotent(max_body_bytes=6_000_000)
@@ -254,7 +266,19 @@ urlpatterns = [
         path(view.__name__, view)
         for view in (
             *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, nothing, template, mirror),
-            *(empty, stream, download, large, too_large, secret, upload, upload_own_handlers, read_raw, read_body),
+            *(
+                empty,
+                moved,
+                stream,
+                download,
+                large,
+                too_large,
+                secret,
+                upload,
+                upload_own_handlers,
+                read_raw,
+                read_body,
+            ),
             *(optional, elsewhere, mine, tenant, known_callers, by_field, opted_out),
         )
     ),

@@ -39,6 +39,18 @@ class Partners(IdempotencyMixin, APIView):
         return Response({"id": Order.objects.create().pk, "partner": request.auth}, 201)
 
 
+class Bearer(BaseAuthentication):
+    """Returns the name in another header. It may be a partner's name as well."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.META.get("HTTP_X_BEARER")
+        return (AnonymousUser(), name) if name else None
+
+
+class BearersAndPartners(Partners):
+    authentication_classes = [Bearer, Partner]
+
+
 class Raw(IdempotencyMixin, APIView):
     """Reads the body, or what the parsers make of it."""
 
@@ -63,6 +75,7 @@ class Observed(Raw):
 
 urlpatterns = [
     path("partners", Partners.as_view()),
+    path("both", BearersAndPartners.as_view()),
     path("raw", Raw.as_view()),
     path("leased", Leased.as_view()),
     path("json-only", JsonOnly.as_view()),
@@ -79,6 +92,21 @@ def test_partners_do_not_share_a_scope(post: Any) -> None:
     assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
     assert Order.objects.count() == 2
     assert all("X-Partner" not in row.scope and row.scope.startswith("auth:") for row in IdempotencyKey.objects.all())
+
+
+def test_the_same_text_from_two_authenticators_is_two_callers(post: Any) -> None:
+    """One key: the bearer named 17 does not get the answer of partner 17."""
+    answers = [post("/both", headers={header: "17"}) for header in ("X-Bearer", "X-Partner", "X-Bearer", "X-Partner")]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true", "true"]
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2)
+
+
+def test_the_scope_of_a_text_stays_the_same_from_release_to_release(post: Any) -> None:
+    """A retry across an upgrade must find its key, where one authenticator gives the text."""
+    post("/partners", headers={"X-Partner": "17"})
+    assert IdempotencyKey.objects.get().scope == (
+        "auth:4523540f1504cd17100c4835e85b7eefd49911580f8efff0599a8f283be6b9e3"
+    )
 
 
 def test_what_does_not_tell_who_is_calling_is_refused(post: Any) -> None:

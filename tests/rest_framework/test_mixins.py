@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import login_required
 from django.db import IntegrityError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -44,6 +45,36 @@ def test_a_viewset_creates_once(post: Post) -> None:
     assert (first.status_code, replayed(first), replayed(second)) == (201, "false", "true")
     assert same(first, second)
     assert Order.objects.count() == 1
+
+
+def lowered(get_response: Callable[..., Any]) -> Callable[..., Any]:
+    """A middleware that sets the method in lower case."""
+
+    def middleware(request: Any) -> Any:
+        request.method = request.method.lower()
+        return get_response(request)
+
+    return middleware
+
+
+def test_a_method_in_lower_case_is_protected(post: Post, settings: Any) -> None:
+    """The framework's dispatch takes any case."""
+    settings.MIDDLEWARE = ["tests.rest_framework.test_mixins.lowered"]
+    first, second = (post("/orders/", {"reference": "r", "amount": 1}) for _ in range(2))
+    assert (first.status_code, replayed(first), replayed(second)) == (201, "false", "true")
+
+
+def test_in_lower_case_a_check_of_the_caller_is_refused_too(rf: Any, key: str) -> None:
+    """A replay would skip it."""
+
+    class Checked(IdempotencyMixin, APIView):
+        @method_decorator(login_required)
+        def post(self, request: Any) -> Response: ...
+
+    request = rf.post("/", headers={"Idempotency-Key": key})
+    request.method = "post"
+    with pytest.raises(IdempotencyConfigurationError, match="IdempotencyMixin stands above"):
+        Checked.as_view()(request)
 
 
 def test_a_rejected_body_of_a_serializer_is_kept(post: Post) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -48,6 +50,40 @@ async def apay(request: HttpRequest) -> HttpResponse:
 def pay_without_derived_key(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     return order_of(operation, operation.call("charge", charge))
+
+
+class Charge:
+    """A callable object, such as a gateway that each attempt makes anew."""
+
+    def __call__(self) -> dict[str, str]:
+        return charge()
+
+    method = __call__
+
+
+CALLABLES: dict[str, Callable[[], Callable[[], Any]]] = {
+    "object": Charge,
+    "partial of an object": lambda: partial(Charge()),
+    "method": lambda: Charge().method,
+    "lambda": lambda: lambda: charge(),
+    "partial": lambda: partial(charge, ""),
+    "class": lambda: Charged,
+    "function": lambda: charge,
+}
+"""By the name in the query: makes what an attempt calls."""
+
+
+class Charged(dict[str, str]):
+    """A class is called, and its instance is the result."""
+
+    def __init__(self) -> None:
+        super().__init__(charge())
+
+
+@idempotent(lease=LEASE)
+def calls(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    return order_of(operation, operation.call("charge", CALLABLES[request.GET["with"]]()))
 
 
 def found(operation: Any) -> None:
@@ -164,6 +200,6 @@ def once(request: HttpRequest) -> HttpResponse:
 VIEWS = (
     *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers"),
     *("atomic", "named", "writes_outside", "writes_at_last", "renames_steps", "swallows_everything"),
-    *("fails_later", "differs", "once", "fetches", "in_words", "plain"),
+    *("fails_later", "differs", "once", "fetches", "in_words", "plain", "calls"),
 )
 urlpatterns = [path(name, globals()[name]) for name in VIEWS]

@@ -16,6 +16,7 @@ from django_idempotency.engine.execution.operation import Operation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_released, key_taken_over
 from django_idempotency.testing import assert_idempotent
+from django_idempotency.testing.stops import _identity
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls, leased_urls
 from tests.testing.requests import DATA
@@ -173,6 +174,16 @@ class TestBrokenViews:
             "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call does no "
             "harm, pass repeatable=['charge']."
         )
+
+    @pytest.mark.parametrize("function", leased_urls.CALLABLES)
+    def test_a_function_that_each_attempt_makes_anew(self, fails: Callable[..., str], function: str) -> None:
+        """It is called twice, whatever it is."""
+        assert "before the COMMIT, call 'charge' was made twice" in fails(f"/calls?with={function}")
+
+    @pytest.mark.parametrize(("one", "other"), [(abs, len), (dict, list), (str.upper, str.lower)])
+    def test_two_functions_without_python_code_are_two(self, one: Any, other: Any) -> None:
+        """`reconcile` may record with another class or builtin function than the view calls."""
+        assert _identity(one) == _identity(one) != _identity(other)
 
     def test_a_write_outside_of_its_step(self, fails: Callable[..., str]) -> None:
         """It commits, and the retry writes again."""

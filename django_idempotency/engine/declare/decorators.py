@@ -63,7 +63,7 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         call = _view_call(resolve(*layers), unprotected, args, kwargs)
-        if call.request.method in call.options.methods:
+        if call.method in call.options.methods:
             refuse_class(view, args)
         return call
 

@@ -35,7 +35,7 @@ def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..
 
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         call = make_call(view, args, kwargs)
-        if call.request.method not in call.options.methods:
+        if call.method not in call.options.methods:
             return await view(*args, **kwargs)
         cancelled = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, time
 from functools import partial
 from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
 from uuid import UUID
@@ -211,11 +212,20 @@ def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payloa
     )
 
 
+class _Encoder(DjangoJSONEncoder):
+    """Django's encoder cuts microseconds, so that two payloads would be one."""
+
+    def default(self, o: Any) -> Any:
+        text = super().default(o)
+        # Only what was cut is written otherwise: the other fingerprints stay the same from release to release.
+        return o.isoformat() if isinstance(o, (datetime, time)) and o.microsecond % 1000 else text
+
+
 def _fingerprint(payload: Any) -> bytes:
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return digest(b"payload bytes", bytes(payload))
     try:
-        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), cls=DjangoJSONEncoder)
+        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), cls=_Encoder)
     except (TypeError, ValueError, RecursionError) as error:
         raise IdempotencyConfigurationError(f"payload={payload!r:.200} is neither bytes nor JSON: {error}") from error
     return digest(b"payload", text.encode())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from inspect import isawaitable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from django.db import transaction
 
 from .handle import Handle
-from .operation import Operation
+from .operation import Operation, _awaited
 from .steps import refuse_coroutine
 
 P = ParamSpec("P")
@@ -59,8 +58,7 @@ class UnkeyedOperation(Operation):
         self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self._use(name)
-        result: Any = function(*args, **kwargs)
-        return cast(T, await result if isawaitable(result) else result)
+        return cast(T, await _awaited(function, *args, **kwargs))
 
     async def afetch(
         self, name: str, function: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs

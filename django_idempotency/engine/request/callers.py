@@ -83,14 +83,17 @@ def is_authenticated(user: Any) -> bool:
     return bool(known)
 
 
-def auth_scope(auth: Any) -> str:
+def auth_scope(auth: Any, authenticator: str = "") -> str:
     """The scope of `request.auth`, as a framework's authenticator set it: a token, a user, another model.
+
+    Args:
+        authenticator: the name of the authenticator, if another one may set the same text for another caller.
 
     Raises:
         IdempotencyConfigurationError: the object does not identify the caller. All callers would share one scope.
     """
     if isinstance(auth, str) and auth:
-        return credential_scope("auth", auth)
+        return credential_scope("auth", f"{authenticator}\n{auth}" if authenticator else auth)
     if getattr(auth, "pk", None) is None:
         raise IdempotencyConfigurationError(
             f"request.auth is of type {type(auth).__qualname__!r}, which does not tell who is calling. Return a "

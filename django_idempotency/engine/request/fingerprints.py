@@ -69,7 +69,7 @@ def fingerprint_of(
     chosen = options.fingerprint
     if chosen is None:
         return None
-    method, path = (request.method or "").encode(), request.get_full_path().encode()
+    method, path = (request.method or "").upper().encode(), request.get_full_path().encode()
     method += _urlconf(request)
     if callable(chosen):
         value = chosen(asked_with)

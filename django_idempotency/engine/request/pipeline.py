@@ -47,7 +47,7 @@ UNUSABLE = {"missing-key": MISSING, "invalid-key": INVALID}
 def handle(call: ViewCall) -> HttpResponseBase:
     """Answer one request: pass it through, run its view once, replay, or refuse."""
     options = call.options
-    if call.request.method not in options.methods or not get_settings().enabled:
+    if call.method not in options.methods or not get_settings().enabled:
         return _pass_through(call)
     if options.observe:
         return observed(call, lambda: _wish(call), lambda: _pass_through(call))

@@ -54,6 +54,11 @@ class ViewCall:
 
     # --- what is asked for
 
+    @property
+    def method(self) -> str:
+        """In upper case. A middleware may have set it otherwise, and Django's views answer it in any case."""
+        return (self.request.method or "").upper()
+
     def operation_name(self) -> str:
         """Method and route: what is asked for, without the arguments of the route."""
         if self.options.operation is not None:
@@ -62,7 +67,7 @@ class ViewCall:
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
-        return f"{self.request.method} {route}"
+        return f"{self.method} {route}"
 
     def scope(self) -> str | None:
         """The caller's scope; None for a caller who must be refused."""
