@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError, transaction
 
+from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
 from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
 from .dialect import Dialect
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 LOCK_WAIT_TIMEOUT = 1205
-SEEN = frozenset({1048, 1062})
-"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), 1062 (duplicate entry)."""
+DUPLICATE = 1062
+SEEN = frozenset({1048, DUPLICATE})
+"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
 with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. Galera has that code also for a
@@ -100,13 +102,35 @@ class InnoDBStore(Store):
         self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        with transaction.atomic(using=self.alias):
+        with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
             super().start_call(claimed, name, again=again)
 
+    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
+        with self._name_of_its_own(name):
+            super().keep_fetched(claimed, name, result)
+
     def start_write(self, claimed: Claimed, name: str) -> None:
         self.fence(claimed)
-        super().start_write(claimed, name)
+        with self._name_of_its_own(name):
+            super().start_write(claimed, name)
+
+    @contextmanager
+    def _name_of_its_own(self, name: str) -> Iterator[None]:
+        """Explain why a new step is refused, although the work has used its name nowhere else.
+
+        Only the server knows what the column's collation ignores. So no name is compared here.
+        """
+        try:
+            yield
+        except IntegrityError as error:
+            if _code(error) != DUPLICATE:
+                raise
+            raise IdempotencyConfigurationError(
+                f"database {self.alias!r} cannot tell step {name!r} from another step of this key: the collation of "
+                f"the column 'name' of table {self._lease_sql.steps} ignores capitals or accents, or spaces at the "
+                "end. Give this step another name. If a release has renamed the step, give it its earlier name."
+            ) from error
 
     # --- the pieces of SQL
 
