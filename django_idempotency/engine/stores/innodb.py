@@ -38,6 +38,11 @@ SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
 
 
 class InnoDBLeaseQueries(LeaseQueries):
+    """Each UPDATE that is counted changes its row: only FOUND_ROWS would count a row that stays the same.
+
+    Django sets FOUND_ROWS, but a `client_flag` in the project's OPTIONS takes its place.
+    """
+
     def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
         super().__init__(dialect, quote)
         self._joined = LeaseQueries(dialect, quote)
@@ -51,6 +56,11 @@ class InnoDBLeaseQueries(LeaseQueries):
             f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
             f"SET {self.finished}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
         )
+
+    @cached_property
+    def refer(self) -> str:
+        # An attempt may refer to what it, or an earlier one, has referred to.
+        return f"UPDATE {self.table} SET {self.set_resource}, {self._touched} WHERE {self.fence}"
 
     @cached_property
     def touch(self) -> str:
@@ -104,7 +114,11 @@ class InnoDBStore(Store):
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
-            super().start_call(claimed, name, again=again)
+            if again:
+                # Not counted: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
+                self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name])
+            else:
+                super().start_call(claimed, name, again=False)
 
     def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
         with self._name_of_its_own(name):
