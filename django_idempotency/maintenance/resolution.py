@@ -74,10 +74,12 @@ def record_outcome(
     made = Decision(action="record", at=_now(), by=by, reason=reason, attempt=attempt, detail=step)
     with _locked(row_id, attempt, using) as key:
         steps = IdempotencyStep.objects.using(key.store.alias).filter(key_id=row_id, name=step)
-        replaced = key.recorded_result(steps.exclude(finished_at=None).first())
+        # Compared here: the database may ignore capitals, accents and spaces at the end. `seal` ignores nothing.
+        named = next((found for found in steps if found.name == step), None)
+        replaced = key.recorded_result(named)
         if replaced is None:
             key.keep(made)
-            if not key.store.record_result(key.row, step, result):
+            if named is None or not key.store.record_result(key.row, step, result):
                 raise NotResolvable(f"The call {step!r} is not in doubt.")
         else:
             key.keep(replace(made, action="correct", replaced=replaced))

@@ -132,6 +132,23 @@ def test_a_result_of_the_worker_cannot_be_recorded(in_doubt: IdempotencyKey) -> 
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
 
 
+@pytest.mark.parametrize("name", ["CHARGE", "chargé", "charge "])
+def test_a_step_has_exactly_its_name(post: Post, in_doubt: IdempotencyKey, settings: Any, name: str) -> None:
+    """A collation finds it by others, too. What is encrypted for another name could never be read."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+
+    def refused() -> None:
+        before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
+        with pytest.raises(NotResolvable, match=f"The call '{name}' is not in doubt"):
+            record_outcome(in_doubt.pk, name, {"charge": "ch_2"}, attempt=1)
+        assert (list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())) == before
+
+    refused()
+    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=1)
+    refused()
+    assert post("/pay/hold").json()["charge"] == "ch_1"
+
+
 def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Post, in_doubt: IdempotencyKey) -> None:
     """The trail keeps the result that was replaced."""
     record_outcome(in_doubt.pk, "charge", {"value": {"charge": "ch_1"}}, attempt=1, by="ada")

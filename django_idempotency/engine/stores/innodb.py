@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError, transaction
 
+from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
 from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
 from .dialect import Dialect
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
-SEEN = frozenset({1048, 1062})
-"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), 1062 (duplicate entry)."""
+DUPLICATE = 1062
+SEEN = frozenset({1048, DUPLICATE})
+"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
 with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. Galera has that code also for a
@@ -37,6 +39,11 @@ SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
 
 
 class InnoDBLeaseQueries(LeaseQueries):
+    """Each UPDATE that is counted changes its row: only FOUND_ROWS would count a row that stays the same.
+
+    Django sets FOUND_ROWS, but a `client_flag` in the project's OPTIONS takes its place.
+    """
+
     def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
         super().__init__(dialect, quote)
         self._joined = LeaseQueries(dialect, quote)
@@ -50,6 +57,11 @@ class InnoDBLeaseQueries(LeaseQueries):
             f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
             f"SET {self.finished}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
         )
+
+    @cached_property
+    def refer(self) -> str:
+        # An attempt may refer to what it, or an earlier one, has referred to.
+        return f"UPDATE {self.table} SET {self.set_resource}, {self._touched} WHERE {self.fence}"
 
     @cached_property
     def touch(self) -> str:
@@ -106,13 +118,39 @@ class InnoDBStore(Store):
         self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        with transaction.atomic(using=self.alias):
+        with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
-            super().start_call(claimed, name, again=again)
+            if again:
+                # Not counted: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
+                self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name])
+            else:
+                super().start_call(claimed, name, again=False)
+
+    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
+        with self._name_of_its_own(name):
+            super().keep_fetched(claimed, name, result)
 
     def start_write(self, claimed: Claimed, name: str) -> None:
         self.fence(claimed)
-        super().start_write(claimed, name)
+        with self._name_of_its_own(name):
+            super().start_write(claimed, name)
+
+    @contextmanager
+    def _name_of_its_own(self, name: str) -> Iterator[None]:
+        """Explain why a new step is refused, although the work has used its name nowhere else.
+
+        Only the server knows what the column's collation ignores. So no name is compared here.
+        """
+        try:
+            yield
+        except IntegrityError as error:
+            if _code(error) != DUPLICATE:
+                raise
+            raise IdempotencyConfigurationError(
+                f"database {self.alias!r} cannot tell step {name!r} from another step of this key: the collation of "
+                f"the column 'name' of table {self._lease_sql.steps} ignores capitals or accents, or spaces at the "
+                "end. Give this step another name. If a release has renamed the step, give it its earlier name."
+            ) from error
 
     # --- the pieces of SQL
 

@@ -96,7 +96,7 @@ class LeaseQueries(Conditions):
     @cached_property
     def find_step(self) -> str:
         """Whether a key has steps. Parameter: id of the key."""
-        return f"SELECT 1 FROM {self.steps} WHERE {self.s['key']} = %s LIMIT 1"
+        return f"SELECT 1 FROM {self.steps} WHERE {self.s['key']} = %s LIMIT 1 {self.dialect.share}"
 
     @cached_property
     def restart_step(self) -> str:
