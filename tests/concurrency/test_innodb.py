@@ -64,8 +64,9 @@ def claimed_with_an_old_snapshot(store: Store, claim: ClaimRequest) -> Any:
     try:
         return store.claim(claim)
     except OperationalError as error:
+        if not store.may_repeat(error):
+            raise
         transaction.set_rollback(True)
-        assert store.may_repeat(error)
         return None
 
 

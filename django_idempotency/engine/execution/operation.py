@@ -325,7 +325,7 @@ class Operation(Handle):
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
                 # What the function has written since its transaction ended is committed: the step must be, too.
-                with suppress(IntegrityError):  # it is, if the end was a COMMIT
+                with suppress(IntegrityError, IdempotencyConfigurationError):  # it is, if the end was a COMMIT
                     self._store.start_write(self._claim, name)
 
     def _may_end_with(self, error: Exception) -> bool:
