@@ -55,7 +55,9 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                     return claim
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
-                finished = _run(store, connection, wanted, claim, work)
+                operation = AtomicOperation(wanted.identity, claim.attempt)
+                with _Running(store, connection, wanted, claim):
+                    finished = work.run(operation).about(operation.resource)
                 hides_an_error = _hides_an_error(store, connection, wanted, claim, finished)
                 running = False
                 rolls_back = hides_an_error or finished.verdict is Verdict.ROLL_BACK
@@ -117,23 +119,24 @@ def _claim(store: Store, wanted: ClaimRequest, *, outermost: bool) -> ClaimOutco
     return claim
 
 
-def _run(
-    store: Store, connection: BaseDatabaseWrapper, wanted: ClaimRequest, claim: Claimed, work: Work[T]
-) -> Finished[T]:
-    """Run the work. If it has ended its own transaction and then raises, its key is held: see `_hides_an_error`."""
-    operation = AtomicOperation(wanted.identity, claim.attempt)
-    own_keys = _RUNNING.setdefault(connection, [])
-    own_keys.append(wanted.identity)
-    try:
-        return work.run(operation).about(operation.resource)
-    except BaseException:
-        if store.has_ended(connection, claim):
-            connection.needs_rollback = False  # there is nothing to roll back
+class _Running:
+    """The work runs, and its connection knows the key. If it ends its own transaction and then raises, the key is held.
+
+    See `_hides_an_error`. A class, because a function would be one more frame in the traceback of each view.
+    """
+
+    def __init__(self, store: Store, connection: BaseDatabaseWrapper, wanted: ClaimRequest, claim: Claimed) -> None:
+        self._store, self._connection, self._wanted, self._claim = store, connection, wanted, claim
+
+    def __enter__(self) -> None:
+        _RUNNING.setdefault(self._connection, []).append(self._wanted.identity)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _RUNNING[self._connection].remove(self._wanted.identity)
+        if error is not None and self._store.has_ended(self._connection, self._claim):
+            self._connection.needs_rollback = False  # there is nothing to roll back
             with suppress(Error):  # the caller must see the error of the work
-                store.claim(wanted)
-        raise
-    finally:
-        own_keys.remove(wanted.identity)
+                self._store.claim(self._wanted)
 
 
 def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: bool) -> None:
