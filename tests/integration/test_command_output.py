@@ -19,6 +19,8 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks
 from tests.servers import DEADLINE, server_environment
 
+pytest.importorskip("rest_framework")  # the project of the processes has it
+
 
 @idempotent
 def view(request: HttpRequest) -> HttpResponse:

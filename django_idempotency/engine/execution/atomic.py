@@ -133,10 +133,11 @@ class _Running:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _RUNNING[self._connection].remove(self._wanted.identity)
-        if error is not None and self._store.has_ended(self._connection, self._claim):
-            self._connection.needs_rollback = False  # there is nothing to roll back
+        if error is not None:
             with suppress(Error):  # the caller must see the error of the work
-                self._store.claim(self._wanted)
+                if self._store.has_ended(self._connection, self._claim):
+                    self._connection.needs_rollback = False  # there is nothing to roll back
+                    self._store.claim(self._wanted)
 
 
 def _settle(store: Store, claim: Claimed, finished: Finished[T], *, rolls_back: bool) -> None:

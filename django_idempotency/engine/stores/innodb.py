@@ -50,12 +50,19 @@ class InnoDBLeaseQueries(LeaseQueries):
         self._joined.k = {name: f"{self.table}.{column}" for name, column in self.k.items()}
 
     @cached_property
+    def restart_step(self) -> str:
+        return self._with_own_step(f"{self.steps}.{self.s['attempt']} = %s")
+
+    @cached_property
     def finish_call(self) -> str:
-        # The claimed row is changed as `touch` does, and its step, by one UPDATE. The row is read and locked first.
+        return self._with_own_step(self.finished)
+
+    def _with_own_step(self, changes: str) -> str:
+        """Change the claimed row as `touch` does, and its step, by one UPDATE. The row is read and locked first."""
         k = self._joined.k
         return (
             f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
-            f"SET {self.finished}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
+            f"SET {changes}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
         )
 
     @cached_property
@@ -118,13 +125,14 @@ class InnoDBStore(Store):
         self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
+        if again:
+            # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
+            if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
+                raise lease_lost()
+            return
         with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
-            if again:
-                # Not counted: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
-                self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name])
-            else:
-                super().start_call(claimed, name, again=False)
+            super().start_call(claimed, name, again=False)
 
     def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
         with self._name_of_its_own(name):
