@@ -88,18 +88,23 @@ def test_a_step_that_fails_is_in_doubt(on_abandoned: Any) -> None:
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
-def test_a_step_that_comes_to_its_end_is_kept() -> None:
-    """A retry gets its result."""
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) -> None:
+    """Its result would promise what was lost."""
 
-    def pay(operation: Operation) -> Any:
-        result = operation.write("order", writes_after(lambda: None))
-        if operation.attempt == 1:
-            raise Broken
-        return result
+    def pay(operation: Operation) -> None:
+        operation.call("charge", lambda: 1)
+        try:
+            operation.write("order", writes_after(lambda: None))
+        except TransactionBroken as error:
+            assert operation.in_doubt == ("order",)
+            raise Broken if caught else error from error
 
-    with pytest.raises(Broken):
+    with pytest.raises(Broken if caught else TransactionBroken):
         once(pay, lease=60)
-    assert (once(pay, lease=60), orders()) == ("done", ["after"])
+    with pytest.raises(OutcomeUnknown):
+        once(pay, lease=60)
+    assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
 @pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN
