@@ -299,7 +299,12 @@ class Operation(Handle):
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
         # The server may have closed a connection that lay idle during a slow read.
-        reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
+        try:
+            reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
+        except (IntegrityError, IdempotencyConfigurationError):
+            # Of two tries, the first may have been committed, and its answer lost.
+            if self._store.connection.in_atomic_block or self._store.steps(self._claim).get(name) != (True, kept):
+                raise
         self._kept[name] = kept
         return as_kept(value, kept)
 
