@@ -127,3 +127,26 @@ def test_nothing_is_called_in_a_transaction_of_which_django_does_not_know(moment
         once(pay, lease=60, on_abandoned="hold")
     connection.close()
     assert charges == []
+
+
+@pytest.mark.only_on("mysql")
+def test_a_call_that_is_made_again_ends_a_raw_begin_too() -> None:
+    """Else its result would be lost with the connection, and each retry would charge once more."""
+    charges = []
+
+    def charge() -> int:
+        charges.append(1)
+        if len(charges) == 1:
+            raise Broken
+        return len(charges)
+
+    def pay(operation: Operation) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+        return operation.call("charge", charge)
+
+    with pytest.raises(Broken):
+        once(pay, lease=60)
+    for _ in range(2):
+        assert once(pay, lease=60) == 2
+        connection.close()

@@ -137,9 +137,10 @@ class InnoDBStore(Store):
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         if again:
-            # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
-            if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
-                raise lease_lost()
+            with transaction.atomic(using=self.alias):  # its COMMIT ends a raw BEGIN, which no driver tells of
+                # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
+                if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
+                    raise lease_lost()
             return
         with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
