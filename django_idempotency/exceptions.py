@@ -90,7 +90,7 @@ class TransactionBroken(IdempotencyError):
 
     On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. With
     psycopg2, a raw ROLLBACK ends it. What the view writes after that is committed by itself. Then the key is held for
-    a person, and no retry runs.
+    a person, and no retry runs. In leased mode, a `write` that returns after such a rollback raises this.
     """
 
 

@@ -183,6 +183,21 @@ def test_a_connection_that_is_cut_during_a_fetch_loses_nothing(key: str) -> None
     assert IdempotencyStep.objects.get().result == '{"value": 1.5}'
 
 
+def test_a_fetch_whose_answer_is_lost_is_kept_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent again, and the second finds the first one's result."""
+    store = store_for("default")
+
+    def keep_fetched(*args: Any) -> None:
+        monkeypatch.undo()
+        store.keep_fetched(*args)
+        raise OperationalError("the connection is lost")
+
+    monkeypatch.setattr(store, "keep_fetched", keep_fetched)
+    HOOKS["view"] = lambda request: request.idempotency.fetch("rate", lambda: 1.5)
+    assert post_empty(key, "/hooked").json() == {"result": 1.5}
+    assert IdempotencyStep.objects.get().result == '{"value": 1.5}'
+
+
 @pytest.mark.parametrize("error", [timedelta(hours=-1), timedelta(hours=1)])
 def test_times_are_the_databases(key: str, monkeypatch: pytest.MonkeyPatch, error: timedelta) -> None:
     """An application whose clock is an hour wrong neither takes a live lease over nor waits for a lapsed one."""

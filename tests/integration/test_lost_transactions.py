@@ -88,18 +88,23 @@ def test_a_step_that_fails_is_in_doubt(on_abandoned: Any) -> None:
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
-def test_a_step_that_comes_to_its_end_is_kept() -> None:
-    """A retry gets its result."""
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) -> None:
+    """Its result would promise what was lost."""
 
-    def pay(operation: Operation) -> Any:
-        result = operation.write("order", writes_after(lambda: None))
-        if operation.attempt == 1:
-            raise Broken
-        return result
+    def pay(operation: Operation) -> None:
+        operation.call("charge", lambda: 1)
+        try:
+            operation.write("order", writes_after(lambda: None))
+        except TransactionBroken as error:
+            assert operation.in_doubt == ("order",)
+            raise Broken if caught else error from error
 
-    with pytest.raises(Broken):
+    with pytest.raises(Broken if caught else TransactionBroken):
         once(pay, lease=60)
-    assert (once(pay, lease=60), orders()) == ("done", ["after"])
+    with pytest.raises(OutcomeUnknown):
+        once(pay, lease=60)
+    assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
 @pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN
@@ -122,3 +127,26 @@ def test_nothing_is_called_in_a_transaction_of_which_django_does_not_know(moment
         once(pay, lease=60, on_abandoned="hold")
     connection.close()
     assert charges == []
+
+
+@pytest.mark.only_on("mysql")
+def test_a_call_that_is_made_again_ends_a_raw_begin_too() -> None:
+    """Else its result would be lost with the connection, and each retry would charge once more."""
+    charges = []
+
+    def charge() -> int:
+        charges.append(1)
+        if len(charges) == 1:
+            raise Broken
+        return len(charges)
+
+    def pay(operation: Operation) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+        return operation.call("charge", charge)
+
+    with pytest.raises(Broken):
+        once(pay, lease=60)
+    for _ in range(2):
+        assert once(pay, lease=60) == 2
+        connection.close()

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError
 
-from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ...exceptions import IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
@@ -156,6 +156,7 @@ class Operation(Handle):
             LeaseLost: another worker has taken the key over. Everything is rolled back.
             ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
                 Everything is rolled back.
+            TransactionBroken: `function` lost what it had written first, and returned. The step is in doubt.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
@@ -298,7 +299,12 @@ class Operation(Handle):
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
         # The server may have closed a connection that lay idle during a slow read.
-        reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
+        try:
+            reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
+        except (IntegrityError, IdempotencyConfigurationError):
+            # Of two tries, the first may have been committed, and its answer lost.
+            if self._store.connection.in_atomic_block or self._store.steps(self._claim).get(name) != (True, kept):
+                raise
         self._kept[name] = kept
         return as_kept(value, kept)
 
@@ -314,7 +320,7 @@ class Operation(Handle):
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        self.writing, about = True, self._resource
+        self.writing, about, lost = True, self._resource, False
         try:
             yield
         except BaseException as error:
@@ -327,6 +333,15 @@ class Operation(Handle):
                 # What the function has written since its transaction ended is committed: the step must be, too.
                 with suppress(IntegrityError, IdempotencyConfigurationError):  # it is, if the end was a COMMIT
                     self._store.start_write(self._claim, name)
+                    lost = True
+                    self._doubts.add(name)
+        if lost:
+            raise TransactionBroken(
+                f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
+                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has made anew. "
+                "What it wrote before that is lost, and what it wrote after that is committed. So the step is in "
+                "doubt until a person decides about it."
+            )
 
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the final answer that a framework gives to this exception of the work may be kept.

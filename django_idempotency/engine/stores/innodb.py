@@ -33,6 +33,8 @@ with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. 
 transaction that another node was faster to commit."""
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
+NO_SUCH_LETTER = 1366
+"""A text has a letter that the character set of its column lacks, such as latin1, or utf8mb3 where it is an emoji."""
 CLOCK = "UTC_TIMESTAMP(6)"
 LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
@@ -124,11 +126,21 @@ class InnoDBStore(Store):
         # what the transaction has locked.
         self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
 
+    def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
+        try:
+            super().fail(claimed, wanted, error)
+        except (DatabaseError, UnicodeEncodeError) as refused:
+            if isinstance(refused, DatabaseError) and _code(refused) != NO_SUCH_LETTER:
+                raise
+            # The key must not wait for its lease because of a text.
+            super().fail(claimed, wanted, error.encode("ascii", "backslashreplace").decode())
+
     def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
         if again:
-            # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
-            if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
-                raise lease_lost()
+            with transaction.atomic(using=self.alias):  # its COMMIT ends a raw BEGIN, which no driver tells of
+                # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
+                if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
+                    raise lease_lost()
             return
         with self._name_of_its_own(name), transaction.atomic(using=self.alias):
             self.fence(claimed)
