@@ -15,6 +15,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
 from ..stores import Store
+from .bridge import NoBridgeAbove
 from .durable import durable_step, durable_transaction, reconnecting_once
 from .handle import Handle
 from .status_url import status_url_of
@@ -166,7 +167,7 @@ class Operation(Handle):
         try:
             with durable_transaction(self._store, f"operation.write({name!r})"):
                 self._store.start_write(self._claim, name)
-                with self._writing(name):
+                with NoBridgeAbove(), self._writing(name):
                     value = function(*args, **kwargs)
                     kept = encode_step(value)
                 self._store.finish_write(self._claim, name, kept)
