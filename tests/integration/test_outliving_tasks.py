@@ -81,3 +81,26 @@ def test_a_task_left_behind_by_gather_does_not_write(run: Callable[[Work], Await
     (error,) = async_to_sync(client)()
     assert isinstance(error, RuntimeError)
     assert not Order.objects.exists()
+
+
+def test_a_task_beside_the_work_is_not_in_its_transaction() -> None:
+    """It waits for the thread, and its row stays when the work is rolled back."""
+
+    async def client() -> None:
+        begun = asyncio.Event()
+
+        async def fails() -> None:
+            begun.set()
+            await asyncio.sleep(0)  # the other task asks for the thread
+            raise Broken
+
+        async def beside() -> None:
+            await begun.wait()
+            await Order.objects.acreate()
+
+        work = arun_once(fails, scope="s", key="k", operation="order")
+        failed, _ = await asyncio.gather(work, beside(), return_exceptions=True)
+        assert isinstance(failed, Broken)
+
+    async_to_sync(client)()
+    assert Order.objects.count() == 1
