@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError
 
-from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ...exceptions import IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
@@ -157,6 +157,7 @@ class Operation(Handle):
             LeaseLost: another worker has taken the key over. Everything is rolled back.
             ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
                 Everything is rolled back.
+            TransactionBroken: the database has rolled back in the middle, and `function` went on. The step is in doubt.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
@@ -321,7 +322,7 @@ class Operation(Handle):
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        self.writing = True
+        self.writing, lost = True, False
         try:
             yield
         finally:
@@ -330,6 +331,13 @@ class Operation(Handle):
                 # What the function has written since its transaction ended is committed: the step must be, too.
                 with suppress(IntegrityError, IdempotencyConfigurationError):  # it is, if the end was a COMMIT
                     self._store.start_write(self._claim, name)
+                    lost = True
+        if lost:
+            raise TransactionBroken(
+                f"The transaction of step {name!r} was rolled back in the middle, by a constraint or trigger that says "
+                "ROLLBACK, or with its connection. What the step wrote before that is lost, and what it wrote after "
+                "that is committed. So no retry runs it: the key is held until a person decides about it."
+            )
 
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the final answer that a framework gives to this exception of the work may be kept.
