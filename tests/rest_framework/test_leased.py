@@ -9,19 +9,19 @@ import pytest
 
 pytest.importorskip("rest_framework")
 
-from django.db import connection
+from django.db import IntegrityError, connection
 from django.shortcuts import get_object_or_404
 from django.urls import path
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.views import APIView, exception_handler
 
 from django_idempotency import Idempotency, get_operation, idempotent
 from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
-from tests.shopapp.models import Order
+from tests.shopapp.models import Line, Order
 
 CALLS: list[str] = []
 
@@ -44,8 +44,18 @@ class Pay(IdempotencyMixin, APIView):
             raise Declined
         if request.data.get("after") == "rolled back":
             operation.write("order", get_object_or_404, Order, reference="gone")
+        if request.data.get("after") == "refused at COMMIT":
+            operation.write("line", Line.objects.create, order_id=0)
         order = operation.write("order", Order.objects.create, reference=charge)
         return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
+
+    def get_exception_handler(self) -> Callable[..., Any]:
+        """As projects have it: a row that cannot be is a conflict."""
+
+        def handler(error: Exception, context: Any) -> Any:
+            return Response(status=409) if isinstance(error, IntegrityError) else exception_handler(error, context)
+
+        return handler
 
     def charge(self, data: Any, key: str) -> str:
         CALLS.append(key)
@@ -117,6 +127,14 @@ def test_an_exception_out_of_a_write_is_no_answer_after_a_call(post: Any) -> Non
     """A 404 that is kept would hide the charge. The write has failed, and nobody has taken the charge back."""
     answers = [post("/pay", {"after": "rolled back"}) for _ in range(2)]
     assert [(answer.status_code, answer.headers["Idempotency-Replayed"]) for answer in answers] == [(404, "false")] * 2
+    assert (len(CALLS), half_done().count()) == (1, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_at_the_commit_of_a_write_is_no_answer_after_a_call(post: Any) -> None:
+    """PostgreSQL and SQLite check a foreign key there, so the function has come to its end."""
+    answers = [post("/pay", {"after": "refused at COMMIT"}) for _ in range(2)]
+    assert [(answer.status_code, answer.headers["Idempotency-Replayed"]) for answer in answers] == [(409, "false")] * 2
     assert (len(CALLS), half_done().count()) == (1, 1)
 
 

@@ -13,6 +13,7 @@ from ..events import CLAIMED, HELD, RELEASED, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Completed, Conflicted, Finished, InDoubt, Mismatched, Unavailable, Verdict
 from .atomic_operation import AtomicOperation
+from .bridge import NoBridgeAbove
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -56,7 +57,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
                 running = True
                 operation = AtomicOperation(wanted.identity, claim.attempt)
-                with _Running(store, connection, wanted, claim):
+                with NoBridgeAbove(), _Running(store, connection, wanted, claim):
                     finished = work.run(operation).about(operation.resource)
                 hides_an_error = _hides_an_error(store, connection, wanted, claim, finished)
                 running = False

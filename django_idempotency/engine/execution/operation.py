@@ -15,6 +15,7 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
 from ..stores import Store
+from .bridge import NoBridgeAbove
 from .durable import durable_step, durable_transaction, reconnecting_once
 from .handle import Handle
 from .status_url import status_url_of
@@ -163,12 +164,18 @@ class Operation(Handle):
         known, value = self._known_or_free(name)
         if known:
             return cast(T, value)
-        with durable_transaction(self._store, f"operation.write({name!r})"):
-            self._store.start_write(self._claim, name)
-            with self._writing(name):
-                value = function(*args, **kwargs)
-                kept = encode_step(value)
-            self._store.finish_write(self._claim, name, kept)
+        about = self._resource
+        try:
+            with durable_transaction(self._store, f"operation.write({name!r})"):
+                self._store.start_write(self._claim, name)
+                with NoBridgeAbove(), self._writing(name):
+                    value = function(*args, **kwargs)
+                    kept = encode_step(value)
+                self._store.finish_write(self._claim, name, kept)
+        except BaseException as error:
+            # The function's error, or that of the COMMIT: a constraint may be checked there.
+            self._broke, self._resource = error, about
+            raise
         self._kept[name] = kept
         return cast(T, as_kept(value, kept))
 
@@ -320,13 +327,9 @@ class Operation(Handle):
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        self.writing, about, lost = True, self._resource, False
+        self.writing, lost = True, False
         try:
             yield
-        except BaseException as error:
-            self._resource = about  # rolled back with the write
-            self._broke = error
-            raise
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
