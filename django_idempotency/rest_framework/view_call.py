@@ -19,6 +19,7 @@ from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
+from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
@@ -96,7 +97,7 @@ class RestFrameworkViewCall(ViewCall):
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, view)`."""
-        return bool(allowed(self.asked_with, self.drf_view))
+        return bool(synchronous(allowed)(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         # The response is final. The framework's dispatch would finalize it again.
