@@ -30,7 +30,7 @@ class NinjaViewCall(ViewCall):
         if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
             return super().scope()
         # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"?
-        if isinstance(auth, str) and (count := len(self.ninja_operation.auth_callbacks)) > 1:
+        if isinstance(auth, str) and (count := _count_of_texts(self.ninja_operation)) > 1:
             raise IdempotencyConfigurationError(
                 f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
                 "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
@@ -56,6 +56,11 @@ class NinjaViewCall(ViewCall):
             # On its way out the exception meets `Operation.run`, which would ask the same handler again.
             api.add_exception_handler(Unanswered, _give_up)
             raise Unanswered(describe(unanswered)) from unanswered
+
+
+def _count_of_texts(operation: Operation) -> int:
+    """How many authenticators may set `request.auth` to a text. Django Ninja's own for sessions set a user."""
+    return sum(type(callback).__module__ != "ninja.security.session" for callback in operation.auth_callbacks)
 
 
 def without_request(operation: Operation, method: str, result: Any) -> HttpResponseBase:

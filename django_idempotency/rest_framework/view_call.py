@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
+from rest_framework import authentication
 from rest_framework.exceptions import ParseError, UnsupportedMediaType
 from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
@@ -18,6 +19,7 @@ from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
+from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
@@ -71,7 +73,8 @@ class RestFrameworkViewCall(ViewCall):
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().scope()  # the project's own value for "no token"
         kind = type(request.successful_authenticator)
-        several = len(request.authenticators) > 1
+        # The framework's own never set a text.
+        several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
@@ -94,7 +97,7 @@ class RestFrameworkViewCall(ViewCall):
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, view)`."""
-        return bool(allowed(self.asked_with, self.drf_view))
+        return bool(synchronous(allowed)(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         # The response is final. The framework's dispatch would finalize it again.

@@ -55,6 +55,7 @@ def whose(request: Any) -> str:
 
 api = NinjaAPI(urls_namespace="two", docs_url=None, openapi_url=None)
 api.post("/two", auth=[django_auth, User(), Partner()], operation_id="two")(idempotent_operation(order()))
+api.post("/text", auth=[django_auth, User()], operation_id="text")(idempotent_operation(order()))
 api.post("/one", auth=[User()], operation_id="one")(idempotent_operation(order()))
 api.post("/scoped", auth=[User(), Partner()], operation_id="scoped")(idempotent_operation(scope=whose)(order()))
 urlpatterns = [path("", api.urls)]
@@ -67,7 +68,7 @@ def test_a_text_does_not_tell_which_authenticator_gave_it(client: Client, key: s
     with pytest.raises(IdempotencyConfigurationError) as refused:
         client.post("/two", headers={"Idempotency-Key": key, **headers})
     assert str(refused.value) == (
-        "request.auth is a str, which does not tell which of the 3 authenticators of this operation gave it. Return a "
+        "request.auth is a str, which does not tell which of the 2 authenticators of this operation gave it. Return a "
         "model instance from each authenticator, or pass scope=callable(request)."
     )
     assert not Order.objects.exists()
@@ -86,6 +87,14 @@ def test_one_authenticator_may_return_a_text(client: Client, key: str) -> None:
     """Also in a list."""
     answers = [client.post("/one", headers={"Idempotency-Key": key, **USER}) for _ in range(2)]
     assert [replayed(answer) for answer in answers] == ["false", "true"]
+
+
+def test_a_text_beside_a_session_tells_who_gave_it(client: Client, key: str) -> None:
+    """Django Ninja's own authenticators of sessions return a user, never a text."""
+    answers = [client.post("/text", headers={"Idempotency-Key": key, **USER}) for _ in range(2)]
+    client.force_login(UserFactory())
+    answers.append(client.post("/text", headers={"Idempotency-Key": key}))
+    assert [replayed(answer) for answer in answers] == ["false", "true", "false"]
 
 
 def test_scope_tells_them_apart(client: Client, key: str) -> None:

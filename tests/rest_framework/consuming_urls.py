@@ -47,8 +47,21 @@ class Opaque(parsers.BaseParser):
         return object()
 
 
+class Aliases(parsers.BaseParser):
+    """Reads the stream and makes lists that share their items, as aliases of YAML do: `9 6` is six deep."""
+
+    media_type = "application/x-aliases"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        width, depth = stream.read().split()[:2]
+        value: Any = "x"
+        for _ in range(int(depth)):
+            value = [value] * int(width)
+        return {"a": value}
+
+
 class Base(APIView):
-    parser_classes = [Exotic, Opaque, StreamingJSON, parsers.FormParser, parsers.MultiPartParser]
+    parser_classes = [Aliases, Exotic, Opaque, StreamingJSON, parsers.FormParser, parsers.MultiPartParser]
     permission_classes = [Looks]
     authentication_classes = []
 

@@ -67,6 +67,16 @@ class Aliases(parsers.BaseParser):
         return value
 
 
+class Hexadecimal(parsers.BaseParser):
+    """Makes numbers of any size, as parsers of YAML do. `key …`: as a name."""
+
+    media_type = "application/x-hex"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        *key, digits = stream.read().decode().split()
+        return {int(digits, 16): 1} if key else {"a": int(digits, 16)}
+
+
 class LeavesItToTheView(parsers.BaseParser):
     media_type = "application/raw"
 
@@ -104,6 +114,7 @@ class OrderView(IdempotencyMixin, APIView):
         XML,
         Times,
         Aliases,
+        Hexadecimal,
         LeavesItToTheView,
         Unwraps,
         Nested,

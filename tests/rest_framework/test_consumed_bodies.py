@@ -74,3 +74,19 @@ def test_what_has_no_value_is_an_error(client: Any) -> None:
     with pytest.raises(TypeError, match="object is not JSON serializable"):
         send(client, "POST", "/mixin", b"x", "application/opaque")
     assert Order.objects.count() == 0
+
+
+def test_a_body_that_stands_for_millions_is_refused(client: Any) -> None:
+    """A few bytes of YAML could take all memory, and there are no bytes left to compare."""
+    assert send(client, "POST", "/mixin", b"9 5", "application/x-aliases").status_code == 201
+    refused = send(client, "POST", "/mixin", b"9 7", "application/x-aliases")
+    assert (refused.status_code, "Idempotency-Replayed" in refused.headers) == (400, False)
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize(("content_type", "size"), [("text/plain", 3_000_000), (FORM, 2_000_000)])
+def test_a_large_body_that_stands_for_itself_is_not(client: Any, content_type: str, size: int) -> None:
+    """What the view accepts without the package it accepts with it."""
+    bodies = [b"a=" + letter * size for letter in (b"x", b"x", b"y")]
+    answers = [send(client, "POST", "/mixin", body, content_type) for body in bodies]
+    assert [a.status_code for a in answers] == [201, 201, 422]

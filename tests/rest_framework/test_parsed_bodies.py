@@ -104,6 +104,13 @@ def test_what_the_parser_has_no_value_for_is_compared_by_its_bytes(
     assert send(one, one, two, content_type=content_type) == [201, 201, 422]
 
 
+@pytest.mark.parametrize("kind", ["", "key "])
+def test_numbers_of_any_length_are_compared(send: Any, kind: str) -> None:
+    """Python does not write one of 5,000 digits, and a parser of YAML reads it."""
+    one, two = (kind + digit * 5000 for digit in "ef")
+    assert send(one, f"{one} ", two, content_type="application/x-hex") == [201, 201, 422]
+
+
 def test_two_empty_forms_are_equal(client: Any) -> None:
     """Each has a boundary of its own."""
     answers = [

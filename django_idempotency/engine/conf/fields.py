@@ -116,9 +116,17 @@ def fernet_keys(value: Any) -> str | None:
     return None
 
 
-def is_callable(text: str = "give a callable.") -> Check:
-    """A check for callables."""
-    return lambda value: None if callable(value) else text
+def is_callable(text: str = "give a callable.", *, awaited: bool = False) -> Check:
+    """A check for callables. A coroutine that nobody awaits would count as true."""
+
+    def problem(value: Any) -> str | None:
+        if not callable(value):
+            return text
+        if awaited or not any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
+            return None
+        return "it is not awaited: give a def function."
+
+    return problem
 
 
 def takes_one_argument(value: Any) -> str | None:

@@ -126,7 +126,9 @@ class Idempotency:
         is_final, is_callable(), "`callable(response) -> bool`: is this outcome final?"
     )
     may_replay: Callable[..., bool] | None = option(
-        None, or_none(is_callable()), "`callable(request, …) -> bool`, called before a replay. False answers 403."
+        None,
+        or_none(is_callable(awaited=True)),
+        "`callable(request, …) -> bool`, called before a replay. False answers 403.",
     )
     store_body: bool = option(True, one_of(True, False), "False keeps a tombstone instead of the response.")
     max_body_bytes: int = option(

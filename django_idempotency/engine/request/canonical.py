@@ -14,6 +14,9 @@ from ..protocol.digests import digest_of_chunks
 TAG = "\0"
 """Begins the only name of an object that stands for a value which is not JSON. Names of clients are escaped with it."""
 
+MAX_BITS = 2000
+"""Longer numbers are written in another way, because Python may refuse to write them with decimal digits."""
+
 
 class _Text:
     """A text that must not equal the same text in a client's JSON."""
@@ -55,6 +58,8 @@ def plain(value: Any) -> Any:
         TypeError: for an object that neither JSON nor Django can write.
         RecursionError: for a value that is nested too deeply.
     """
+    if _is_long(value):
+        return {f"{TAG}int": hex(value)}
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (list, tuple)):
@@ -82,7 +87,13 @@ def is_heavier(value: Any, limit: int) -> bool:
 
 
 def _plain_name(name: Any) -> str:
-    return escaped(name) if isinstance(name, str) else f"{TAG}{type(name).__name__}:{name!r}"
+    if isinstance(name, str):
+        return escaped(name)
+    return f"{TAG}{type(name).__name__}:{hex(name) if _is_long(name) else repr(name)}"
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > MAX_BITS
 
 
 def is_tagged(value: dict[str, Any]) -> bool:

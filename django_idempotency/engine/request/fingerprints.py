@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
-from django.core.exceptions import SuspiciousOperation
+from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
@@ -152,7 +152,9 @@ def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], A
     if parsed is not None:
         data = parsed()
         # JSON shares nothing. An upload cannot be compared by its bytes, and Django limits its fields.
-        if body is not None and not (is_json or is_multipart) and is_heavier(data, MAX_PARSED_WEIGHT):
+        if not (is_json or is_multipart) and is_heavier(data, _max_weight(request, body)):
+            if body is None:
+                raise BadRequest("The request's body stands for far more than its length.")
             raise Unparsable
         return _read_by_framework(request, body, data, is_multipart=is_multipart)
     if is_multipart:
@@ -164,6 +166,17 @@ def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], A
     if is_json:
         return _json(body.read())
     raise Unparsable
+
+
+def _max_weight(request: HttpRequest, body: IO[bytes] | None) -> int:
+    """Of what a parser has made of a body. If the body is consumed, only the client has said how long it was."""
+    if body is not None:
+        return MAX_PARSED_WEIGHT
+    try:
+        length = int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        length = 0
+    return max(2 * length, 5 * MAX_PARSED_WEIGHT)
 
 
 def _read_by_framework(request: HttpRequest, body: IO[bytes] | None, data: Any, *, is_multipart: bool) -> Any:

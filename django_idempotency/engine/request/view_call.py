@@ -155,7 +155,7 @@ class ViewCall:
         """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
         match_ = self.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", self.kwargs)
-        return bool(allowed(self.asked_with, *args, **kwargs))
+        return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         """Hand the response to the framework, marked as first-hand or replayed."""
