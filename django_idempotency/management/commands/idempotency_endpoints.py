@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_json, as_markdown, as_openapi, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ...exceptions import IdempotencyConfigurationError
 from ..output import EscapingCommand
 from ..repeated import several
 
@@ -54,7 +54,7 @@ class Command(EscapingCommand):
         try:
             patterns = [*several(options["allow"]), *_patterns(options["allow_file"])]
             every = list_endpoints(options["urlconf"])
-        except (OSError, ImportError, IdempotencyConfigurationError) as error:
+        except (OSError, UnicodeDecodeError, ImportError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
         found = sorted(every, key=lambda endpoint: not endpoint.own)
