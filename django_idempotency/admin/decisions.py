@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
-from ..exceptions import NotResolvable
+from ..exceptions import NotDecryptable, NotResolvable
 from ..maintenance.decisions import correctable
 from ..models import IdempotencyKey
 from .examples import past_result
@@ -188,6 +188,8 @@ def _carry_out(model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form
     except NotResolvable:
         text = _("Nothing was changed: this key has changed since you opened the page. Check the key again.")
         model_admin.message_user(request, text, messages.ERROR)
+    except NotDecryptable as error:
+        model_admin.message_user(request, str(error), messages.ERROR)
     else:
         model_admin.message_user(request, done, messages.SUCCESS)
 

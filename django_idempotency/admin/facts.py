@@ -57,7 +57,7 @@ class Facts:
 
     @property
     def write_in_doubt(self) -> bool:
-        return any(step.name in self.doubts and step.kind == Kind.WRITE for step in self.steps)
+        return self._is_idle and any(step.finished_at is None and step.kind == Kind.WRITE for step in self.steps)
 
     @property
     def resolvable(self) -> bool:

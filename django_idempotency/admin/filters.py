@@ -18,6 +18,7 @@ from .badges import BADGES
 from .texts import readable_operation
 
 Keys = QuerySet[IdempotencyKey]
+Status = IdempotencyKey.Status
 
 
 def latest(keys: Keys, count: int) -> Keys:
@@ -36,8 +37,9 @@ class StateFilter(admin.SimpleListFilter):
         return [("attention", _("needs attention")), *((name, label) for name, (_shape, label) in BADGES.items())]
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
-        found_later = self.value() is None or self.value() in BY_INDEX
-        return queryset if found_later else queryset.filter(status=self.value())
+        if self.value() is None or self.value() in BY_INDEX:
+            return queryset  # found later
+        return queryset.filter(status=self.value()) if self.value() in Status.values else queryset.none()
 
 
 class OperationFilter(admin.SimpleListFilter):

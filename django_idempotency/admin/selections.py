@@ -16,6 +16,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..exceptions import NotDecryptable
 from ..maintenance.bulk import resolve_all
 from ..models import IdempotencyKey
 from .badges import badge, mark
@@ -85,11 +86,15 @@ def _carry_out(model_admin: Any, request: HttpRequest, queryset: Keys, form: Dec
     seen = reduce(or_, (Q(pk=pk, attempt=attempt) for pk, attempt in pairs), Q(pk__in=[]))
     resolved = 0
     for row in queryset.filter(seen).order_by("pk"):
-        with transaction.atomic(using=queryset.db):
-            one = resolve_all([row], decide, *needed, by=by, reason=reason)
-            if one.resolved:
-                model_admin.log_change(request, row, done)
-        resolved += one.resolved
+        try:
+            with transaction.atomic(using=queryset.db):
+                one = resolve_all([row], decide, *needed, by=by, reason=reason)
+                if one.resolved:
+                    model_admin.log_change(request, row, done)
+        except NotDecryptable as error:  # the others need not wait for the missing encryption key
+            model_admin.message_user(request, str(error), messages.ERROR)
+        else:
+            resolved += one.resolved
     refused = len(pairs) - resolved
     if resolved:
         text = ngettext("%(count)d key: %(done)s", "%(count)d keys: %(done)s", resolved)

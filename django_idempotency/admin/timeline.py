@@ -99,7 +99,7 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
         return _("done after %(seconds).3f s") % {"seconds": seconds}
     if facts.live:
         return _("running")
-    return badge("in_doubt") if step.name in facts.doubts else _("no result")
+    return badge("in_doubt") if facts.resolvable else _("no result")
 
 
 def _result(row: IdempotencyKey, step: IdempotencyStep) -> SafeString | str:

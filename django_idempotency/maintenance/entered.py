@@ -39,10 +39,11 @@ def row_of(value: Any) -> Any:
         model = apps.get_model(str(value["model"]))
     except (LookupError, ValueError):
         return value
+    missing = (ObjectDoesNotExist, ConnectionDoesNotExist, ValidationError, ArithmeticError, ValueError, TypeError)
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
         # The retry fetches the row from the same alias: never from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
-    except (ObjectDoesNotExist, ValueError, TypeError, ConnectionDoesNotExist, ValidationError) as error:
+    except missing as error:
         raise LookupError(f"There is no {value['model']} with the primary key {value['pk']}.") from error

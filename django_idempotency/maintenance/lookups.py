@@ -216,7 +216,7 @@ HAS_EFFECTS = Exists(
 def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
     """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock.
 
-    Raises `ValueError` for more than a century.
+    Raises `ValueError` for less than 0 and for more than a century.
     """
     refuse_impossible_age(seconds)
     now = database_now(keys)
@@ -227,8 +227,10 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[Id
 
 
 def refuse_impossible_age(seconds: float) -> None:
-    """Raise `ValueError` for an age that cannot be subtracted from the clock."""
-    if not seconds <= MAX_SECONDS:  # NaN is neither above nor below
+    """Raise `ValueError` for a time to come, and for an age that cannot be subtracted from the clock."""
+    if not seconds >= 0:  # NaN is neither above nor below
+        raise ValueError(f"older_than must be at least 0, not {seconds!r}.")
+    if seconds > MAX_SECONDS:
         raise ValueError(f"older_than must be at most {MAX_SECONDS} seconds (100 years), not {seconds!r}.")
 
 

@@ -21,7 +21,7 @@ from ..engine.events import harmless
 from ..engine.execution.recovering import Asking, ask, take_over
 from ..engine.protocol.claims import ClaimRequest
 from ..engine.protocol.digests import stored_identity
-from ..engine.protocol.error_text import describe
+from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import Store, alias_for, store_for
@@ -59,7 +59,7 @@ class Asked:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.reference} {self.operation}: {self.outcome}, {self.reason}."
+        return without_controls(f"{self.reference} {self.operation}: {self.outcome}, {self.reason}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,14 @@ def recover_idempotency_keys(
         What was completed, and what needs attention still.
 
     Raises:
-        ValueError: for impossible numbers.
+        ValueError: for impossible numbers, or one text as `operations`.
         IdempotencyConfigurationError: inside a transaction, for options of a view that cannot work, for an unknown
             alias, or a database without a store.
         DatabaseError: from the database. What was completed before stays completed.
     """
     _refuse_impossible(limit, max_seconds, seconds_of(older_than))
+    if isinstance(operations, str):
+        raise ValueError(f"operations={operations!r}: give a list of names, [{operations!r}].")
     store = store_for(alias_for(using))
     keys = needs_attention(using=store.alias)
     if operations:
@@ -246,7 +248,7 @@ def _what_is_left(work: Asking) -> str:
 
 
 def _refuse_impossible(limit: int | None, max_seconds: float | None, older_than: float) -> None:
-    for name, value, minimum in (("limit", limit, 1), ("max_seconds", max_seconds, 0), ("older_than", older_than, 0)):
+    for name, value, minimum in (("limit", limit, 1), ("max_seconds", max_seconds, 0)):
         if value is not None and not value >= minimum:  # NaN is neither above nor below
             raise ValueError(f"{name} must be at least {minimum}, not {value!r}.")
     refuse_impossible_age(older_than)

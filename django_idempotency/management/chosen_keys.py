@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError
 from django.db.models import Prefetch, Q, prefetch_related_objects
 
+from ..engine.protocol.error_text import without_controls
 from ..engine.stores import alias_for
 from ..maintenance.decisions import correctable
 from ..maintenance.lookups import (
@@ -24,6 +25,7 @@ from ..maintenance.lookups import (
 )
 from ..models import IdempotencyKey, IdempotencyStep
 from .databases import known
+from .repeated import several
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -33,7 +35,8 @@ STATES: dict[str, Callable[..., QuerySet[IdempotencyKey]]] = {
     "in-doubt": in_doubt,
     "half-done": half_done,
 }
-SELECTORS = ("operation", "state", "older_than", "resource", "key", "id")
+REPEATED = ("operation", "state", "key", "id")
+SELECTORS = (*REPEATED, "older_than", "resource")
 CHUNK = 1000
 """Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
 
@@ -57,10 +60,9 @@ class Chosen:
     ambiguous: str | None
 
     def lines(self) -> Iterator[str]:
-        """What to print about the keys."""
-        yield from (_line(key) for key in self.keys)
-        yield from (f"{_line(key)} Passed over." for key in self.passed_over)
-        yield from self.missed
+        """What to print about the keys: a line for each, whatever the row holds."""
+        keys = (*map(_line, self.keys), *(f"{_line(key)} Passed over." for key in self.passed_over))
+        yield from map(without_controls, (*keys, *self.missed))
         if self.corrected is not None:
             yield f"This replaces the result of {self.corrected!r} that a person has recorded."
 
@@ -85,6 +87,9 @@ def choose(options: dict[str, Any]) -> Chosen:
     """Read the keys that the options of the command select. Raises `CommandError` if no option selects keys."""
     if all(options[name] is None for name in SELECTORS):
         raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
+    options = {**options, **{name: several(options[name]) for name in REPEATED}}
+    if empty := [name for name in REPEATED if options[name] == []]:
+        raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
     using = known(options["database"])
     names = _names(options, using)
     step = _step(options)

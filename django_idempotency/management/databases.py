@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections, router
 
 from ..models import IdempotencyKey
+from .repeated import several
 
 NO_ENGINE = "django.db.backends.dummy"
 """That of `"default": {}`, which Django advises where each app has an alias of its own."""
@@ -41,9 +42,8 @@ def chosen(options: dict[str, Any]) -> list[str | None]:
         if not allowed:
             raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
         return allowed
-    given = options["database"]
-    # `call_command(…, database="other")` gives the text itself.
-    aliases: list[str | None] = [given] if given is None or isinstance(given, str) else list(dict.fromkeys(given))
+    given = several(options["database"])
+    aliases: list[str | None] = [None] if given is None else list(dict.fromkeys(given))
     return [known(alias) for alias in aliases]
 
 

@@ -117,3 +117,19 @@ def test_a_terminal_obeys_nothing_that_a_row_holds() -> None:
         call_command("recover_idempotency_keys", stdout=out)
     assert r"POST pay/\x1b[2K\r" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.django_db
+def test_what_a_row_holds_makes_no_second_line() -> None:
+    """A client may have chosen the name of a resource: it must not look like the line of another key."""
+    forged = "7\n59 0123456789abcdef POST pay/, caller 'user:1': failed"
+    make_leased("k", "failed", doubt=True)
+    key = IdempotencyKey.objects.get()
+    IdempotencyKey.objects.update(resource_type="order", resource_id=forged, operation="POST pay/\n59")
+    key.steps.filter(finished_at=None).update(name="charge\n59")
+    listed, left = io.StringIO(), io.StringIO()
+    call_command("resolve_idempotency_keys", "--state=in-doubt", "--close=410", "--reason=T-1", stdout=listed)
+    assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Retries", "Close:"]
+    with pytest.raises(CommandError):
+        call_command("recover_idempotency_keys", stdout=left)
+    assert [line.split()[0] for line in left.getvalue().splitlines()] == [key.reference, "Completed"]

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_json, as_markdown, as_openapi, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ...exceptions import IdempotencyConfigurationError
 from ..output import EscapingCommand
+from ..repeated import several
 
 FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown, "openapi": as_openapi}
 
@@ -51,9 +52,9 @@ class Command(EscapingCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            patterns = [*options["allow"], *_patterns(options["allow_file"])]
+            patterns = [*several(options["allow"]), *_patterns(options["allow_file"])]
             every = list_endpoints(options["urlconf"])
-        except (OSError, ImportError, IdempotencyConfigurationError) as error:
+        except (OSError, UnicodeDecodeError, ImportError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
         found = sorted(every, key=lambda endpoint: not endpoint.own)

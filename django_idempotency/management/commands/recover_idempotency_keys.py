@@ -13,6 +13,7 @@ from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempo
 from ...models import IdempotencyKey
 from .. import databases
 from ..output import EscapingCommand
+from ..repeated import several
 from ..stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
@@ -59,6 +60,7 @@ class Command(EscapingCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         aliases = databases.chosen(options)
+        options["operation"], options["modules"] = several(options["operation"]), several(options["modules"])
         stop = Event()
         results: list[Recovered] = []
         with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:

@@ -20,9 +20,10 @@ HALF = r'{"\ud800": "\udfff"}'
 """JSON with two halves of surrogate pairs."""
 
 
-def test_a_filter_by_an_impossible_operation_finds_nothing(operator: Client, in_doubt: IdempotencyKey) -> None:
-    """No key has NUL in its operation, which PostgreSQL would refuse to look for."""
-    page = operator.get(reverse(LIST) + "?operation=%00")
+@pytest.mark.parametrize("name", ["operation", "state"])
+def test_a_filter_by_an_impossible_value_finds_nothing(operator: Client, in_doubt: IdempotencyKey, name: str) -> None:
+    """No key has NUL in its operation or status, which PostgreSQL would refuse to look for."""
+    page = operator.get(reverse(LIST) + f"?{name}=%00")
     assert (page.status_code, "0 idempotency keys" in page.content.decode()) == (200, True)
 
 
@@ -33,6 +34,12 @@ def test_a_row_with_an_impossible_primary_key_does_not_exist(
     """The form says so."""
     page = decide(operator, in_doubt, "record", result=f'{{"model": "sessions.Session", "pk": "{pk}"}}')
     assert "There is no sessions.Session with the primary key" in page
+
+
+def test_a_row_with_an_infinite_primary_key_does_not_exist(operator: Client, in_doubt: IdempotencyKey) -> None:
+    """Python reads 1e999 as infinity, which is no integer."""
+    page = decide(operator, in_doubt, "record", result='{"model": "auth.User", "pk": 1e999}')
+    assert "There is no auth.User with the primary key inf" in page
 
 
 @pytest.mark.parametrize("result", [HALF, '"\\ud800"', '"\\u0000"'])

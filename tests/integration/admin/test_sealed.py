@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.test import Client
 
-from tests.admin_pages import detail, staff
+from django_idempotency.maintenance import release_for_retry
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.admin_pages import decide, detail, staff, step
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
@@ -84,3 +87,18 @@ def test_what_cannot_be_decrypted_says_so(post: Post, settings: Any, setting: An
     text = page("view_response")
     assert "What is stored in &#x27;headers&#x27; of idempotency key" in text
     assert "enc1:" not in text
+
+
+@pytest.mark.parametrize("setting", [{"ENCRYPTION_KEYS": [NEW]}, {}], ids=["another key", "switched off"])
+@pytest.mark.parametrize("decision", ["record", "answer", "release"])
+def test_a_decision_whose_trail_cannot_be_decrypted_says_so(
+    operator: Client, in_doubt: IdempotencyKey, settings: Any, setting: Any, decision: str
+) -> None:
+    """Nothing is changed, and the page of the key is shown."""
+    release_for_retry(in_doubt.pk, attempt=in_doubt.attempt)
+    IdempotencyStep.objects.filter(key=in_doubt).delete()
+    step(in_doubt)
+    kept = row().decisions
+    settings.IDEMPOTENCY = setting
+    assert "What is stored in &#x27;decisions&#x27;" in decide(operator, in_doubt, decision, result="1")
+    assert (row().decisions, row().status) == (kept, "failed")

@@ -11,9 +11,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency.maintenance import record_outcome
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import LIST, make_key, staff, step
+from tests.at_rest import NEW, OLD
 
 pytestmark = pytest.mark.django_db
 ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}'}
@@ -138,3 +140,19 @@ def test_the_keys_need_the_permission_for_responses(keys: list[IdempotencyKey]) 
     page = send(client, "release_selected", keys).content.decode()
     assert keys[0].reference in page
     assert ">k-0<" not in page
+
+
+def test_a_key_that_cannot_be_decrypted_does_not_stop_the_others(
+    operator: Client, keys: list[IdempotencyKey], settings: Any
+) -> None:
+    """The page says which encryption key is missing."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    record_outcome(keys[0].pk, "charge", 1, attempt=1)
+    kept = IdempotencyKey.objects.get(pk=keys[0].pk).decisions
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+    page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
+    assert statuses() == ["failed", "completed", "completed"]
+    assert IdempotencyKey.objects.get(pk=keys[0].pk).decisions == kept
+    assert page.count("What is stored in &#x27;decisions&#x27;") == 1
+    assert "2 keys: Answered by hand" in page
+    assert "1 key was left as it is" in page

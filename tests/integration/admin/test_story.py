@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +12,7 @@ from django.utils import timezone
 
 from django_idempotency.admin.facts import facts_of
 from django_idempotency.admin.story import story_of
+from django_idempotency.admin.timeline import timeline
 from django_idempotency.models import IdempotencyStep
 from tests.admin_pages import HOUR, detail, make_key, staff, step
 
@@ -144,3 +147,29 @@ def test_the_policy_is_shown() -> None:
     """As the view has declared it."""
     page = staff("view_idempotencykey").get(detail(make_key(policy="hold"))).content.decode()
     assert "hold: wait for a decision" in page
+
+
+class Counted(list[IdempotencyStep]):
+    """It counts how often it is read."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[IdempotencyStep]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("finished", [None, timezone.now()], ids=["in doubt", "finished"])
+def test_each_step_more_costs_the_same(finished: datetime | None) -> None:
+    """The page of a key with 10,000 steps took half a minute: for each step, it read all."""
+    key, now = make_key(status="failed", policy="hold"), timezone.now()
+    steps = [
+        IdempotencyStep(key=key, name=f"s{number}", kind="call", attempt=1, started_at=now, finished_at=finished)
+        for number in range(100)
+    ]
+    IdempotencyStep.objects.bulk_create(steps)
+    counted = Counted(facts_of(key).steps)
+    key.__dict__["_facts"] = replace(facts_of(key), steps=counted)
+    story_of(facts_of(key))
+    timeline(key, results=True)
+    assert counted.times < 40

@@ -76,7 +76,12 @@ class TestCommand:
             run("--all", "--fail-on-unprotected", "--allow=back/refund/", "--allow=^o*", urlconf=ASIDE)
 
     @pytest.mark.parametrize(
-        "args", [["--urlconf=no.such.module"], ["--allow-file=/no/such/file"]], ids=["urlconf", "file"]
+        "args",
+        [
+            *(["--urlconf=no.such.module"], ["--urlconf=json"]),
+            *(["--allow-file=/no/such/file"], [f"--allow-file={sys.executable}"]),
+        ],
+        ids=["no module", "no URLconf", "no file", "no text"],
     )
     def test_status_2_when_there_is_no_list(self, args: list[str]) -> None:
         """So that CI can tell it from a finding."""
