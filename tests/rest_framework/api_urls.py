@@ -125,6 +125,14 @@ class Guarded(IdempotencyMixin, APIView):
         return Response({"id": Order.objects.create().pk, "user": request.user.username}, status=201)
 
 
+async def is_allowed(request: Any, view: Any) -> bool:
+    return "denied" not in request.query_params
+
+
+class GuardedAsynchronously(Guarded):
+    idempotency = Idempotency(may_replay=is_allowed)
+
+
 class Decorated(APIView):
     @idempotent
     def post(self, request: Any) -> Response:
@@ -208,6 +216,7 @@ urlpatterns = [
     path("fails/after/commit/", FailsAfterCommit.as_view()),
     path("fails/", Fails.as_view()),
     path("guarded/", Guarded.as_view()),
+    path("guarded/asynchronously/", GuardedAsynchronously.as_view()),
     path("decorated/", Decorated.as_view()),
     path("function/", function),
     path("upload/", Upload.as_view()),

@@ -145,11 +145,12 @@ class TestGuarded:
         third = post("/guarded/", headers={"Authorization": f"Token {Token.objects.create(user=bob)}"})
         assert (third.json()["user"], replayed(third)) == ("bob", "false")
 
-    def test_may_replay_gets_the_view(self, post: Post, token: str) -> None:
-        """may_replay(request, view)."""
+    @pytest.mark.parametrize("path", ["/guarded/", "/guarded/asynchronously/"])
+    def test_may_replay_gets_the_view(self, post: Post, token: str, path: str) -> None:
+        """may_replay(request, view). A coroutine is awaited."""
         headers = {"Authorization": f"Token {token}"}
-        post("/guarded/?denied", headers=headers)
-        response = post("/guarded/?denied", headers=headers)
+        post(f"{path}?denied", headers=headers)
+        response = post(f"{path}?denied", headers=headers)
         assert (response.status_code, response.json()["title"]) == (403, "Replay is not permitted")
 
 
