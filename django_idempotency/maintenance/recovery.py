@@ -201,7 +201,11 @@ class _Run:
         made = Decision(action="recover", at=at, by=BY, attempt=attempt, detail=reason)
         with transaction.atomic(using=self._store.alias):
             if (locked := rows.select_for_update().first()) is not None:
-                rows.update(decisions=with_decision(locked, locked.decisions, made))
+                try:
+                    rows.update(decisions=with_decision(locked, locked.decisions, made))
+                except NotDecryptable:  # what reconcile has found out is kept all the same
+                    text = "Idempotency key %s of %s: its trail has no entry about this recovery."
+                    logger.exception(text, row.reference, row.operation)
 
     def _tell(self, row: IdempotencyKey, outcome: Outcome, reason: str) -> None:
         self.completed += outcome == "completed"

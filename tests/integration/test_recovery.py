@@ -18,9 +18,10 @@ from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
-from django_idempotency.maintenance.resolution import close_with
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.maintenance.resolution import close_with, release_for_retry
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
+from tests.at_rest import NEW, OLD
 from tests.claims import a_claim
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -377,3 +378,21 @@ class TestADatabaseError:
 
 def test_nothing_needs_attention() -> None:
     assert recover() == (Recovered(completed=0, failed=0, left=0, complete=True), [])
+
+
+def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, settings: Any) -> None:
+    """The key is completed. That its trail has no new entry is in the log."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    release_for_retry(row().pk, attempt=1)
+    kept = row().decisions
+    IdempotencyStep.objects.all().delete()
+    IdempotencyKey.objects.update(last_error="made by a test")
+    IdempotencyStep.objects.create(key=row(), name="charge", kind="call", attempt=1, started_at=row().created_at)
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+    HOOKS["reconcile"] = lambda operation: HttpResponse(b"found", status=201)
+    asked: list[Asked] = []
+    recovered = recover_idempotency_keys(older_than=0, progress=asked.append)
+    assert row().status == "completed"
+    assert row().decisions == kept
+    assert [one.outcome for one in asked] == ["completed"]
+    assert (recovered.completed, recovered.failed, recovered.left) == (1, 0, 0)
