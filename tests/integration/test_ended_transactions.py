@@ -28,24 +28,13 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
 from tests.leases import breaks
 from tests.shopapp.models import Ledger, Order
+from tests.works import commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
-COMMITS = {
-    "postgresql": "SELECT 1; COMMIT",
-    "mysql": "ALTER TABLE shopapp_ledger COMMENT = 'DDL commits'",
-    "sqlite": "SELECT 1; -- executescript commits",
-}
 
 
 class Died(Exception):
     """What the work raises."""
-
-
-def commit() -> None:
-    """As a vendored SQL script does, or DDL."""
-    sql = COMMITS[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.executescript(sql) if connection.vendor == "sqlite" else cursor.execute(sql)
 
 
 def half() -> None:

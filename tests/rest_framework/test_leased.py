@@ -18,10 +18,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
 from django_idempotency import Idempotency, get_operation, idempotent
-from django_idempotency.maintenance import half_done
+from django_idempotency.maintenance import half_done, in_doubt
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Line, Order
+from tests.works import commit
 
 CALLS: list[str] = []
 
@@ -89,7 +90,31 @@ def write(request: Any) -> Response:
     raise AssertionError
 
 
-urlpatterns = [path("pay", Pay.as_view()), path("write", write), path("function", pay), path("reconciled", reconciled)]
+def half() -> None:
+    Order.objects.create(reference="before")
+    commit()
+    raise Declined
+
+
+@api_view(["POST"])
+@idempotent(lease=60)
+def commits(request: Any) -> Response:
+    """A write that commits in the middle, and is then refused."""
+    try:
+        get_operation(request).write("order", half)
+    except Declined:
+        if not request.data["caught"]:
+            raise
+    return Response(status=402)
+
+
+urlpatterns = [
+    path("pay", Pay.as_view()),
+    path("write", write),
+    path("commits", commits),
+    path("function", pay),
+    path("reconciled", reconciled),
+]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
 
 
@@ -145,6 +170,14 @@ def test_an_exception_out_of_the_first_write_is_an_answer(post: Any) -> None:
         (404, "false"),
         (404, "true"),
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_refusal_does_not_hide_what_a_write_has_committed(post: Any, caught: bool) -> None:
+    """The write is in doubt, and a person is asked."""
+    assert [post("/commits", {"caught": caught}).status_code for _ in range(2)] == [402, 409]
+    assert (in_doubt().count(), Order.objects.count()) == (1, 1)
 
 
 @pytest.mark.parametrize("url", ["/pay", "/function"])

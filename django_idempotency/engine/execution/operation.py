@@ -8,9 +8,9 @@ from inspect import isawaitable, iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError
+from django.db import Error, IntegrityError
 
-from ...exceptions import IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
+from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
@@ -175,6 +175,10 @@ class Operation(Handle):
         except BaseException as error:
             # The function's error, or that of the COMMIT: a constraint may be checked there.
             self._broke, self._resource = error, about
+            # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
+            with suppress(Error, ClaimLost):
+                if name in self._store.steps(self._claim):
+                    self._doubts.add(name)
             raise
         self._kept[name] = kept
         return cast(T, as_kept(value, kept))
@@ -337,7 +341,6 @@ class Operation(Handle):
                 with suppress(IntegrityError, IdempotencyConfigurationError):  # it is, if the end was a COMMIT
                     self._store.start_write(self._claim, name)
                     lost = True
-                    self._doubts.add(name)
         if lost:
             raise TransactionBroken(
                 f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
