@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from django_idempotency import (
     PayloadMismatch,
     arun_once,
 )
-from django_idempotency.models import IdempotencyStep
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.shopapp.models import Order
 from tests.works import RUNS, place
 
@@ -70,3 +72,34 @@ class TestAsynchronous:
         """As managers' asynchronous methods do."""
         answer = async_to_sync(arun_once)(lambda: self.work(), scope="s", key="k", operation="awaited")
         assert answer.value == Order.objects.get().pk
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("lease", [None, 60])
+    def test_cancelled_during_the_claim_it_runs_nothing(self, lease: Any) -> None:
+        """As with a time-out around a `wait`: nobody would see the charge. The key is free for a retry."""
+
+        async def pay(*operation: Operation) -> int:
+            return await self.work()
+
+        cancels: list[Any] = []
+        told = Event()
+
+        def claim(execute: Any, *statement: Any) -> Any:
+            if cancels:
+                cancels.pop()()
+                assert told.wait(30)
+            return execute(*statement)
+
+        async def client() -> None:
+            task = asyncio.create_task(arun_once(pay, scope="s", key="k", operation="pay", lease=lease))
+            cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            told.set()
+
+        with connection.execute_wrapper(claim):
+            async_to_sync(client)()
+        assert RUNS == []
+        assert not IdempotencyKey.objects.exclude(status="failed").exists()
+        async_to_sync(arun_once)(pay, scope="s", key="k", operation="pay", lease=lease)
+        assert Order.objects.count() == 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
 from uuid import UUID
 
@@ -120,7 +121,21 @@ async def arun_once(
         work: `def` or `async def`. Both run inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options))
-    return await sync_to_async(partial(run_once, synchronous(work), scope=scope, key=key, payload=payload, **options))()
+    run, cancelled = synchronous(work), False
+
+    @wraps(work)
+    def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
+        # A caller who was cancelled during the claim has no work yet to cancel, and the thread goes on.
+        if cancelled:
+            raise asyncio.CancelledError
+        return run(*args, **kwargs)
+
+    call = partial(run_once, unless_cancelled, scope=scope, key=key, payload=payload, **options)
+    try:
+        return await sync_to_async(call)()
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
