@@ -193,6 +193,7 @@ class TestWalker:
             "Fails",
             "FailsAfterCommit",
             "Guarded",
+            "GuardedAsynchronously",
             "Decorated",
             "function",
             "Upload",
