@@ -46,7 +46,7 @@ class Pay(IdempotencyMixin, APIView):
         if request.data.get("after") == "rolled back":
             operation.write("order", get_object_or_404, Order, reference="gone")
         if request.data.get("after") == "refused at COMMIT":
-            operation.write("line", Line.objects.create, order_id=0)
+            operation.write("line", Line.objects.create, order_id=2_000_000_000)
         order = operation.write("order", Order.objects.create, reference=charge)
         return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
 
