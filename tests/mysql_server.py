@@ -34,6 +34,9 @@ def unpack(folder: Path) -> int:
     command = ["bash", NEWEST_SUITE, "mysql-server-core", "mysqld", folder]
     if (status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode) == 0 and os.geteuid() == 0:
         folder.chmod(0o755)  # the server's user reads here
+        for parent in folder.parents:  # and passes through these: tox closes `.tox`
+            if not (mode := parent.stat().st_mode) & 0o001:
+                parent.chmod(mode | 0o001)
     return status
 
 
