@@ -11,11 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection
 
-from django_idempotency import (
-    Operation,
-    PayloadMismatch,
-    arun_once,
-)
+from django_idempotency import IdempotencyConfigurationError, Operation, PayloadMismatch, arun_once
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.shopapp.models import Order
 from tests.works import RUNS, place
@@ -62,6 +58,11 @@ class TestAsynchronous:
         assert Order.objects.filter(reference="awaited").count() == 1
         results = dict(IdempotencyStep.objects.values_list("name", "result"))
         assert (results["asynchronous"], results["plain"]) == ('{"value": 5}', '{"value": {"amount": 6}}')
+
+    def test_work_without_a_name_is_named(self) -> None:
+        """Itself, and not the function around it."""
+        with pytest.raises(IdempotencyConfigurationError, match=r"functools\.partial\(<function place.* has no name"):
+            async_to_sync(arun_once)(partial(place), scope="s", key="k")
 
     def test_another_payload_is_a_mismatch(self) -> None:
         async_to_sync(arun_once)(place, scope="s", key="k", payload="a")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.http import HttpResponse
+from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost
 from django_idempotency.engine.execution.recovering import take_over
@@ -82,6 +83,7 @@ class TestWhatReconcileDoes:
             return HttpResponse("settled", status=201)
 
         HOOKS["reconcile"] = settle
+        before = timezone.now().replace(microsecond=0)
         result, (asked,) = recover()
         assert result == Recovered(completed=1, failed=0, left=0, complete=True)
         assert str(asked) == f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201."
@@ -90,12 +92,9 @@ class TestWhatReconcileDoes:
         assert (answer.status_code, answer.content, answer.headers["Idempotency-Replayed"]) == (201, b"settled", "true")
         assert (GATEWAY.calls, Order.objects.get().reference) == (1, "k")
         (made,) = decisions_of(row())
-        assert (made.action, made.by, made.detail, made.attempt) == (
-            "recover",
-            "recover_idempotency_keys",
-            "reconcile has answered 201",
-            2,
-        )
+        by, detail = "recover_idempotency_keys", "reconcile has answered 201"
+        assert made == Decision(action="recover", at=made.at, by=by, attempt=2, detail=detail)
+        assert before <= made.moment <= timezone.now()
 
     def test_another_payload_is_still_a_mismatch(self, post: Post, client: Any) -> None:
         """The recovery knows no payload, and keeps the stored fingerprint."""
@@ -320,10 +319,10 @@ def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture)
     assert [record["key_reference"] for record in told] == [row().reference] * 2
 
 
-@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
 @pytest.mark.usefixtures("doubt")
 def test_on_another_database() -> None:
-    """Its keys only, and its trail."""
+    """Its keys only, and its trail, each in a transaction there."""
     create_key(operation="POST pay/reconcile", in_doubt=["charge"], using="other")
     HOOKS["reconcile"] = records
     result, (asked,) = recover(using="other")

@@ -136,6 +136,15 @@ def test_record_a_row() -> None:
     assert decode(IdempotencyStep.objects.get(key__key="doubt", name="call").result) == order
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+def test_record_a_row_of_another_database() -> None:
+    """The one that is named, not the row with this number where such rows are written."""
+    order = Order.objects.using("other").create(reference="made")
+    shown = f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "other"}}'
+    run("--record", f"call={shown}", "--key=doubt", "--apply")
+    assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == shown
+
+
 def test_a_result_is_recorded_for_one_key_only() -> None:
     """The charge of one customer must not become the result of another customer's key."""
     make_leased("second", "failed", doubt=True)

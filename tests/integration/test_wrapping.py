@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
 
@@ -42,3 +43,15 @@ def test_a_view_without_a_response_is_refused_as_django_does(rf: Any, view: Any)
         idempotent(view)(rf.post("/", headers={"Idempotency-Key": "k"}))
     assert str(ours.value) == str(django.value)
     assert not IdempotencyKey.objects.exists()
+
+
+@pytest.mark.django_db
+def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
+    """By position and by name, as a synchronous one."""
+
+    @idempotent
+    async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(f"{args} {kwargs}")
+
+    response = async_to_sync(view)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
+    assert response.content == b"(59,) {'shop': 'x'}"
