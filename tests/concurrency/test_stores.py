@@ -16,10 +16,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import Store
+from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, expire
 from tests.concurrency.callers import TIMEOUTS, impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
+from tests.leases import lapse
 from tests.servers import eventually
 from tests.sql import ask
 
@@ -129,6 +131,16 @@ class TestWhileAnotherTransactionRunsAKey:
         with running(store, in_threads) as elsewhere:
             assert elsewhere(purge) == 1
         assert IdempotencyKey.objects.get().pk == taken
+
+    def test_a_cleanup_passes_over_a_stuck_key_that_is_locked(self, store: Store, in_threads: Threads) -> None:
+        """A retry takes it over at this moment. Another stuck key is failed."""
+        for key in ("locked", "other"):
+            store.claim_and_commit(a_claim(key=key, lease=60))
+        lapse()
+        with transaction.atomic():
+            IdempotencyKey.objects.select_for_update().get(key="locked")
+            assert in_threads(1, lambda number: impatiently(cleanup_idempotency_keys).unstuck) == [1]
+        assert dict(IdempotencyKey.objects.values_list("key", "status")) == {"locked": "in_progress", "other": "failed"}
 
     def test_a_purge_that_has_not_committed_holds_up_no_new_key(self, store: Store, in_threads: Threads) -> None:
         """Its locks lie on what it deletes."""

@@ -209,6 +209,7 @@ class TestAttentionContract:
         expires_at = row().expires_at
         lapse()
         assert (preview().unstuck, preview().stuck) == (1, 0)
+        before = timezone.now().replace(microsecond=0)
         cleanup = cleanup_idempotency_keys()
         assert (cleanup.unstuck, cleanup.stuck, cleanup.deleted, cleanup.batches) == (1, 0, 0, 1)
         assert (row().status, row().locked_until, row().expires_at) == ("failed", None, expires_at)
@@ -216,6 +217,7 @@ class TestAttentionContract:
         (decision,) = decisions_of(row())
         assert (decision.action, decision.by, decision.attempt) == ("fail", "cleanup_idempotency_keys", 1)
         assert decision.reason == "The lease was over, and nothing outside had been called."
+        assert before <= decision.moment <= timezone.now()
         assert IdempotencyStep.objects.count() == (kept != "nothing")
         assert claimed(store).attempt == 2
 
@@ -251,12 +253,12 @@ class TestAttentionContract:
 
     def test_a_trail_that_cannot_be_decrypted_stops_no_cleanup(self, store: Store) -> None:
         """Its key stays stuck until the encryption key is back; the other keys are failed."""
-        claimed(store)
-        claimed(store, key="other")
+        for key in ("before", "sealed", "after"):
+            claimed(store, key=key)
         lapse()
-        IdempotencyKey.objects.filter(key="other").update(decisions=f"{MARK}sealed")
+        IdempotencyKey.objects.filter(key="sealed").update(decisions=f"{MARK}sealed")
         cleanup = cleanup_idempotency_keys()
-        assert (cleanup.unstuck, cleanup.stuck) == (1, 1)
+        assert (cleanup.unstuck, cleanup.stuck) == (2, 1)
 
     def test_a_worker_that_wakes_up_fails_at_its_fence(self, store: Store) -> None:
         """It can neither call, nor write, nor complete."""
