@@ -114,6 +114,10 @@ PARTS = {
         tox=("-e", "postgresql-16,postgresql-17"),
         figures=r"\d+ passed",
     ),
+    "lowest": Part(
+        proves="The lowest version of each dependency that `pyproject.toml` allows, on Python 3.11.",
+        tox=("-e", "lowest"),
+    ),
     "frameworks": Part(
         proves="The tests of Django and of the REST framework, with every view protected and each request sent again. "
         "`tests/frameworks/suites.toml` has the reason for each test that fails with the package only.",
