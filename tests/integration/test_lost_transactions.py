@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, OperationalError, connection
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -106,6 +107,25 @@ def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) 
     with pytest.raises(OutcomeUnknown):
         once(pay, lease=60)
     assert (orders(), in_doubt().count()) == (["after"], 1)
+
+
+def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up() -> None:
+    """And not the error of the look-up."""
+
+    def is_down(*statement: Any) -> Any:
+        raise OperationalError("the database is down")
+
+    def pay(operation: Operation) -> None:
+        with ExitStack() as since:
+
+            def write() -> None:
+                since.enter_context(connection.execute_wrapper(is_down))
+                raise Broken
+
+            operation.write("order", write)
+
+    with pytest.raises(Broken):
+        once(pay, lease=60)
 
 
 @pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN
