@@ -9,7 +9,10 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,40 +30,48 @@ pytestmark = [
 ]
 
 
-def check(folder: Path, claim: str, *defines: str, fair: bool = False) -> tuple[int, int]:
-    """Errors found and states looked at."""
-    quiet = {"cwd": folder, "check": True, "capture_output": True, "timeout": 60}
-    subprocess.run(["spin", "-a", f"-DCLIENTS={CLIENTS}", *defines, str(MODEL)], **quiet)  # type: ignore[call-overload]
-    subprocess.run(["gcc", "-w", OPTIMIZED, "-DNFAIR=4", "-o", "pan", "pan.c"], **quiet)  # type: ignore[call-overload]
-    how = ["-a", "-f"] if fair else []
-    result = subprocess.run(
-        ["./pan", *how, "-N", claim, "-m1000000"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    errors, states = re.search(r"errors: (\d+)", result.stdout), re.search(r"(\d+) states, stored", result.stdout)
-    assert errors, result.stdout + result.stderr
-    assert states, result.stdout
-    assert "truncated" not in result.stdout
-    print(f"{CLIENTS} clients, {claim} {' '.join(defines)}: {states[1]} states, {errors[1]} errors")
-    return int(errors[1]), int(states[1])
+Check = Callable[..., tuple[int, int]]
+
+
+@pytest.fixture(scope="session")
+def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
+    """Check a claim about the model with these definitions: errors found and states looked at."""
+
+    @cache
+    def compiled(*defines: str) -> Path:
+        """The folder of the checker. One checker knows all the claims."""
+        folder = tmp_path_factory.mktemp("model")
+        quiet: dict[str, Any] = {"cwd": folder, "check": True, "capture_output": True, "timeout": 60}
+        subprocess.run(["spin", "-a", f"-DCLIENTS={CLIENTS}", *defines, str(MODEL)], **quiet)
+        subprocess.run(["gcc", "-w", OPTIMIZED, "-DNFAIR=4", "-o", "pan", "pan.c"], **quiet)
+        return folder
+
+    def check(claim: str, *defines: str, fair: bool = False) -> tuple[int, int]:
+        command = ["./pan", *(["-a", "-f"] if fair else []), "-N", claim, "-m1000000"]
+        folder = compiled(*defines)
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        errors, states = re.search(r"errors: (\d+)", result.stdout), re.search(r"(\d+) states, stored", result.stdout)
+        assert errors, result.stdout + result.stderr
+        assert states, result.stdout
+        assert "truncated" not in result.stdout
+        print(f"{CLIENTS} clients, {claim} {' '.join(defines)}: {states[1]} states, {errors[1]} errors")
+        return int(errors[1]), int(states[1])
+
+    return check
 
 
 @pytest.mark.parametrize("policy", [[], ["-DHOLD"]], ids=["retry", "hold"])
-def test_nothing_takes_effect_twice(tmp_path: Path, policy: list[str]) -> None:
+def test_nothing_takes_effect_twice(check: Check, policy: list[str]) -> None:
     """One charge, one order, and one answer for everybody, whatever is killed when."""
-    errors, states = check(tmp_path, "once", *policy)
+    errors, states = check("once", *policy)
     assert errors == 0
     assert states > 10_000
 
 
 @pytest.mark.parametrize("policy", [[], ["-DHOLD"]], ids=["retry", "hold"])
-def test_nobody_waits_for_ever(tmp_path: Path, policy: list[str]) -> None:
+def test_nobody_waits_for_ever(check: Check, policy: list[str]) -> None:
     """Every client that goes on retrying gets its answer, if every process gets its turn."""
-    errors, states = check(tmp_path, "nobody_is_stuck", *policy, fair=True)
+    errors, states = check("nobody_is_stuck", *policy, fair=True)
     assert errors == 0
     assert states > 10_000
 
@@ -71,18 +82,18 @@ RECOVERY = [SMALL, [*SMALL, "-DHOLD"]]
 
 
 @pytest.mark.parametrize("policy", RECOVERY, ids=["retry", "hold"])
-def test_recovery_makes_nothing_take_effect_twice(tmp_path: Path, policy: list[str]) -> None:
+def test_recovery_makes_nothing_take_effect_twice(check: Check, policy: list[str]) -> None:
     """Clients, zombies, a person and the recovery at once, each of them killed at any point."""
-    errors, states = check(tmp_path, "once", *policy)
+    errors, states = check("once", *policy)
     assert errors == 0
     assert states > 10_000
 
 
 @pytest.mark.parametrize("policy", RECOVERY, ids=["retry", "hold"])
 @pytest.mark.parametrize("claim", ["nobody_is_stuck", "no_charge_is_left"])
-def test_a_charge_gets_its_order_although_no_client_comes_back(tmp_path: Path, policy: list[str], claim: str) -> None:
+def test_a_charge_gets_its_order_although_no_client_comes_back(check: Check, policy: list[str], claim: str) -> None:
     """The key is completed in the end."""
-    errors, states = check(tmp_path, claim, *policy, fair=True)
+    errors, states = check(claim, *policy, fair=True)
     assert errors == 0
     assert states > 10_000
 
@@ -95,9 +106,9 @@ def test_a_charge_gets_its_order_although_no_client_comes_back(tmp_path: Path, p
         ("no_charge_is_left", [*SMALL, "-DHOLD", "-DHASTY"]),
     ],
 )
-def test_the_checker_finds_a_broken_recovery(tmp_path: Path, claim: str, sabotage: list[str]) -> None:
+def test_the_checker_finds_a_broken_recovery(check: Check, claim: str, sabotage: list[str]) -> None:
     """One that does not take the key over, and a reconcile that does not ask whether the worker is dead."""
-    errors, _ = check(tmp_path, claim, *sabotage, fair=claim != "once")
+    errors, _ = check(claim, *sabotage, fair=claim != "once")
     assert errors == 1
 
 
@@ -106,7 +117,7 @@ def test_the_checker_finds_a_broken_recovery(tmp_path: Path, claim: str, sabotag
     [["-DNO_FENCE"], ["-DHOLD", "-DNO_FENCE"], ["-DHOLD", "-DNO_DOUBT"], ["-DHOLD", "-DCARELESS"]],
     ids=lambda words: " ".join(words),
 )
-def test_the_checker_finds_what_is_broken_on_purpose(tmp_path: Path, sabotage: list[str]) -> None:
+def test_the_checker_finds_what_is_broken_on_purpose(check: Check, sabotage: list[str]) -> None:
     """Without the fence, without looking at doubts, or released while the worker is only slow: twice."""
-    errors, _ = check(tmp_path, "once", *sabotage)
+    errors, _ = check("once", *sabotage)
     assert errors == 1

@@ -174,14 +174,14 @@ class Keys(RuleBasedStateMachine):
 @pytest.mark.django_db(transaction=True)
 def test_the_store_does_what_the_law_says() -> None:
     """In thousands of orders of events; HYPOTHESIS_EXAMPLES=5000 for a long run."""
-    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "100"))
+    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "50"))
     run_state_machine_as_test(
         Keys,
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
             deadline=None,
-            derandomize=examples <= 100,
+            derandomize=examples <= 50,
             suppress_health_check=list(HealthCheck),
         ),
     )
