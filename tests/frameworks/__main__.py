@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from collections import Counter
@@ -68,8 +67,7 @@ class Framework:
             wanted = release.replace("-", "==")
             fetch = ["download", "--quiet", "--no-deps", "--no-binary", self.project, "--dest", str(SOURCES), wanted]
             subprocess.run([sys.executable, "-m", "pip", *fetch], check=True)
-            with tarfile.open(SOURCES / f"{release}.tar.gz") as archive:
-                archive.extractall(SOURCES, filter="data")
+            subprocess.run(["tar", "-xf", f"{release}.tar.gz"], cwd=SOURCES, check=True)
         return SOURCES / release
 
 
