@@ -12,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from io import BytesIO
 from pathlib import Path
-from zipfile import ZipFile
 
 ROOT = Path(__file__).parent.parent
 FIRST = "4ac4cfb5f658513383e61d8784a45291ddd2a4c4"
@@ -47,11 +45,10 @@ def main(*arguments: str) -> int:
 
 def unpack(revision: str, folder: Path) -> bool:
     """Put a revision's files into a folder. False if the history of this checkout does not have it."""
-    archive = subprocess.run(["git", "archive", "--format=zip", revision], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         return False
-    with ZipFile(BytesIO(archive.stdout)) as files:
-        files.extractall(folder)
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return True
 
 
