@@ -65,12 +65,6 @@ class Pay(IdempotencyMixin, APIView):
         return key
 
 
-@api_view(["POST"])
-@idempotent(lease=60, on_abandoned="hold")
-def pay(request: Any) -> Response:
-    return Response(Pay().post(request).data, 201)
-
-
 RECONCILE: list[Callable[[Any], Any]] = []
 
 
@@ -124,30 +118,6 @@ def _clean() -> None:
     RECONCILE.clear()
 
 
-@pytest.mark.parametrize("url", ["/pay", "/function"])
-def test_a_leased_handler_runs_once(post: Any, url: str) -> None:
-    """The mixin and a decorated function; the request has the operation."""
-    first, second = post(url), post(url)
-    assert (first.status_code, second.content) == (201, first.content)
-    assert second.headers["Idempotency-Replayed"] == "true"
-    assert (len(CALLS), Order.objects.count()) == (1, 1)
-
-
-def test_an_exception_with_a_final_answer_is_kept(post: Any) -> None:
-    """A validation error is an answer: 400, replayed."""
-    first, second = (post("/pay", {"amount": -1}) for _ in range(2))
-    assert (first.status_code, second.status_code, second.content) == (400, 400, first.content)
-    assert second.headers["Idempotency-Replayed"] == "true"
-    assert CALLS == []
-
-
-def test_an_exception_after_a_finished_call_is_an_answer_too(post: Any) -> None:
-    """The view knows what the gateway said."""
-    first, second = (post("/pay", {"after": "refused"}) for _ in range(2))
-    assert (first.status_code, second.headers["Idempotency-Replayed"]) == (402, "true")
-    assert len(CALLS) == 1
-
-
 def test_an_exception_out_of_a_write_is_no_answer_after_a_call(post: Any) -> None:
     """A 404 that is kept would hide the charge. The write has failed, and nobody has taken the charge back."""
     answers = [post("/pay", {"after": "rolled back"}) for _ in range(2)]
@@ -190,13 +160,6 @@ def test_an_exception_out_of_a_call_is_no_answer(post: Any, url: str) -> None:
     assert post(url, {"charge": "raises"}).status_code == (402 if url == "/pay" else 409)
     assert len(CALLS) == (2 if url == "/pay" else 1)
     assert len(set(CALLS)) == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_under_atomic_requests_the_mixin_takes_the_alias_over(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No transaction of Django's stands around the steps."""
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    assert post("/pay").json()["atomic"] is False
 
 
 @pytest.mark.parametrize("another_call", [False, True])
