@@ -4,7 +4,8 @@
 
 REVISION is checked out into a temporary worktree of git, this code is the working tree as it is. Each has a process and
 a database of its own, and they take turns: a round is 50 times the bare view, a first request and a replay. What is
-printed are medians of the rounds, in units of the bare view's time in the same round and process.
+printed are medians of the rounds, in units of the bare view's time in the same round and process, and the calls of the
+package's functions that a first request and a replay make.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ EACH = 50
 """Requests of each kind in a round: the held-out benchmark's number."""
 WARM = 60
 FIGURES = ("first", "replay", "cpu first", "cpu replay")
+CALLS = ("calls first", "calls replay")
 Round = dict[str, float]
 
 
@@ -50,12 +52,13 @@ def main() -> None:
         for number in range(options.rounds):
             for turn in (0, 1) if number % 2 else (1, 0):
                 found[turn].append(ask(workers[turn]))
-    print(f"{'':22}{'bare':>9}" + "".join(f"{figure:>12}" for figure in FIGURES))
+    print(f"{'':22}{'bare':>9}" + "".join(f"{figure:>14}" for figure in (*FIGURES, *CALLS)))
     for name, rounds in zip(names, found, strict=True):
-        medians = "".join(f"{'×' + format(median(rounds, figure), '.2f'):>12}" for figure in FIGURES)
-        print(f"{name:22}{median(rounds, 'bare'):6.0f} µs{medians}")
+        medians = "".join(f"{'×' + format(median(rounds, figure), '.2f'):>14}" for figure in FIGURES)
+        calls = "".join(f"{rounds[-1][figure]:>14.0f}" for figure in CALLS)
+        print(f"{name:22}{median(rounds, 'bare'):6.0f} µs{medians}{calls}")
     differences = [{figure: b[figure] - a[figure] for figure in FIGURES} for a, b in zip(*found, strict=True)]
-    print(f"{'b - a':31}" + "".join(f"{median(differences, figure):>+12.2f}" for figure in FIGURES))
+    print(f"{'b - a':31}" + "".join(f"{median(differences, figure):>+14.2f}" for figure in FIGURES))
 
 
 def median(rounds: list[Round], figure: str) -> float:
@@ -178,12 +181,29 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
         ratios = {name: medians[name][0] / wall for name in ("first", "replay")}
         return {"bare": wall, **ratios, **{f"cpu {name}": medians[name][1] / cpu for name in ratios}}
 
+    def calls(key: str) -> int:
+        """Of functions in the package's files."""
+        home, counted = os.path.dirname(django_idempotency.__file__), 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal counted
+            counted += event == "call" and frame.f_code.co_filename.startswith(home)
+
+        sys.setprofile(count)
+        try:
+            taken(protected, key)
+        finally:
+            sys.setprofile(None)
+        return counted
+
     call_command("migrate", verbosity=0)
     with connection.schema_editor() as editor:
         editor.create_model(Order)
     one_round(WARM)
+    key = str(uuid4())
+    counted = {name: calls(key) for name in CALLS}
     for _ in sys.stdin:
-        print(json.dumps(one_round(EACH)), flush=True)
+        print(json.dumps({**one_round(EACH), **counted}), flush=True)
 
 
 if __name__ == "__main__":
