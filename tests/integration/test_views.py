@@ -90,7 +90,6 @@ class Asynchronous(IdempotencyMixin, View):
 
 
 urlpatterns = [
-    path("leased", Leased.as_view()),
     path("create", Create.as_view()),
     path("first", MixinFirst.as_view()),
     path("handlers", Handlers.as_view()),
