@@ -15,10 +15,13 @@ _tapped: set[int] = set()
 """The process that listens: a fork of it has to listen anew."""
 
 
-def tap(settings: dict[str, Any], boundary: Callable[[], None]) -> None:
-    """From now on the connections of this process go through the tap: it changes `settings`, of an alias."""
+def tap(settings: dict[str, Any], boundary: Callable[[], None]) -> bool:
+    """From now on the connections of this process go through the tap: it changes `settings`, of an alias.
+
+    False: they do already.
+    """
     if os.getpid() in _tapped:
-        return
+        return False
     _tapped.add(os.getpid())
     host, port = settings["HOST"], int(settings["PORT"] or 5432)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -50,6 +53,7 @@ def tap(settings: dict[str, Any], boundary: Callable[[], None]) -> None:
                 one.shutdown(socket.SHUT_RDWR)
 
     threading.Thread(target=accept, daemon=True).start()
+    return True
 
 
 def _connected(host: str, port: int) -> socket.socket:
