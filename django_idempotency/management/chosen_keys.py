@@ -24,8 +24,7 @@ from ..maintenance.lookups import (
     undecided,
 )
 from ..models import IdempotencyKey, IdempotencyStep
-from .databases import known
-from .repeated import several
+from .base import known, several
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

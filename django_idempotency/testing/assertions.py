@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from django.db import connections
@@ -10,10 +11,9 @@ from django.test import AsyncClient
 
 from ..engine.conf import resolve
 from ..engine.stores import alias_for
-from .bodies import with_files_read
-from .checks import CreatedRows, Creates, EndpointChecks
+from .checks import Creates, EndpointChecks
 from .crashes import CrashChecks
-from .requests import Request, key_in_header
+from .requests import Request, key_in_header, with_files_read
 
 ALTERED: Final[Any] = object()
 """The default of `changed`: the same body with every value altered."""
@@ -93,11 +93,11 @@ def assert_idempotent(
         key_arguments=with_key or key_in_header,
         sign=sign,
     )
-    checks = EndpointChecks(request, created_rows=CreatedRows(creates, alias), alias=alias, in_header=with_key is None)
+    checks = EndpointChecks(request, creates=creates, alias=alias, in_header=with_key is None)
     checks.first_request(expect_status)
     checks.retry()
     if changed is not None:
-        checks.changed_body(request.with_body(changed) if changed is not ALTERED else request.with_altered_body())
+        checks.changed_body(replace(request, alters_body=True) if changed is ALTERED else request.with_body(changed))
     if other_client is not None:
         checks.other_user(other_client)
     if resolve().required if required is None else required:

@@ -67,7 +67,7 @@ class TestEncoding:
         assert rf"POST \u043e\u043f\u043b\u0430\u0442\u0430/{shown}: left, " in first
         assert "POST pay/: left, " in second
         assert last == "Completed 0 idempotency keys. Need attention: 2."
-        assert (status, err) == (3, "CommandError: Idempotency keys need attention; see the admin.\n")
+        assert (status, err) == (3, "CommandError: Idempotency keys need attention. See the admin.\n")
 
 
 @pytest.mark.django_db(transaction=True)

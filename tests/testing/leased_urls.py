@@ -197,9 +197,5 @@ def once(request: HttpRequest) -> HttpResponse:
     return JsonResponse(result.value, headers={"Idempotency-Replayed": str(result.replayed).lower()})
 
 
-VIEWS = (
-    *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers"),
-    *("atomic", "named", "writes_outside", "writes_at_last", "renames_steps", "swallows_everything"),
-    *("fails_later", "differs", "once", "fetches", "in_words", "plain", "calls"),
-)
+VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]
 urlpatterns = [path(name, globals()[name]) for name in VIEWS]

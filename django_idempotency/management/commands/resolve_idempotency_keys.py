@@ -14,8 +14,8 @@ from ...exceptions import IdempotencyError
 from ...maintenance.bulk import resolve_all
 from ...maintenance.entered import is_envelope, json_value, row_of
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
+from ..base import EscapingCommand
 from ..chosen_keys import STATES, Chosen, choose
-from ..output import EscapingCommand
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
