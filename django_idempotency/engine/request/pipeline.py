@@ -24,6 +24,7 @@ from . import problems
 from .atomic_requests import NO_TRANSACTION, as_django_would
 from .callers import ChangingCredential
 from .capture import restore
+from .fingerprints import BodyTooLarge, LengthRequired
 from .key import read_key
 from .observing import observed
 from .problems import Problem
@@ -86,9 +87,15 @@ def _wish(call: ViewCall) -> Wish:
         return problems.credential_refused()
     if scope is None:
         return problems.anonymous_refused()
+    try:
+        fingerprint = call.fingerprint()
+    except LengthRequired:
+        return problems.length_required()
+    except BodyTooLarge:
+        return problems.body_too_large()
     return ClaimRequest(
         identity=identify(scope=scope, operation=call.operation_name(), key=key),
-        fingerprint=call.fingerprint(),
+        fingerprint=fingerprint,
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
         lease=options.lease_seconds,
