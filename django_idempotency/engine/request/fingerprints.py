@@ -200,7 +200,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     """
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not _length(request):
         raise LengthRequired
-    stream = request._stream  # Django has no public way to ask how much of a form has come
+    stream = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
         received = stream._pos
     elif hasattr(request, "_body"):

@@ -82,8 +82,8 @@ def _wish(call: ViewCall) -> Wish:
         return problems.missing_key(options, call.request) if options.required else Unprotected()
     try:
         scope = call.scope()
-    except ChangingCredential as credential:
-        _tell_developer(call.operation_name(), credential.scheme)
+    except ChangingCredential:
+        _tell_developer(call.operation_name())
         return problems.credential_refused()
     if scope is None:
         return problems.anonymous_refused()
@@ -104,14 +104,13 @@ def _wish(call: ViewCall) -> Wish:
     )
 
 
-@lru_cache(maxsize=1024)  # once for each operation and known scheme: a client must not fill the log
-def _tell_developer(operation: str, scheme: str) -> None:
+@lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
+def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
-            "%s refused an idempotency key: the Authorization scheme %r changes with each request, so it does not "
-            "identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
+            "%s refused an idempotency key: the value of this Authorization scheme may change with each request, so it "
+            "does not identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
             operation,
-            scheme,
         )
 
 

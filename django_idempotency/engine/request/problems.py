@@ -77,7 +77,10 @@ def anonymous_refused() -> Problem:
 
 
 def credential_refused() -> Problem:
-    detail = _("Your credentials change with each request, so this operation cannot recognize a retry by them.")
+    detail = _(
+        "The value of your Authorization header may change with each request, so this operation cannot recognize a "
+        "retry by it."
+    )
     return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
 
 
