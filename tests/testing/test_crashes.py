@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 
 from django_idempotency import Operation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.signals import key_released, key_taken_over
+from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent
 from django_idempotency.testing.crashes import _identity
 from tests.shopapp.models import Order
@@ -117,18 +117,15 @@ class TestGoodViews:
         before = Operation.call, Operation.write, Operation.derive_key
         events: Counter[str] = Counter()
 
-        def count(name: str) -> Callable[..., None]:
-            return lambda **kwargs: events.update([name])
+        def count(event: str, **kwargs: Any) -> None:
+            events.update([event])
 
-        receivers = {signal: count(name) for name, signal in (("over", key_taken_over), ("released", key_released))}
-        for signal, receiver in receivers.items():
-            signal.connect(receiver)
+        key_event.connect(count)
         try:
             crashes(path, repeatable=["mail"], transaction=connection.vendor != "sqlite")
         finally:
-            for signal, receiver in receivers.items():
-                signal.disconnect(receiver)
-        assert events == {"over": boundaries}
+            key_event.disconnect(count)
+        assert (events["taken_over"], events["released"]) == (boundaries, 0)
         assert (Operation.call, Operation.write, Operation.derive_key) == before
         assert connections["default"].execute_wrappers == []
 
