@@ -99,19 +99,18 @@ def check_cors(**kwargs: Any) -> Iterator[CheckMessage]:
     if not apps.is_installed("corsheaders"):
         return
     conf = get_settings()
-    if hidden := _not_listed("CORS_ALLOW_HEADERS", [conf.header]):
-        yield Warning(
-            f"scripts of other origins cannot send {hidden}, which CORS_ALLOW_HEADERS leaves out.",
-            hint=f"Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, {conf.header.lower()!r}].",
-            id="django_idempotency.W003",
-        )
     exposed = [conf.replayed_header, "Retry-After", *(["Location"] if _polls() else [])]
-    if hidden := _not_listed("CORS_EXPOSE_HEADERS", exposed):
-        yield Warning(
-            f"scripts of other origins cannot read {hidden}, which CORS_EXPOSE_HEADERS leaves out.",
-            hint=f"Set CORS_EXPOSE_HEADERS = {exposed!r}.",
-            id="django_idempotency.W003",
-        )
+    allowed = f"[*corsheaders.defaults.default_headers, {conf.header.lower()!r}]"
+    for setting, names, use, advice in (
+        ("CORS_ALLOW_HEADERS", [conf.header], "send", allowed),
+        ("CORS_EXPOSE_HEADERS", exposed, "read", repr(exposed)),
+    ):
+        if hidden := _not_listed(setting, names):
+            yield Warning(
+                f"scripts of other origins cannot {use} {hidden}, which {setting} leaves out.",
+                hint=f"Set {setting} = {advice}.",
+                id="django_idempotency.W003",
+            )
 
 
 def _not_listed(setting: str, names: list[str]) -> str:
@@ -226,10 +225,8 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint="Remove AUTOCOMMIT: False.",
             id="django_idempotency.E005",
         )
-    if connection.vendor == "sqlite" and given["OPTIONS"].get("transaction_mode", "").upper() not in (
-        "IMMEDIATE",
-        "EXCLUSIVE",
-    ):
+    mode = given["OPTIONS"].get("transaction_mode", "").upper()
+    if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",

@@ -49,7 +49,9 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
         A value for the `key` option.
     """
 
-    return KeyReader(read=lambda request: request.POST.get(name), source=format_lazy(_("the form field {name}"), name=repr(name)))
+    return KeyReader(
+        read=lambda request: request.POST.get(name), source=format_lazy(_("the form field {name}"), name=repr(name))
+    )
 
 
 def from_header(name: str) -> KeyReader:

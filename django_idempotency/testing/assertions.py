@@ -79,7 +79,8 @@ def assert_idempotent(
         TypeError: `client` is asynchronous, or `data` does not fit to what `with_key` returns.
     """
     __tracebackhide__ = True
-    _refuse_async_client(client)
+    if isinstance(client, AsyncClient):
+        raise TypeError("assert_idempotent needs django.test.Client, which tests asynchronous views too.")
     alias = alias_for(using)
     if transaction:
         _refuse_where_nothing_runs_at_once(alias)
@@ -103,28 +104,21 @@ def assert_idempotent(
     if resolve().required if required is None else required:
         checks.no_key()
     if crash_at_each_step:
-        CrashChecks(checks, lambda: request.with_body(new_data()), repeatable=repeatable).run()
+        CrashChecks(checks=checks, new_request=lambda: request.with_body(new_data()), repeatable=repeatable).run()
     if transaction:
         checks.duplicates_at_once(request.with_body(new_data()), duplicates)
     checks.stored_response()
     return checks.first.response
 
 
-def _refuse_async_client(client: Any) -> None:
-    if isinstance(client, AsyncClient):
-        raise TypeError("assert_idempotent needs django.test.Client, which tests asynchronous views too.")
-
-
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
     """Raise RuntimeError if other threads could not see this thread's commits, or could not run beside this thread."""
-    for connection in connections.all(initialized_only=True):
-        backend: Any = connection
-        if backend.in_atomic_block:
-            raise RuntimeError(
-                f"transaction=True sends requests at once on connections of their own. This test runs inside a "
-                f"transaction of {backend.alias!r}, which they cannot see. Use django.test.TransactionTestCase, or "
-                "@pytest.mark.django_db(transaction=True)."
-            )
+    if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
+        raise RuntimeError(
+            f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "
+            f"of {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
+            "@pytest.mark.django_db(transaction=True)."
+        )
     keys: Any = connections[alias]
     if keys.vendor == "sqlite" and keys.is_in_memory_db():
         raise RuntimeError(

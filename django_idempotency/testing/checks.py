@@ -41,32 +41,29 @@ class EndpointChecks:
         __tracebackhide__ = True
         self.first = reply = self.request.send(self.key)
         self.created = self.count_new()
+        name = get_settings().replayed_header
         if not (reply.is_success if expect_status is None else reply.status == expect_status):
             expected = "" if expect_status is None else f", not with {expect_status}"
-            raise self.failure(
-                f"the first request was answered with {reply.status}{expected}, so there is nothing to repeat.",
-                f"Response: {reply}",
-                "Send what the endpoint accepts, as a user with permission. Or pass expect_status= for this response.",
+            headline = f"the first request was answered with {reply.status}{expected}, so there is nothing to repeat."
+            advice = (
+                "Send what the endpoint accepts, as a user with permission. Or pass expect_status= for this response."
             )
-        name = get_settings().replayed_header
-        if reply.replayed is None:
-            raise self.failure(
-                f"not protected: the response has no {name} header.",
-                f"Response: {reply}",
-                'IDEMPOTENCY["ENABLED"] is False here.' if not get_settings().enabled else "Is the client logged in?",
-                "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes.",
+        elif reply.replayed is None:
+            headline = f"not protected: the response has no {name} header."
+            advice = (
+                "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
             )
-        if reply.replayed:
-            raise self.failure(
-                "a new key was answered with a replay.",
-                f"Response: {reply}",
-                f"Pass with_key= if the endpoint reads its key from another place. No view may set {name} itself.",
-            )
-        if self.name and self.created < 1:
-            raise self.failure(
-                f"creates= proves nothing: the first request created {self.created} {self.name}.",
-                "Pass what this endpoint creates, or leave creates= out.",
-            )
+            off = 'IDEMPOTENCY["ENABLED"] is False here.'
+            advice = f"{advice} {'Is the client logged in?' if get_settings().enabled else off}"
+        elif reply.replayed:
+            headline = "a new key was answered with a replay."
+            advice = f"Pass with_key= if the endpoint reads its key from another place. No view may set {name} itself."
+        elif self.name and self.created < 1:
+            headline = f"creates= proves nothing: the first request created {self.created} {self.name}."
+            advice = "Pass what this endpoint creates, or leave creates= out."
+        else:
+            return
+        raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
         """The same request gets the same response, and creates nothing."""
@@ -77,28 +74,24 @@ class EndpointChecks:
         expected = (409, reply.body) if tombstone else (self.first.status, self.first.body)
         if reply.replayed and (reply.status, reply.body) == expected and not created:
             return
-        evidence = [f"First: {self.first}", f"Retry: {reply}", self._told(created)]
         if reply.replayed:
             what = "the view has run again" if created else "its response differs"
-            raise self.failure(
-                f"executed twice: the retry says that it is a replay, but {what}.",
-                *evidence,
-                "Let this package store the response, in the view's own transaction. Do not set the header yourself.",
+            headline = f"executed twice: the retry says that it is a replay, but {what}."
+            advice = (
+                "Let this package store the response, in the view's own transaction. Do not set the header yourself."
             )
-        if reply.is_mismatch:
-            raise self.failure(
-                "no replay: the same request was taken for another one.",
-                *evidence,
-                "fingerprint= must return the same bytes for a retry: no time, no random token.",
+        elif reply.is_mismatch:
+            headline = "no replay: the same request was taken for another one."
+            advice = "fingerprint= must return the same bytes for a retry: no time, no random token."
+        else:
+            what = "the view has run again" if reply.status == self.first.status else f"the retry got {reply.status}"
+            headline = f"no replay: {what}."
+            advice = (
+                f"No row: record= says that a {self.first.status} is not final, or other code than this package set "
+                "the header. Several rows: scope= and operation= must be the same in a retry."
             )
-        what = "the view has run again" if reply.status == self.first.status else f"the retry got {reply.status}"
-        raise self.failure(
-            f"no replay: {what}.",
-            *evidence,
-            _told_of(rows),
-            f"No row: record= says that a {self.first.status} is not final, or other code than this package set the "
-            "header. Several rows: scope= and operation= must be the same in a retry.",
-        )
+        evidence = [f"First: {self.first}", f"Retry: {reply}", self._told(created), _told_of(rows)]
+        raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
         """Another body under the same key is refused, because of the key."""
@@ -155,22 +148,22 @@ class EndpointChecks:
         ran = [reply for reply in done if not reply.replayed]
         bad = [reply for reply in replies if reply not in done and not reply.is_conflict and reply.status != 503]
         evidence = [*(f"Response: {line}" for line in sorted({str(reply) for reply in replies})), self._told(created)]
+        sent = f"of {count} duplicates sent together"
         if len(ran) > 1 or len({reply.body for reply in done}) > 1 or created > self.created:
             raise self.failure(
-                f"executed twice at once: more than one of {count} duplicates sent together has run.",
+                f"executed twice at once: more than one {sent} has run.",
                 *evidence,
                 'If a view looks for the key and writes it later ("check, then act"), two duplicates both find no '
                 "key. Claim the key and do the work in one transaction, as @idempotent does.",
             )
         if bad:
-            raise self.failure(
-                f"{len(bad)} of {count} duplicates sent together were answered with {bad[0].status}.",
-                *evidence,
-                *{f"Raised: {reply.response.exc_info[1]}" for reply in bad if getattr(reply.response, "exc_info", 0)},
-                "A duplicate of a running request must get a conflict, or wait for the response.",
-            )
+            raised = {
+                f"Raised: {reply.response.exc_info[1]}" for reply in bad if getattr(reply.response, "exc_info", 0)
+            }
+            advice = "A duplicate of a running request must get a conflict, or wait for the response."
+            raise self.failure(f"{len(bad)} {sent} were answered with {bad[0].status}.", *evidence, *raised, advice)
         if len(ran) != 1 or created != self.created:
-            raise self.failure(f"none of {count} duplicates sent together has done the work.", *evidence)
+            raise self.failure(f"none {sent} has done the work.", *evidence)
         retry = request.send(key)
         if not retry.replayed or self.count_new():
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")

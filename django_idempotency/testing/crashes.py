@@ -92,13 +92,19 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """Watch the requests that this process handles inside the block."""
+    original = Operation.derive_key
+
+    def derive_key(operation: Operation, name: str) -> str:
+        watch.derived.add(name)
+        return original(operation, name)
+
     with ExitStack() as stack:
         # Those of the thread that sends the request. An asynchronous view uses them, and is itself in another thread.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
             stack.enter_context(patch.object(Operation, name, _step(watch, kind, getattr(Operation, name))))
-        stack.enter_context(patch.object(Operation, "derive_key", _derive_key(watch, Operation.derive_key)))
+        stack.enter_context(patch.object(Operation, "derive_key", derive_key))
         yield
 
 
@@ -143,14 +149,6 @@ def _afterwards(result: Any, report: Callable[[], None]) -> Any:
     return result
 
 
-def _derive_key(watch: Watch, original: Callable[..., str]) -> Callable[..., str]:
-    def method(operation: Operation, name: str) -> str:
-        watch.derived.add(name)
-        return original(operation, name)
-
-    return method
-
-
 def _identity(function: Any) -> object:
     """The same for the same place in the code: each attempt makes new lambdas, partial functions and objects."""
     function = getattr(function, "func", function)
@@ -159,6 +157,7 @@ def _identity(function: Any) -> object:
     return function if isroutine(function) or isclass(function) else type(function)
 
 
+@dataclass(slots=True, kw_only=True)
 class CrashChecks:
     """One request for each place, under a key of its own: stopped there, then retried after its lease.
 
@@ -168,12 +167,11 @@ class CrashChecks:
         repeatable: the names of the calls that may be made twice without a derived key.
     """
 
-    def __init__(
-        self, checks: EndpointChecks, new_request: Callable[[], Request], *, repeatable: Collection[str]
-    ) -> None:
-        self.checks = checks
-        self.new_request = new_request
-        self.repeatable = repeatable
+    checks: EndpointChecks
+    new_request: Callable[[], Request]
+    repeatable: Collection[str]
+    undisturbed: Reply = field(init=False)
+    created: int = field(init=False)
 
     def run(self) -> None:
         """Check each place. Raises AssertionError at the first that fails."""

@@ -107,7 +107,8 @@ class Request:
             data = _altered(data, key)
         arguments = {**self.extra, **for_key}
         headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
-        data = _with_fields(_with_files_opened(data), arguments.pop("data", None))
+        data = _each(data, lambda value: value() if isinstance(value, partial) else value)
+        data = _with_fields(data, arguments.pop("data", None))
         if self.sign is not None:
             data = _as_bytes(data)
             arguments.setdefault("content_type", JSON)
@@ -173,14 +174,21 @@ def with_files_read(data: Any) -> Any:
 
     The function makes the file anew.
     """
+    return _each(data, _read)
+
+
+def _each(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The data with each value changed, but no object and no list."""
     if isinstance(data, dict):
-        return {name: with_files_read(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [with_files_read(value) for value in data]
-    if not callable(getattr(data, "read", None)):
-        return data
-    data.seek(0)
-    return partial(_file, data.read(), getattr(data, "name", None), getattr(data, "content_type", None))
+        return {name: _each(value, change) for name, value in data.items()}
+    return [_each(value, change) for value in data] if isinstance(data, (list, tuple)) else change(data)
+
+
+def _read(value: Any) -> Any:
+    if not callable(getattr(value, "read", None)):
+        return value
+    value.seek(0)
+    return partial(_file, value.read(), getattr(value, "name", None), getattr(value, "content_type", None))
 
 
 def _file(content: Any, name: str | None, content_type: str | None) -> Any:
@@ -188,14 +196,6 @@ def _file(content: Any, name: str | None, content_type: str | None) -> Any:
     if content_type is not None:
         file.content_type = content_type
     return file
-
-
-def _with_files_opened(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _with_files_opened(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_with_files_opened(value) for value in data]
-    return data() if isinstance(data, partial) else data
 
 
 def _with_fields(data: Any, fields: Mapping[str, Any] | None) -> Any:
