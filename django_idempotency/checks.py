@@ -25,7 +25,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
-from .endpoints.misplaced import misplaced
+from .endpoints.listing import misplaced
 from .endpoints.routes import routes
 from .engine.conf import get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped

@@ -12,7 +12,6 @@ from django.db import DatabaseError, transaction
 
 from ..engine.conf import get_settings
 from ..engine.events import report_purged
-from ..engine.execution.atomic import LEFT_BEHIND
 from ..engine.stores import Store, alias_for, store_for
 from .harmless import fail_harmless
 from .lookups import half_done, harmless, in_doubt, stuck
@@ -26,6 +25,7 @@ FAILED_AT_ONCE = 100
 """Each takes a statement of its own, and its row stays locked until the batch commits."""
 LOOK = 0.1
 """Seconds between two looks at `stop` in a pause: a run that is told to end does so without a noticeable delay."""
+LEFT_BEHIND = "The view ended its own transaction in the middle: a cleanup has found it after its ttl."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def cleanup_idempotency_keys(
     if complete:
         # Only now few expired rows are left to walk over.
         with _explained(store), transaction.atomic(using=store.alias, durable=True):
-            store.note_expired_unleased(LEFT_BEHIND.format("a cleanup has found it after its ttl."), batch_size)
+            store.note_expired_unleased(LEFT_BEHIND, batch_size)
     with _explained(store):
         found = _attention(store)
     counted = {"deleted": deleted, "given_up": given_up, "unstuck": unstuck, **found}

@@ -211,8 +211,8 @@ class NinjaViewCall(ViewCall):
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.running.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:
-            self.running.unanswered = unanswered  # raised instead of this response
+        except Exception as unanswered:  # noqa: BLE001 (raised again, see `Running`)
+            self.running.unanswered = unanswered
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,11 +19,10 @@ from ..stores import Store
 from .durable import durable_step, reconnecting_once
 from .operation import Operation
 from .stray_writes import warned_about
+from .waiting import waited_for
 from .work import Work
 
 T = TypeVar("T")
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two looks of a waiting duplicate: soon enough for a fast view, few queries for a slow one."""
 logger = logging.getLogger("django_idempotency")
 
 
@@ -39,7 +36,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: inside a transaction.
     """
-    claim = _claim(store, wanted)
+    claim = waited_for(lambda: _claim_once(store, wanted), wanted.wait)
     return run_claimed(store, wanted, claim, work) if isinstance(claim, Claimed) else claim
 
 
@@ -60,26 +57,12 @@ def run_claimed(store: Store, wanted: ClaimRequest, claim: Claimed, work: Work[T
     return finished
 
 
-def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
-    """Claim. While another worker runs the key, try again for up to `wait` seconds, with no transaction open."""
-    deadline = time.monotonic() + wanted.wait
-    pause = FIRST_PAUSE
-    while True:
-        outcome = _claim_once(store, replace(wanted, wait=0))
-        left = deadline - time.monotonic()
-        if not isinstance(outcome, Conflicted) or left <= 0:
-            return outcome
-        # Jitter, so that many duplicates do not ask at the same moment.
-        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
 def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
     for _ in range(2):
         try:
             # Nothing of a caller is in it, so it may be repeated.
             with durable_step(store, "a leased view"):
-                return store.claim_and_commit(wanted)
+                return store.claim_and_commit(replace(wanted, wait=0))
         except DatabaseError as error:
             if store.is_busy(error):
                 return Unavailable()

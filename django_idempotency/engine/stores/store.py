@@ -17,7 +17,7 @@ from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row, TooOld
 from ..protocol.snapshots import Snapshot
 from .leases import Leases
 from .queries import ClaimQueries, as_stored_key
@@ -74,7 +74,7 @@ class Store(Leases):
             case _:
                 return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity
         stored = self._stored(self._look_sql(), [identity.key_hash, identity.scope_hash])
@@ -215,7 +215,7 @@ class Store(Leases):
                 return self._claim_expired(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case Completed() | Mismatched() | Conflicted() | InDoubt():
+            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case _:
                 assert_never(decision)
