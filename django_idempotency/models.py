@@ -8,6 +8,7 @@ from django.apps import apps
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .columns import ExactCharField, ExactTextField, IndexWhereSet
 from .exceptions import IdempotencyConfigurationError
 
 if not apps.is_installed("django_idempotency"):
@@ -38,15 +39,17 @@ class IdempotencyKey(models.Model):
     # The unique index has two numbers, not three texts: half the size, and the same order and equality on any database.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
-    scope = models.TextField(_("scope"))
-    operation = models.TextField(_("operation"))
-    key = models.CharField(_("key"), max_length=255)
+    scope = ExactCharField(_("scope"), max_length=255)
+    operation = ExactTextField(_("operation"))
+    key = ExactCharField(_("key"), max_length=255)
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
     # None in atomic mode, which makes no calls.
     policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
+    # Host and process id of the worker that claimed the key last, such as "web-3:4711".
+    worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
     # Bytes: a text or JSON column would not return exactly what was stored.
@@ -58,8 +61,8 @@ class IdempotencyKey(models.Model):
     # A JSON list of what people and commands have decided, oldest first: see `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # When status, attempt or a decision last changed. None: the row is as version 0.1 has written it.
-    updated_at = models.DateTimeField(_("updated at"), null=True, blank=True)
+    # When status, attempt or a decision last changed. A decision names the version that it has seen by this time.
+    updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
 
@@ -71,6 +74,18 @@ class IdempotencyKey(models.Model):
         ]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
+            models.Index(fields=["scope"], name="idempotency_scope_idx"),  # to erase what is stored about one caller
+            # On PostgreSQL, no index has a column that a completion changes: the completion would touch every index.
+            IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
+            IndexWhereSet(  # every failed key has an error
+                fields=["created_at"],
+                name="idempotency_failed_idx",
+                set_column="last_error",
+                plain_fields=("status", "created_at"),
+            ),
+            IndexWhereSet(
+                fields=["resource_id", "resource_type"], name="idempotency_resource_idx", set_column="resource_id"
+            ),
         ]
         permissions = [
             ("view_response", _("Can view stored response bodies")),
@@ -109,7 +124,7 @@ class IdempotencyStep(models.Model):
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
-    name = models.CharField(_("name"), max_length=100)
+    name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
     started_at = models.DateTimeField(_("started at"))
@@ -122,6 +137,9 @@ class IdempotencyStep(models.Model):
         verbose_name_plural = _("steps")
         default_permissions = ()  # shown with their key
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
+        indexes = [
+            IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),
+        ]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)

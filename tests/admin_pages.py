@@ -32,6 +32,7 @@ def make_key(key: str = "k-1", **fields: Any) -> IdempotencyKey:
             "headers": '[["Content-Type","application/json"]]',
             "body": b'{"total":7}',
             "created_at": now,
+            "updated_at": now,
             "completed_at": now,
             "expires_at": now,
             "last_error": "It broke." if fields.get("status") == "failed" else None,
@@ -69,6 +70,7 @@ def fill(times: list[datetime], using: str = "default", **fields: Any) -> list[I
                 "status": "completed",
                 "status_code": 201,
                 "created_at": created_at,
+                "updated_at": created_at,
                 "expires_at": created_at + 24 * HOUR,
                 **fields,
             }

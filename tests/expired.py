@@ -32,6 +32,7 @@ def make_keys(
             status=status,
             status_code=201,
             created_at=now - age,
+            updated_at=now - age,
             expires_at=now - age + timedelta(days=1),
         )
         for number in range(start, start + count)
@@ -66,6 +67,7 @@ def make_leased(
         status_code=201 if status == "completed" else None,
         last_error="It broke." if status == "failed" else None,
         created_at=now - timedelta(days=2),
+        updated_at=now - timedelta(days=2),
         expires_at=now + timedelta(days=-1 if expired else 1),
         locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),
     )

@@ -105,10 +105,6 @@ PARTS = {
         settings=(("HYPOTHESIS_EXAMPLES", "5000"),),
         seed="--hypothesis-seed",
     ),
-    "previous": Part(
-        proves="The code and the tests of the release before this one, on this schema: the old servers go on.",
-        tox=("-e", "previous"),
-    ),
     "postgresql": Part(
         proves="The stores and the migrations on PostgreSQL 16 and 17. The tests have the newest, CI also Debian's.",
         tox=("-e", "postgresql-16,postgresql-17"),

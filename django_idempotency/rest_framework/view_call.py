@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from io import BytesIO
 from typing import Any
 
 from django.db import transaction
+from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework import authentication
 from rest_framework.exceptions import ParseError, UnsupportedMediaType
 from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
-from rest_framework.request import Request
+from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import APIView
@@ -24,7 +24,7 @@ from ..engine.declare.registry import Declaration
 from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.callers import auth_scope, is_authenticated
-from ..engine.request.fingerprints import Unparsable, fingerprint_of
+from ..engine.request.fingerprints import MULTIPART, Unparsable, fingerprint_of
 from ..engine.request.view_call import ViewCall, rendered
 from ..engine.stores import alias_of
 
@@ -33,6 +33,8 @@ class RestFrameworkViewCall(ViewCall):
     """Runs below `APIView.initial()`: the caller is authenticated, permitted and within the throttles."""
 
     asked_with: Request
+    unparsed: Exception | None = None
+    """Why the body could not be parsed, if it could not."""
     first_hand: HttpResponseBase | None = None
     """The view's own response, once there is one."""
 
@@ -42,18 +44,29 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def fingerprint(self) -> bytes | None:
-        return fingerprint_of(self.request, self.options, self.asked_with, self._data)
+        return fingerprint_of(self.request, self.options, self.asked_with, self._parsed)
 
-    def _data(self) -> Any:
-        """What the view's own parsers have read. Their error is the view's own, and claims nothing."""
+    def _parsed(self) -> Any:
+        """What the view's own parsers have read.
+
+        If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
+        is rolled back with it. In leased mode the claim is committed before the view runs, and the stream of a
+        multipart form is gone, so the error is raised here.
+        """
         try:
             return self.asked_with.data
-        except UnsupportedMediaType as error:
-            raise Unparsable from error  # the handler may understand the bytes
-        except Exception as error:
-            # An observed view runs all the same. The framework would show empty data to it.
-            self.view = partial(_raise, error)
+        except UnreadablePostError:
             raise
+        except Exception as error:
+            claims_first = self.options.lease is not None and not self.options.observe
+            gone = self.request.content_type == MULTIPART
+            if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
+                raise
+            self.unparsed = error
+            # After an error the framework would show empty data to the handler.
+            for name in ("_data", "_files", "_full_data", "_stream"):
+                setattr(self.asked_with, name, Empty)
+            raise Unparsable from error
 
     def scope(self) -> str | None:
         """The caller that the view's own authentication found, unless `scope=` says who is calling."""
@@ -72,8 +85,8 @@ class RestFrameworkViewCall(ViewCall):
 
         `set_rollback()` of the default handler marks the first transaction, and rendering may need the database.
         """
-        if isinstance(error, (ParseError, UnsupportedMediaType)):
-            raise error  # the parser's, as if it had been raised before the claim
+        if type(error) is type(self.unparsed):
+            raise error  # as if the error had been raised before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
@@ -116,7 +129,7 @@ class RestFrameworkViewCall(ViewCall):
             return None
 
 
-def _raise(error: Exception, *args: Any, **kwargs: Any) -> Any:
+def _raise(error: Exception) -> Any:
     raise error
 
 

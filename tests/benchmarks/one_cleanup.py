@@ -39,6 +39,7 @@ def add(number: int, expires_in: timedelta) -> None:
                 fingerprint=getrandbits(256).to_bytes(32),
                 status=IdempotencyKey.Status.COMPLETED,
                 created_at=now,
+                updated_at=now,
                 completed_at=now,
                 expires_at=now + expires_in + timedelta(milliseconds=n - number),
                 status_code=201,

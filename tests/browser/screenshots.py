@@ -208,6 +208,7 @@ def make(key: str, *, at: Any, **fields: Any) -> IdempotencyKey:
         scope=identity.scope,
         key=key,
         created_at=at,
+        updated_at=at,
         expires_at=at + timedelta(days=1),
         **{**known, **fields},
     )

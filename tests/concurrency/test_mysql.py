@@ -261,7 +261,12 @@ def test_two_purges_share_a_table_that_has_expired_as_a_whole(store: Store, in_t
     past = timezone.now() - timedelta(days=1)
     IdempotencyKey.objects.bulk_create(
         IdempotencyKey(
-            key_hash=number, scope_hash=0, status=IdempotencyKey.Status.COMPLETED, created_at=past, expires_at=past
+            key_hash=number,
+            scope_hash=0,
+            status=IdempotencyKey.Status.COMPLETED,
+            created_at=past,
+            updated_at=past,
+            expires_at=past,
         )
         for number in range(2000)
     )

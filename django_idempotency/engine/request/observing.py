@@ -21,7 +21,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from ..protocol.snapshots import Snapshot
 from ..stores import Store, alias_of, store_for
-from .bodies import show_loss
+from .fingerprints import UNREADABLE
 from .problems import Problem
 from .view_call import ViewCall
 
@@ -43,7 +43,6 @@ def observed(
 ) -> HttpResponseBase:
     """Run the view, and log what protection would have done instead."""
     wanted = _safely(partial(asked, call))
-    show_loss(call.request)
     if isinstance(wanted, Problem):
         _log(call, f"refused with {wanted.status}: {wanted.title}")
     if not isinstance(wanted, ClaimRequest):
@@ -80,7 +79,9 @@ def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
 def _safely(work: Callable[[], T]) -> T | None:
     try:
         return work()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
+            raise  # Django would show an empty body to the view, in place of this error
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None

@@ -24,6 +24,7 @@ from . import problems
 from .atomic_requests import as_django_would
 from .callers import ChangingCredential
 from .capture import restore
+from .fingerprints import BodyTooLarge, LengthRequired
 from .key import read_key
 from .observing import observed
 from .problems import Problem
@@ -79,14 +80,20 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     operation = call.operation_name()
     try:
         scope = call.scope()
-    except ChangingCredential as credential:
-        _tell_developer(operation, credential.scheme)
+    except ChangingCredential:
+        _tell_developer(operation)
         return problems.credential_refused()
     if scope is None:
         return problems.anonymous_refused()
+    try:
+        fingerprint = call.fingerprint()
+    except LengthRequired:
+        return problems.length_required()
+    except BodyTooLarge:
+        return problems.body_too_large()
     return ClaimRequest(
         identity=identify(scope=scope, operation=operation, key=key),
-        fingerprint=call.fingerprint(),
+        fingerprint=fingerprint,
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
         lease=options.lease_seconds,
@@ -132,12 +139,11 @@ def _protected_twice(call: ViewCall) -> IdempotencyConfigurationError:
     )
 
 
-@lru_cache(maxsize=1024)  # once for each operation and known scheme: a client must not fill the log
-def _tell_developer(operation: str, scheme: str) -> None:
+@lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
+def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
-            "%s refused an idempotency key: the Authorization scheme %r changes with each request, so it does not "
-            "identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
+            "%s refused an idempotency key: the value of this Authorization scheme may change with each request, so it "
+            "does not identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
             operation,
-            scheme,
         )

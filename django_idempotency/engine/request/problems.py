@@ -86,8 +86,21 @@ def anonymous_refused() -> Problem:
 
 
 def credential_refused() -> Problem:
-    detail = _("Your credentials change with each request, so this operation cannot recognize a retry by them.")
+    detail = _(
+        "The value of your Authorization header may change with each request, so this operation cannot recognize a "
+        "retry by it."
+    )
     return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
+
+
+def length_required() -> Problem:
+    detail = _("The request's body came in chunks, without its length. Send the request with a Content-Length.")
+    return Problem(code="length-required", status=411, title="The length of the request is not known", detail=detail)
+
+
+def body_too_large() -> Problem:
+    detail = _("The request's body is larger than this operation can compare with that of a retry. Send less.")
+    return Problem(code="body-too-large", status=413, title="The request's body is too large", detail=detail)
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:

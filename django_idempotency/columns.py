@@ -1,0 +1,75 @@
+"""Columns and indexes of the tables that are not the same on every database. Migrations import them: keep the names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+
+    _Field = models.Field[Any, Any]
+    _CharField = models.CharField[Any, Any]
+    _TextField = models.TextField[Any, Any]
+else:  # Django's classes take no type arguments when the code runs
+    _Field, _CharField, _TextField = object, models.CharField, models.TextField
+
+
+class _Exact(_Field):
+    """A text that is compared byte by byte on every database.
+
+    MySQL and MariaDB would take "abc" and "ABC ", or "a" and "á", for the same text. The field sets the collation of
+    its column, so a later `AlterField` keeps the collation.
+    """
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        column = super().db_type(connection)
+        return f"{column} CHARACTER SET utf8mb4" if connection.vendor == "mysql" else column
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        parameters = super().db_parameters(connection)
+        return parameters if connection.vendor != "mysql" else {**parameters, "collation": exact_collation(connection)}
+
+
+def exact_collation(connection: Any) -> str:
+    """The collation of MySQL or MariaDB that compares bytes and does not ignore spaces at the end."""
+    return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+
+
+class ExactCharField(_Exact, _CharField):
+    """A short text that is compared byte by byte."""
+
+
+class ExactTextField(_Exact, _TextField):
+    """A text of any length that is compared byte by byte."""
+
+
+class IndexWhereSet(models.Index):
+    """An index of the few rows in which one column is set. It stays nearly empty while all is well.
+
+    MySQL and MariaDB have no partial indexes, and get a plain one. `models.Index(condition=…)` would make them warn.
+
+    Args:
+        set_column: the column that is not NULL in the rows of the index, or NULL if the name begins with "-".
+        plain_fields: the columns of the plain index, if they are others.
+    """
+
+    def __init__(self, *, set_column: str, plain_fields: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.set_column, self.plain_fields = set_column, tuple(plain_fields)
+
+    def deconstruct(self) -> Any:
+        path, args, kwargs = super().deconstruct()
+        plain = {"plain_fields": self.plain_fields} if self.plain_fields else {}
+        return path, args, {**kwargs, "set_column": self.set_column, **plain}
+
+    def create_sql(self, model: Any, schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any) -> Any:
+        if schema_editor.connection.features.supports_partial_indexes:
+            column = self.set_column.removeprefix("-")
+            condition = models.Q((f"{column}__isnull", column != self.set_column))
+            index = models.Index(fields=self.fields, name=self.name, condition=condition)
+        else:
+            index = models.Index(fields=self.plain_fields or self.fields, name=self.name)
+        return index.create_sql(model, schema_editor, using, **kwargs)
