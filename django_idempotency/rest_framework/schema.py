@@ -78,7 +78,7 @@ def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
         operation,
         options,
         required=options.required and not answers.by_request,
-        undeclared={"400": schema.map_renderers("media_type")},  # the framework's answer to bad input
+        undeclared={400: schema.map_renderers("media_type")},  # the framework's answer to bad input
     )
     for name, definition in openapi_parts.components().items():
         component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
