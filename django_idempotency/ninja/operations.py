@@ -130,7 +130,7 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    of_function: Declaration | None = getattr(operation.view_func, MARK, None)
+    of_function: Any = getattr(operation.view_func, MARK, None)
     if inherited is None:
         # The decorator on a PUT route protects PUT.
         layers = (*of_function.layers, for_methods(*methods))

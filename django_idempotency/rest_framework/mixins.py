@@ -65,7 +65,7 @@ class IdempotencyMixin(DeclaredOptions):
     def _protected(
         self, handler: Callable[..., HttpResponseBase], request: Request, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        options = self.options_for(handler, request.method.upper())
+        options = self.options_for(handler, str(request.method).upper())
         if options is None:
             with as_django_would(request._request):
                 return handler(request, *args, **kwargs)

@@ -84,8 +84,11 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], action: str | Non
         return None
     actions = cls.idempotency_actions
     layers = class_layers(cls, attributes, (actions[action],) if action in actions else ())
-    kind = "rest_framework" if is_drf_view(cls) else "django"
-    return Declaration(layers, kind, cls, by_request=decides_by_request(cls)) if layers else None
+    if not layers:
+        return None
+    return Declaration(
+        layers, "rest_framework" if is_drf_view(cls) else "django", cls, by_request=decides_by_request(cls)
+    )
 
 
 def decides_by_request(cls: Any) -> bool:
