@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DatabaseError, Error, transaction
+from django.db import DatabaseError, Error, connections, transaction
 
 from ...exceptions import IdempotencyError, TransactionBroken
 from ..events import CLAIMED, HELD, RELEASED, report
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from ..protocol.claims import ClaimRequest
     from ..protocol.digests import Identity
     from ..protocol.outcomes import ClaimOutcome, Completed, Outcome, Refusal
+    from ..protocol.snapshots import Snapshot
     from ..stores import Store
     from .work import Work
 
 T = TypeVar("T")
-TRIES = 2
-"""How often a claim is tried if it meets a deadlock or a serialization failure. Then it counts as a conflict."""
 _RUNNING: ContextVar[tuple[tuple[str, Identity], ...]] = ContextVar("running", default=())
 """The aliases and keys whose work runs here. Their uncommitted rows are visible to their own transaction alone."""
 
@@ -55,9 +54,14 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 attempt.hold_if_ended(claim)
                 raise
             kept = attempt.may_commit(claim, returned)
-            resource = operation.resource
+            resource = operation._resource
             finished = returned if resource is None else replace(returned, resource=resource)
-            attempt.settle(claim, finished if kept else None)
+            if not kept:
+                transaction.set_rollback(True, using=store.alias)
+            elif finished.snapshot is not None:
+                store.complete(claim, finished.snapshot, resource=resource, last=True)
+            else:
+                store.release(claim)
     except Exception as error:
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
@@ -66,8 +70,9 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         finished = attempt.answer(work, error)
         if finished is None:
             raise
-    # Whatever has rolled the writes back: an answer that is final is kept all the same.
-    return attempt.keep(finished) if finished.verdict is Verdict.KEEP and not kept else finished
+    if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
+        return finished
+    return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
 
 
 class _Attempt:
@@ -76,7 +81,7 @@ class _Attempt:
     def __init__(self, store: Store, wanted: ClaimRequest) -> None:
         self.store = store
         self.wanted = wanted
-        self.connection = store.connection
+        self.connection: Any = connections[store.alias]  # of this thread
         self.outermost = False
 
     # --- the claim
@@ -88,46 +93,46 @@ class _Attempt:
         """
         wait, connection = self.wanted.wait, self.connection
         if wait and not connection.in_atomic_block and connection.get_autocommit():
-            return waited_for(self._claim, wait)
-        return self._claim()
+            self.wanted = replace(self.wanted, wait=0)  # the stores must not wait themselves
+            return waited_for(lambda: self._claim() or Conflicted(), wait)
+        return self._claim() or self._claim() or Conflicted()
 
-    def _claim(self) -> ClaimOutcome:
-        """Claim, and repeat the claim after a deadlock: nothing has run yet.
+    def _claim(self) -> ClaimOutcome | None:
+        """Claim once. None: the claim has met a deadlock or a serialization failure, and may be repeated.
 
-        Only the outermost transaction may repeat it. Of an outer `atomic()`, the database may have rolled back the
-        writes of the caller as well, so only the caller can start again.
+        Nothing has run yet. Still, only the outermost transaction may repeat its claim: inside an outer `atomic()`, the
+        database may have rolled back the writes of the caller as well, so only the caller can start again.
         """
-        store = self.store
-        for _ in range(TRIES):
-            try:
-                return self._claim_once()
-            except DatabaseError as error:
-                if store.is_busy(error):
-                    return Unavailable()
-                if not (self.outermost and store.may_repeat(error)):
-                    store.explain(error)
-                    raise
-        return Conflicted()
+        store, wanted, self.outermost = self.store, self.wanted, False
+        try:
+            claim = self._claim_in(transaction.atomic(using=store.alias))
+        except DatabaseError as error:
+            if store.is_busy(error):
+                return Unavailable()
+            if self.outermost and store.may_repeat(error):
+                return None
+            store.explain(error)
+            raise
+        if isinstance(claim, InDoubt) and (store.alias, wanted.identity) in _RUNNING.get():
+            return Conflicted()  # the work asks for its own key, in the transaction of its own claim
+        return claim
 
-    def _claim_once(self) -> ClaimOutcome:
+    def _claim_in(self, block: transaction.Atomic) -> ClaimOutcome:
         store, wanted = self.store, self.wanted
-        self._block = block = transaction.atomic(using=store.alias)
-        self.outermost = False
         block.__enter__()
         try:
             self.outermost = store.is_outermost(self.connection)
             claim = store.claim(wanted)
+            if isinstance(claim, Claimed):
+                report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
+                self._block = block  # stays open
+                return claim
+            if not self.outermost:
+                # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
+                transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
             raise
-        if isinstance(claim, Claimed):
-            report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
-            return claim
-        if isinstance(claim, InDoubt) and (store.alias, wanted.identity) in _RUNNING.get():
-            claim = Conflicted()  # the work asks for its own key, in the transaction of its own claim
-        if not self.outermost:
-            # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
-            transaction.set_rollback(True, using=store.alias)
         block.__exit__(None, None, None)
         return claim
 
@@ -184,15 +189,6 @@ class _Attempt:
             "whichever block it was in."
         )
 
-    def settle(self, claim: Claimed, finished: Finished[T] | None) -> None:
-        """Store the result, or free the key. None: roll back."""
-        if finished is None:
-            transaction.set_rollback(True, using=self.store.alias)
-        elif finished.snapshot is not None:
-            self.store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
-        else:
-            self.store.release(claim)
-
     # --- after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
@@ -231,7 +227,7 @@ class _Attempt:
         except (Error, IdempotencyError):
             return False
 
-    def keep(self, finished: Finished[T]) -> Outcome[T]:
+    def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
         """Keep an answer whose own transaction is gone, under a second claim. A request that was faster wins.
 
         Raises:
@@ -247,7 +243,7 @@ class _Attempt:
             return claim
         try:
             with self:
-                self.settle(claim, finished)
+                self.store.complete(claim, snapshot, resource=finished.resource, last=True)
         except Exception as error:
             if (winner := self.winner(error, running=False)) is not None:
                 return winner

@@ -70,23 +70,20 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
 
     Reads the key, then the scope, then the fingerprint. A bad key costs not one SQL statement.
     """
-    options = call.options
+    options, operation = call.options, call.operation_name()
     try:
         key = read_key(call.asked_with, options)
+        if key is None:
+            return problems.missing_key(options, call.request) if options.required else None
+        scope = call.scope()
+        if scope is None:
+            return problems.anonymous_refused()
+        fingerprint = call.fingerprint()
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
-    if key is None:
-        return problems.missing_key(options, call.request) if options.required else None
-    operation = call.operation_name()
-    try:
-        scope = call.scope()
     except ChangingCredential:
         _tell_developer(operation)
         return problems.credential_refused()
-    if scope is None:
-        return problems.anonymous_refused()
-    try:
-        fingerprint = call.fingerprint()
     except LengthRequired:
         return problems.length_required()
     except BodyTooLarge:
