@@ -24,8 +24,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
-from .endpoints.listing import declarations_of
-from .endpoints.misplaced import misplaced
+from .endpoints.listing import declarations_of, misplaced
 from .endpoints.routes import routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped

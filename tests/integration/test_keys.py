@@ -150,7 +150,7 @@ class TestReaders:
             (400, "false"),
             (400, "false"),
         ]
-        assert found[2].json()["detail"].endswith("Send the field once.")
+        assert found[2].json()["detail"].endswith("send the header once.")
         assert Order.objects.count() == 1
 
     @pytest.mark.parametrize(
