@@ -189,7 +189,7 @@ def test_a_fetch_whose_answer_is_lost_is_kept_once(key: str, monkeypatch: pytest
 
     def keep_fetched(*args: Any) -> None:
         monkeypatch.undo()
-        store.keep_fetched(*args)
+        store.journal.keep_fetched(*args)
         raise OperationalError("the connection is lost")
 
     monkeypatch.setattr(store, "keep_fetched", keep_fetched)
@@ -247,7 +247,7 @@ def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
         rival = start(take_over)
         assert looked.wait(30)
         with transaction.atomic():
-            store.start_call(claimed, "charge", again=False)
+            store.journal.start_call(claimed, "charge", again=False)
         started.set()
         error = rival.exception(30)
     assert isinstance(error, OperationalError)

@@ -32,9 +32,8 @@ from ..protocol.snapshots import Snapshot
 from ..stores import alias_of, store_for
 from .atomic_operation import AtomicOperation
 from .execute import execute
-from .operation import Operation
+from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
-from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")

@@ -52,12 +52,6 @@ class Asking:
             return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=self._last_error)
         return self._finished(returned)
 
-    def answer(self, error: Exception) -> None:
-        """Exceptions go on to the caller, and fail the key."""
-
-    def reconcile(self, operation: Operation) -> None:
-        """The work itself asks."""
-
 
 def take_over(store: Store, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
     """Claim a key that needs attention, if it is still at this attempt. Commits, and must not run inside a transaction.
@@ -86,6 +80,6 @@ def ask(store: Store, wanted: ClaimRequest, claim: Claimed, work: Asking) -> Out
     Raises:
         Exception: what `reconcile` raises. The key is failed, and its doubts are as they were.
     """
-    outcome = run_claimed(store, wanted, claim, work)
+    outcome = run_claimed(store, wanted, claim, work.run)
     report_outcome(outcome, wanted.identity, store.alias)
     return outcome

@@ -54,7 +54,7 @@ def observed(call: ViewCall, wish: Callable[[], object], run: Callable[[], HttpR
         response = run()
     except BaseException as error:
         text = describe(error)
-        _in_its_own(store, lambda: store.fail(outcome, wanted, text))
+        _in_its_own(store, lambda: store.journal.fail(outcome, wanted, text))
         raise
     _in_its_own(store, lambda: _settle(call, store, wanted, outcome, response))
     return response
@@ -70,7 +70,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
-        store.fail(claim, wanted, f"The view answered {response.status_code}.")
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:

@@ -14,7 +14,7 @@ from ..conf import get_settings
 from ..events import INVALID, MISSING, REPLAY_REFUSED, REPLAYED, harmless, report
 from ..execution.atomic_operation import AtomicOperation
 from ..execution.execute import execute
-from ..execution.unkeyed import UnkeyedOperation
+from ..execution.operation import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
 from ..protocol.key_syntax import InvalidKey
