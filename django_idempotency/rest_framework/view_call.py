@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
@@ -143,6 +144,14 @@ def without_request(renderers: Iterable[Any], response: Any) -> HttpResponseBase
             "response": response,
         }
     return rendered(response)
+
+
+def renderers_of(target: Any) -> Iterable[Any]:
+    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
+    if not hasattr(target, "renderer_classes"):
+        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+        target = getattr(sys.modules.get(getattr(target, "__module__", None)), owner, None)
+    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
 
 
 def _raise(error: Exception) -> Any:

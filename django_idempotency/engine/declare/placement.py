@@ -16,10 +16,8 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
 from .access_checks import access_check
-from .callables import dotted_name, innermost
-
-MARK = "_idempotency_layers"
-"""On a protected callable: its option layers, nearest first."""
+from .callables import dotted_name, innermost, method_name
+from .registry import MARK
 
 DRF_ORDER = """
     @api_view(["POST"])
@@ -57,7 +55,7 @@ NINJA_ORDER = """
     @idempotent_operation
     def create_order(request, payload: OrderIn): ...
 
-    api.add_decorator(idempotent_operation, mode="operation")"""
+    api.add_decorator(idempotent_operation, mode="view")"""
 
 
 def refuse_view(view: Any) -> None:
@@ -179,12 +177,6 @@ def misplaced_mixin(handler: Any) -> str | None:
         f"IdempotencyMixin stands above {check}, which checks who calls {_name(handler)}: a replay would skip the "
         f"check. Let the check come before the handler:\n{CHECKED_CLASS}"
     )
-
-
-def method_name(view: Any) -> str:
-    """The name of a function that was defined in a class body, else the empty string."""
-    owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
-    return name if owner and not owner.endswith("<locals>") else ""
 
 
 def is_drf_view(cls: Any) -> bool:
