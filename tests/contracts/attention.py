@@ -28,6 +28,7 @@ from django_idempotency.maintenance import (
 )
 from django_idempotency.maintenance.cleanup import preview
 from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.maintenance.unsettled import fail_if_harmless
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim, expire
 from tests.leases import lapse, row
@@ -82,11 +83,11 @@ class TestAttentionContract:
 
     @pytest.mark.parametrize(
         "change",
-        ["complete", "fail", "release", "record", "close", "cleanup", "resume", "take over", "found without a lease"],
+        ["complete", "fail", "release", "record", "close", "cleanup", "resume", "take over"],
     )
     def test_updated_at_says_when_the_state_last_changed(self, store: Store, change: str) -> None:
         """Each transition sets it, by the database's clock."""
-        claim = claimed(store, lease=None if change == "found without a lease" else 60.0)
+        claim = claimed(store)
         if change == "record":
             start(store, claim)
         if change in ("release", "record", "close", "cleanup", "resume"):
@@ -105,7 +106,6 @@ class TestAttentionContract:
             "cleanup": cleanup_idempotency_keys,
             "resume": lambda: claimed(store),
             "take over": lambda: claimed(store),
-            "found without a lease": lambda: store.note_unleased(LEASED.identity, "it died"),
         }
         changes[change]()
         updated_at = row().updated_at
@@ -240,12 +240,11 @@ class TestAttentionContract:
         if state == "half done":
             finish(store, claim)
         if state == "write in doubt":
-            store.journal.start_write(claim, "order")
+            with transaction.atomic():
+                store.journal.start_write(claim, "order")
         if state == "completed":
             store.complete(claim, SNAPSHOT)
-        if state == "without a lease":
-            store.note_unleased(LEASED.identity, "it died")
-        elif state not in ("alive", "completed"):
+        if state not in ("alive", "completed"):
             lapse()
         before = row().status
         assert cleanup_idempotency_keys().unstuck == 0
@@ -283,7 +282,7 @@ class TestAttentionContract:
         lapse()
         start(store, claim)
         with transaction.atomic():
-            assert store.fail_harmless(claim.row, 1, 60, None) is False
+            assert fail_if_harmless(row()) is False
         assert row().status == "in_progress"
 
     @pytest.mark.parametrize("lease", [None, 60.0])
@@ -291,7 +290,7 @@ class TestAttentionContract:
         """Its lease has begun anew, or it has none: then a person decides."""
         claim = claimed(store, lease=lease)
         with transaction.atomic():
-            assert store.fail_harmless(claim.row, 1, 60, None) is False
+            assert fail_if_harmless(row()) is False
         assert row().status == "in_progress"
 
     def test_a_decision_forgets_the_doubt_and_nothing_else(self, store: Store) -> None:
