@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, as_options, resolve
-from ..request.atomic_requests import TakenOver
+from ..request.atomic_requests import take_over
 from ..request.view_call import ViewCall
 from . import frameworks
 from .callables import method_name
@@ -67,12 +67,11 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
             refuse_class(view, args)
         return call
 
-    attributes: Any = wraps(view)(protected_form(view, make_call))
-    declare(attributes, Declaration(layers, "django"))
-    refuse_routing(attributes)
-    opted_out = getattr(view, "_non_atomic_requests", ())
-    attributes._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers))
-    return attributes  # type: ignore[no-any-return]
+    protected: Any = wraps(view)(protected_form(view, make_call))
+    declare(protected, Declaration(layers, "django"))
+    refuse_routing(protected)
+    take_over(protected, lambda: layers)
+    return protected  # type: ignore[no-any-return]
 
 
 def _view_call(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import re
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,15 +17,14 @@ from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ..events import CLAIMED, RELEASED, TAKEN_OVER, report
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Unavailable, Verdict
+from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Resource, Unavailable, Verdict
 from ..stores import Store
 from .durable import durable_transaction, reconnecting_once
 from .operation import Operation
+from .waiting import waited_for
 from .work import Work
 
 T = TypeVar("T")
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two looks of a waiting duplicate: soon enough for a fast view, few queries for a slow one."""
 _CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
 logger = logging.getLogger("django_idempotency")
 
@@ -42,7 +39,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: inside a transaction.
     """
-    claim = _claim(store, wanted)
+    claim = waited_for(lambda: _claim_once(store, replace(wanted, wait=0)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
     # An abandoned attempt: the project may have found out a final result.
@@ -53,33 +50,32 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[Operation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt under a claim that is committed, and complete or fail the key."""
+    """Run one attempt under a claim that is committed, and complete or fail the key.
+
+    Any exception fails the key, also a cancellation: the retry need not wait for the lease.
+    """
+    about = claim.resource
     try:
-        with _attempt(store, wanted, claim) as operation:
+        event = TAKEN_OVER if claim.abandoned else CLAIMED
+        report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
+        operation = Operation(store, wanted, claim)
+        try:
             finished = run(operation).about(operation.resource)
-            with durable_transaction(store, "the end of a leased view"):
-                if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
-                    store.complete(claim, finished.snapshot, ttl=wanted.ttl)
-                else:
-                    store.journal.fail(claim, wanted, finished.reason)
+        finally:
+            about = operation.resource
+        with durable_transaction(store, "the end of a leased view"):
+            if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
+                store.complete(claim, finished.snapshot, ttl=wanted.ttl)
+            else:
+                store.journal.fail(claim, wanted, finished.reason)
     except ClaimLost:
         # A zombie: the worker that has taken over decides what this client is told.
         return store.look(wanted)
+    except BaseException as error:
+        if _fail(store, wanted, claim, about, error) or not isinstance(error, Exception):
+            raise  # a cancellation must not become an answer
+        return store.look(wanted)
     return finished
-
-
-def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
-    """Claim. While another worker runs the key, try again for up to `wait` seconds, with no transaction open."""
-    deadline = time.monotonic() + wanted.wait
-    pause = FIRST_PAUSE
-    while True:
-        outcome = _claim_once(store, replace(wanted, wait=0))
-        left = deadline - time.monotonic()
-        if not isinstance(outcome, Conflicted) or left <= 0:
-            return outcome
-        # Jitter, so that many duplicates do not ask at the same moment.
-        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
-        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
@@ -115,29 +111,8 @@ def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
     return finished
 
 
-@contextmanager
-def _attempt(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Operation]:
-    """One attempt. Any exception fails the key, also a cancellation: its retry need not wait for the lease."""
-    event, operation = TAKEN_OVER if claim.abandoned else CLAIMED, None
-    try:
-        report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=claim.resource)
-        operation = Operation(store, wanted, claim)
-        yield operation
-    except ClaimLost:
-        raise
-    except Exception as error:
-        _fail(store, wanted, claim, operation, error)
-        raise
-    except BaseException as error:
-        with suppress(ClaimLost):  # a cancellation must not become an answer
-            _fail(store, wanted, claim, operation, error)
-        raise
-
-
-def _fail(
-    store: Store, wanted: ClaimRequest, claim: Claimed, operation: Operation | None, error: BaseException
-) -> None:
-    resource = claim.resource if operation is None else operation.resource
+def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, about: Resource | None, error: BaseException) -> bool:
+    """Fail the key because of this error. False: another worker has taken it over."""
 
     def fail() -> None:
         with durable_transaction(store, "the end of a leased view"):
@@ -145,9 +120,12 @@ def _fail(
 
     try:
         reconnecting_once(store, fail)
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error), resource=resource)
+        report(RELEASED, wanted.identity, store.alias, reason=describe(error), resource=about)
+    except ClaimLost:
+        return False
     except (Error, IdempotencyConfigurationError):
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
+    return True
 
 
 def _warned_about_stray_writes(store: Store, operation: Operation) -> AbstractContextManager[Any]:

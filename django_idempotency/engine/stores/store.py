@@ -17,7 +17,7 @@ from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row, TooOld
 from ..protocol.snapshots import Snapshot
 from .database import Database
 from .journal import Journal
@@ -80,7 +80,7 @@ class Store(Database):
             case _:
                 return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity
         stored = self._stored(self._look_sql(), [identity.key_hash, identity.scope_hash])
@@ -221,7 +221,7 @@ class Store(Database):
                 return self._claim_expired(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case Completed() | Mismatched() | Conflicted() | InDoubt():
+            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case _:
                 assert_never(decision)
