@@ -63,6 +63,8 @@ class DatabasesCommand(EscapingCommand, Generic[Result]):
             help="Every alias on which the database routers allow the key table, one after the other. An alias that "
             "fails does not stop the others: its error goes to stderr, and the exit status is 1.",
         )
+        parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
+        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         aliases = chosen(options)
@@ -107,10 +109,11 @@ class DatabasesCommand(EscapingCommand, Generic[Result]):
         """Whether the exit status says so. Raises `CommandError` for what is worse."""
         raise NotImplementedError
 
-    def tell(self, line: str) -> None:
+    def tell(self, line: str, shown: bool) -> None:
         """Print a line before the work is done."""
-        self.stdout.write(line)
-        self.stdout.flush()  # a pipe would hold the line back until the end
+        if shown:
+            self.stdout.write(line)
+            self.stdout.flush()  # a pipe would hold the line back until the end
 
 
 def counted(count: int, noun: str = "key") -> str:

@@ -22,30 +22,20 @@ class Command(DatabasesCommand[Cleanup]):
             "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
         )
         parser.add_argument("--max-batches", type=int, metavar="N", help="Stop after N batches of each database.")
-        parser.add_argument(
-            "--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database, at a batch's end."
-        )
-        parser.add_argument(
-            "--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches (%(default)s)."
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many keys have expired.")
-        parser.add_argument(
-            "--fail-on-stuck",
-            action="store_true",
-            help="Exit with status 3 if there are keys that are stuck, in doubt or half done.",
-        )
+        parser.add_argument("--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches.")
+        attention = "Exit with status 3 if there are keys that are stuck, in doubt or half done."
+        parser.add_argument("--fail-on-stuck", action="store_true", help=attention)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Cleanup:
         if options["dry_run"]:
             return preview(alias)
         shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
         limits = {name: options[name] for name in ("batch_size", "max_batches", "max_seconds", "pause")}
-        return cleanup_idempotency_keys(
-            using=alias,
-            stop=stop,
-            progress=lambda deleted: self.tell(f"{deleted} deleted ...") if shown else None,
-            **limits,
-        )
+
+        def progress(deleted: int) -> None:
+            self.tell(f"{deleted} deleted ...", shown)
+
+        return cleanup_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
 
     def needs_attention(self, results: list[Cleanup], options: dict[str, Any]) -> bool:
         found = any(result.stuck or result.in_doubt or result.half_done for result in results)

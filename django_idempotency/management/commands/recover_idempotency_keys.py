@@ -29,26 +29,12 @@ class Command(DatabasesCommand[Recovered]):
             metavar="S",
             help="Only keys whose state has not changed for S seconds (%(default)s): the client's retries come first.",
         )
-        parser.add_argument(
-            "--operation",
-            action="append",
-            default=[],
-            help="Only keys of this operation, such as 'POST orders/'. May be repeated.",
-        )
+        operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
+        parser.add_argument("--operation", action="append", default=[], help=operation)
         parser.add_argument("--limit", type=int, metavar="N", help="Ask about N keys of each database at most.")
-        parser.add_argument(
-            "--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database, between two keys."
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be asked about which key.")
         parser.add_argument("--urlconf", help="Dotted path of the URLconf of the views. Default: ROOT_URLCONF.")
-        parser.add_argument(
-            "--import",
-            action="append",
-            default=[],
-            dest="modules",
-            metavar="MODULE",
-            help="Import this module first, so that its functions with @once are found. May be repeated.",
-        )
+        module = "Import this module first, so that its functions with @once are found. May be repeated."
+        parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Recovered:
         for module in several(options["modules"]):
@@ -56,28 +42,23 @@ class Command(DatabasesCommand[Recovered]):
                 raise CommandError(f"--import {module!r}: write the whole name of the module, such as 'shop.tasks'.")
             import_module(module)
 
-        def progress(asked: Asked) -> None:
-            if options["verbosity"]:
-                self.tell(f"{name}{asked}")
-
         limits = {name: options[name] for name in ("older_than", "limit", "max_seconds", "dry_run", "urlconf")}
-        return recover_idempotency_keys(
-            using=alias, operations=several(options["operation"]), stop=stop, progress=progress, **limits
-        )
+        operations = several(options["operation"])
+
+        def progress(asked: Asked) -> None:
+            self.tell(f"{name}{asked}", bool(options["verbosity"]))
+
+        return recover_idempotency_keys(using=alias, operations=operations, stop=stop, progress=progress, **limits)
 
     def needs_attention(self, results: list[Recovered], options: dict[str, Any]) -> bool:
-        if options["verbosity"]:
-            self._tell_of_unknown(several(options["operation"]), options)
+        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in chosen(options)]
+        for operation in several(options["operation"]) if options["verbosity"] else ():
+            # Else a typing error would look as if no key needed attention.
+            if not any(keys.filter(operation=operation).exists() for keys in tables):
+                self.stderr.write(f"No key has the operation {operation!r}.")
         if failed := sum(result.failed for result in results):
             raise CommandError(f"reconcile raised for {counted(failed, 'idempotency key')}; see the log.")
         return any(result.left for result in results)
-
-    def _tell_of_unknown(self, operations: list[str], options: dict[str, Any]) -> None:
-        """Else a typing error would look as if no key needed attention."""
-        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in chosen(options)]
-        for operation in operations:
-            if not any(keys.filter(operation=operation).exists() for keys in tables):
-                self.stderr.write(f"No key has the operation {operation!r}.")
 
     def described(self, result: Recovered, *, dry_run: bool) -> str:
         sentences = [] if dry_run else [f"Completed {counted(result.completed, 'idempotency key')}."]
