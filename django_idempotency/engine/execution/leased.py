@@ -11,7 +11,7 @@ from typing import TypeVar
 from django.db import DatabaseError, Error
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
-from ..events import CLAIMED, RELEASED, TAKEN_OVER, report
+from ..events import report
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Unavailable, Verdict
@@ -97,7 +97,7 @@ def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
 @contextmanager
 def _attempt(store: Store, wanted: ClaimRequest, claim: Claimed) -> Iterator[Operation]:
     """One attempt. Any exception fails the key, also a cancellation: its retry need not wait for the lease."""
-    event, operation = TAKEN_OVER if claim.abandoned else CLAIMED, None
+    event, operation = "taken_over" if claim.abandoned else "claimed", None
     try:
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=claim.resource)
         operation = Operation(store, wanted, claim)
@@ -124,6 +124,6 @@ def _fail(
 
     try:
         reconnecting_once(store, fail)
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error), resource=resource)
+        report("released", wanted.identity, store.alias, reason=describe(error), resource=resource)
     except (Error, IdempotencyConfigurationError):
         logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
