@@ -23,7 +23,6 @@ from django_idempotency import (
     idempotent,
     once,
     run_once,
-    signals,
 )
 from django_idempotency.keys import derived_key, key_reference
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -204,7 +203,7 @@ class TestReferTo:
     def test_events_and_log_records_name_it(self, post: Post, caplog: pytest.LogCaptureFixture, where: str) -> None:
         """The outcome and each replay: `resource` of the signal, two fields of the record."""
         caplog.set_level(logging.INFO, "django_idempotency")
-        with heard(signals.key_completed, signals.key_replayed) as told:
+        with heard("completed", "replayed") as told:
             seen(post, where, lambda operation: operation.refer_to("shop.order", "59"))
             assert post(where).headers["Idempotency-Replayed"] == "true"
         assert [event["resource"] for event in told] == [("shop.order", "59")] * 2

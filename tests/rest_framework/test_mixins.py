@@ -19,7 +19,7 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent, signals
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.heard import heard
@@ -241,7 +241,7 @@ def test_options_fall_through_the_classes() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_an_exception_without_an_answer_is_told_as_a_release(post: Post) -> None:
     """The REST framework raises it again."""
-    with heard(signals.key_released) as told, pytest.raises(RuntimeError, match="bug"):
+    with heard("released") as told, pytest.raises(RuntimeError, match="bug"):
         post("/fails/?error=bug", key="bug-1")
     (event,) = told
     assert (event["identity"].key, event["using"], event["reason"]) == ("bug-1", "default", "RuntimeError")
