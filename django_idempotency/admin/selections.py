@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import NotDecryptable
-from ..maintenance.bulk import resolve_all
+from ..maintenance.resolution import resolve_all
 from ..models import IdempotencyKey
 from .badges import badge, mark
 from .decisions import DECISIONS, TEMPLATES, Decision, needs_a_look

@@ -16,10 +16,9 @@ from django.utils import timezone
 
 from ..engine.stores.sealing import Row, seal, unseal
 from ..exceptions import NotDecryptable
-from ..models import IdempotencyStep
 
 if TYPE_CHECKING:
-    from ..models import IdempotencyKey
+    from ..models import IdempotencyKey, IdempotencyStep
 
 
 RECORDED = frozenset({"record", "correct"})
@@ -86,19 +85,10 @@ def with_decision(row: Row, stored: str | None, decision: Decision) -> str | Non
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
-def doubts_of(row_id: int, alias: str, row: Row) -> list[dict[str, Any]]:
-    """Return the steps of a key that are in doubt now, oldest first, as a decision keeps them."""
-    doubts = IdempotencyStep.objects.using(alias).filter(key_id=row_id, finished_at=None).order_by("pk")
-    return [
-        {
-            "name": step.name,
-            "kind": step.kind,
-            "attempt": step.attempt,
-            "started_at": step.started_at,
-            "error": unseal(row, "error", step.error, step.name),
-        }
-        for step in doubts
-    ]
+def as_kept(row: Row, step: IdempotencyStep) -> dict[str, Any]:
+    """Return a step that is in doubt now, as a decision keeps it."""
+    kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
+    return {**kept, "error": unseal(row, "error", step.error, step.name)}
 
 
 def _read(row: Row, stored: str | None) -> list[Decision]:

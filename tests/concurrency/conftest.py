@@ -1,4 +1,4 @@
-"""On PostgreSQL the races of atomic mode run twice: by the functions of the schema, and by statements.
+"""On PostgreSQL the races of atomic mode run twice: by prepared statements, and by text.
 
 On InnoDB each test begins with new tables. InnoDB purges a deleted row some time later. Until then an INSERT of the
 same key locks the gap beside that row, and other new keys in that gap wait.
@@ -13,9 +13,9 @@ from django.core.management.color import no_style
 from django.db import connection
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.functions import WAYS, going
+from tests.ways import WAYS, going
 
-ATOMIC = ("test_atomic", "test_postgresql", "test_postgresql_locks", "test_stores")
+ATOMIC = ("test_atomic", "test_postgresql", "test_stores")
 """The modules with races of atomic mode."""
 
 
@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with going(getattr(request, "param", "statements")):
+    with going(getattr(request, "param", "text")):
         yield
 
 

@@ -99,7 +99,6 @@ class _Attempt:
         """
         wait, connection = self.wanted.wait, self.connection
         if wait and not connection.in_atomic_block and connection.get_autocommit():
-            self.wanted = replace(self.wanted, wait=0)  # the stores must not wait themselves
             return waited_for(lambda: self._claim() or Conflicted(), wait)
         return self._claim() or self._claim() or Conflicted()
 

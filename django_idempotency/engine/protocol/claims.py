@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from time import monotonic
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ class ClaimRequest:
             the policy "hold" it may, too, if the project can tell what became of the call (`reconcile`).
         policy: the work's `on_abandoned`, which the row keeps for people. None: the work has no lease.
         known_only: never insert a row nor take over an expired one. Without a row that lives: `TooOld`.
-        deadline: when `wait` is over, by the monotonic clock. None: the claim has not begun.
     """
 
     identity: Identity
@@ -35,15 +33,3 @@ class ClaimRequest:
     repeats_calls: bool = False
     policy: Literal["retry", "hold"] | None = None
     known_only: bool = False
-    deadline: float | None = None
-
-    def begun(self) -> ClaimRequest:
-        """The same, as a claim that has begun: all its statements, and those of a repeated claim, share `wait`."""
-        if self.deadline is not None or not self.wait:
-            return self
-        return replace(self, deadline=monotonic() + self.wait)
-
-    @property
-    def left(self) -> float:
-        """Seconds of `wait` that are left."""
-        return self.wait if self.deadline is None else max(0.0, self.deadline - monotonic())

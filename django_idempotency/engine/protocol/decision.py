@@ -12,12 +12,12 @@ not `Conflicted`: "still being processed, retry later" would be wrong for ever. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from .digests import key_hash, scope_hash
-from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource, TooOld
+from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource
 from .snapshots import Snapshot, decode_headers
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class StoredKey:
     unleased: bool
     lease_left: float
     status_code: int | None
-    headers: str | None
-    body: bytes | None
+    headers: str | None = field(repr=False)
+    body: bytes | None = field(repr=False)
     resource: Resource | None = None
     unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
 
@@ -87,7 +87,7 @@ class Resume:
     """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
 
 
-Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt | TooOld
+Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
@@ -98,7 +98,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
         # the other caller's row.
         return Mismatched()
     if stored.expired:
-        return TooOld() if wanted.known_only else TakeOver()
+        return TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return Conflicted(lease_left=stored.lease_left)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
@@ -131,4 +131,5 @@ def resumed(
         abandoned=abandoned,
         in_doubt=calls,
         resource=stored.resource,
+        fingerprint=stored.fingerprint,
     )

@@ -11,7 +11,7 @@ from django.db import DatabaseError
 from ...engine.execution.values import encode_step
 from ...engine.protocol.snapshots import Snapshot
 from ...exceptions import IdempotencyError
-from ...maintenance.bulk import resolve_all
+from ...maintenance.resolution import resolve_all
 from ...maintenance.entered import is_envelope, json_value, row_of
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..chosen_keys import STATES, Chosen, choose
