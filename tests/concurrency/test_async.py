@@ -187,7 +187,7 @@ class TestServer:
             with transaction.atomic():
                 assert isinstance(store_for("default").claim(mine), Claimed)
                 with sent(url, "/async/wait", {"Idempotency-Key": key}):
-                    eventually("the request to wait", _waiting_for_an_advisory_lock)
+                    eventually("the request to ask", lambda: sessions("application_name LIKE 'worker-%%'"))
                 for _ in range(5):  # the server's event loop has seen the hang-up by then
                     assert client.get("/async/ping").text == "pong"
                 transaction.set_rollback(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from time import time
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -17,7 +18,7 @@ from ..execution.leased import run_leased
 from ..execution.unkeyed import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
-from ..protocol.key_syntax import InvalidKey
+from ..protocol.key_syntax import InvalidKey, is_late
 from ..protocol.outcomes import Completed, Conflicted, Finished
 from ..stores import alias_of, store_for
 from . import problems
@@ -96,6 +97,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
         policy=options.policy,
+        known_only=options.late_keys == "refuse" and is_late(key, options.ttl_seconds, time()),
     )
 
 
@@ -140,8 +142,7 @@ def _protected_twice(call: ViewCall) -> IdempotencyConfigurationError:
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
-            "%s refused an idempotency key: the value of this Authorization scheme may change with each request, so it "
-            "does not identify a caller who retries. Set request.user before the view, or pass "
-            "scope=callable(request).",
+            "%s refused an idempotency key: the value of its Authorization scheme may change with each request, so it "
+            "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request).",
             operation,
         )
