@@ -239,12 +239,6 @@ def sent(url: str, path: str, headers: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def _waiting_for_an_advisory_lock() -> bool:
-    with connection.cursor() as cursor:  # pg_stat_activity stays as it was first seen in a transaction
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        return bool(cursor.fetchone()[0])
-
-
 def _in_a_transaction_after(table: str) -> bool:
     """Has a worker inserted into this table and not committed yet?"""
     with connection.cursor() as cursor:
