@@ -67,7 +67,7 @@ def test_above_the_route_decorator(api: NinjaAPI) -> None:
     """Django Ninja would never call what it returns."""
     view = api.post("/orders")(lambda request: None)
 
-    refused(lambda: idempotent_operation(view), "stands above the route decorator of test_above", 'or in add_decorator(…, mode="operation")')
+    refused(lambda: idempotent_operation(view), "stands above the route decorator of test_above")
 
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_operation, idempotent_operation(ttl=1)])
@@ -121,7 +121,7 @@ def test_a_wrapper_between_two_protections(api: NinjaAPI, make: Any) -> None:
 
     api.post("/orders")(checked(idempotent_operation(make)))
     api.add_decorator(idempotent_operation, mode="view")
-    with pytest.raises(IdempotencyConfigurationError, match="stands above .*test_a_wrapper_between_two_protections"):
+    with pytest.raises(IdempotencyConfigurationError, match=r"stands above .*test_a_wrapper_between"):
         assert api.urls
 
 
