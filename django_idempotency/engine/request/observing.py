@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import transaction
 from django.http.response import HttpResponseBase
@@ -62,7 +62,9 @@ def observed(
     return response
 
 
-def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+        response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
         # A tombstone: the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
