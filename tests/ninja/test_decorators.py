@@ -108,6 +108,17 @@ def test_around_the_whole_operation_in_disguise(api: NinjaAPI, serve: Serve, key
     assert not Order.objects.exists()
 
 
+@pytest.mark.django_db
+def test_called_by_another_operation(api: NinjaAPI, serve: Serve, make: Any) -> None:
+    """It would get the options of that operation."""
+    inner = idempotent_operation(make)
+    api.post("/orders")(idempotent_operation(required=False)(lambda request: inner(request)))
+    client = serve(api)
+
+    refused(lambda: client.post("/orders"), "does not stand below an operation")
+    assert not Order.objects.exists()
+
+
 def test_the_plain_decorator_is_refused_by_the_route(api: NinjaAPI, make: Any) -> None:
     """When Django Ninja makes the operation; the right decorator is named."""
     refused(lambda: api.post("/orders")(idempotent(make)), "idempotent cannot protect make")
