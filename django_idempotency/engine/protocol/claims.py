@@ -22,7 +22,7 @@ class ClaimRequest:
         lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt.
         holds: the work's `on_abandoned` is "hold". With `reconcile` it may run again all the same.
-        known_only: only a stored key is answered: nothing new is claimed, and no expired key is taken over.
+        known_only: never insert a row nor take over an expired one. Without a row that lives: `TooOld`.
         deadline: when `wait` is over, by the monotonic clock. None: the claim has not begun.
     """
 

@@ -13,11 +13,11 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 class Snapshot:
     """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again.
 
-    Its `repr` hides the body: error reports keep it.
+    Its `repr` shows no headers and no body: both may hold what only the client may see, and errors are logged.
     """
 
     status_code: int
-    headers: Headers
+    headers: Headers = field(repr=False)
     body: bytes | None = field(repr=False)
 
     @property

@@ -199,7 +199,7 @@ class TestLostAnswers:
 
         def work(operation: Operation) -> Any:
             value = operation.call("charge", lambda: 1)
-            store.finish_call(operation._claim, "charge", '{"value": 2}')
+            store.journal.finish_call(operation._claim, "charge", '{"value": 2}')
             return value
 
         assert run_once(work, scope="s", key="k", lease=60, operation="o").value == 1
