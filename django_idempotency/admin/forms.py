@@ -1,13 +1,14 @@
-"""What an operator enters for each decision. `decide` of each form carries the decision out, and says what was done."""
+"""What an operator enters for each decision. `decision` of each form names the function that carries it out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
 from django import forms
+from django.contrib.auth import get_permission_codename
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -15,10 +16,9 @@ from django.utils.translation import gettext_lazy
 from ..engine.execution.values import encode_step
 from ..engine.protocol.snapshots import Snapshot
 from ..exceptions import ResultNotStorable
-from ..maintenance.entered import is_envelope, json_value, row_of
+from ..maintenance.entered import AS_IT_IS, is_envelope, json_value, row_of
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
-from .bodies import as_utf8, encodable, readable_json
-from .timeline import value_text
+from .texts import as_utf8, encodable, readable_json
 
 CONTENT_TYPES = (
     ("application/json", "JSON"),
@@ -26,24 +26,27 @@ CONTENT_TYPES = (
     ("text/plain; charset=utf-8", gettext_lazy("plain text")),
 )
 """Nothing that a browser runs: the answer goes out in the name of the site."""
-AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""Browsers take the content type for true, and do not look into the body for HTML."""
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 """A function of `maintenance.resolution`, what it needs beside the key, and what was done in words."""
 
 
 class DecisionForm(forms.Form):
-    """A decision, and its reason.
+    """A decision about some keys, and its reason.
 
     Args:
-        attempt: the attempt that the operator sees. None: the form is about several keys.
-        looked: whether the operator has to say that the books of the other side were looked into.
+        about: names these keys as the operator sees them: see `decisions.version`.
+        steps: the names of the steps that a result may be recorded for.
+        examples: a past result of each step, as its value.
+        user: who decides.
+        asks: whether the operator has to say what was found outside.
     """
 
     previewed_fields: tuple[str, ...] = ()
+    word: Any = ""
+    """What the operator has to say before this decision, where it can do harm."""
 
-    # The decision is refused if a worker has started another attempt since the page was opened.
-    attempt = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=2**31 - 1)
+    seen = forms.CharField(widget=forms.HiddenInput)
+    confirmed = forms.BooleanField(error_messages={"required": gettext_lazy("Look first.")})
     reason = forms.CharField(
         label=gettext_lazy("reason or ticket"),
         max_length=1000,
@@ -53,22 +56,28 @@ class DecisionForm(forms.Form):
     # What the operator has seen in the preview.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
-    def __init__(self, *args: Any, attempt: int | None = None, looked: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["attempt"].initial = attempt
-        if attempt is None:
-            del self.fields["attempt"]
-        self.order_fields([*(name for name in self.fields if name not in ("reason", "looked")), "looked", "reason"])
+    def __init__(
+        self, data: Any, *, about: list[str], steps: list[str], examples: Mapping[str, Any], user: Any, asks: bool
+    ) -> None:
+        super().__init__(data)
+        self.about, self.examples, self.user = about, examples, user
+        self.fields["seen"].initial = " ".join(about)
+        self.fields["confirmed"].label = self.word
+        if not asks:
+            del self.fields["confirmed"]
+        self.order_fields([*(name for name in self.fields if name not in ("confirmed", "reason")), "confirmed"])
+        if "step" in self.fields:
+            self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
 
     @property
     def was_previewed(self) -> bool:
-        """Whether the operator has seen exactly what this form would do. Ask a valid form only."""
-        return not self.previewed_fields or self.cleaned_data["previewed"] == self.seen
+        """Whether the operator has seen exactly what this form would do to which keys. Ask a valid form only."""
+        return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
-    def seen(self) -> str:
-        """What names the decision that a preview has shown."""
-        entered = [str(self.cleaned_data[name]) for name in self.previewed_fields]
+    def digest(self) -> str:
+        """What names the decision that a preview has shown: what was entered, and the keys as they are."""
+        entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
     def decision(self) -> Decide:
@@ -82,27 +91,14 @@ class DecisionForm(forms.Form):
 class ReleaseForm(DecisionForm):
     """Release, which may charge twice."""
 
-    looked = forms.BooleanField(
-        label=gettext_lazy("I looked in the other side's books: what is in doubt did not happen."),
-        error_messages={"required": gettext_lazy("Look first. Under “hold” no call may be made twice.")},
-    )
-
-    def __init__(self, *args: Any, looked: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, looked=looked, **kwargs)
-        if not looked:
-            del self.fields["looked"]
+    word = gettext_lazy("I looked in the other side's books: what is in doubt did not happen.")
 
     def decision(self) -> Decide:
         return release_for_retry, (), _("Released for retry.")
 
 
 class RecordForm(DecisionForm):
-    """The result of a step.
-
-    Args:
-        steps: the names that may be chosen.
-        examples: what is kept of a past result, by the name of the step.
-    """
+    """The result of a step."""
 
     previewed_fields = ("step", "result")
 
@@ -115,11 +111,6 @@ class RecordForm(DecisionForm):
         ),
     )
 
-    def __init__(self, *args: Any, steps: list[str], examples: dict[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
-        self._examples = examples
-
     def clean_result(self) -> Any:
         return parsed(self.cleaned_data["result"])
 
@@ -129,20 +120,17 @@ class RecordForm(DecisionForm):
             return
         value = self.cleaned_data["result"]
         try:
-            if is_envelope(value) and not self._past_is_envelope():
-                raise ValidationError(
-                    _("This is the envelope in which a result is kept. Enter only what stands inside “value”.")
-                )
-            self.cleaned_data["value"] = _row_of(value)
+            if is_envelope(value) and not is_envelope(self._past()):
+                raise LookupError(_("This is the envelope in which a result is kept. Enter only what is in “value”."))
+            self.cleaned_data["value"] = row_of(value, allowed=self._may_see)
             encode_step(self.cleaned_data["value"])
-        except (ValidationError, ResultNotStorable) as error:
-            self.add_error("result", str(error) if isinstance(error, ResultNotStorable) else error)
+        except (LookupError, ResultNotStorable) as error:
+            self.add_error("result", encodable(error.args[0]))
 
     def warnings(self) -> list[str]:
-        past = self._past()
+        past, value = self._past(), self.cleaned_data["result"]
         if past is None:
             return []
-        value = self.cleaned_data["result"]
         if type(past) is not type(value):
             return [_("The example is of another type. The view may fail with this result.")]
         if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
@@ -159,17 +147,18 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _past(self) -> Any:
-        kept = self._examples.get(self.cleaned_data.get("step", ""))
-        return None if kept is None else json.loads(value_text(kept))
+        return self.examples.get(self.cleaned_data.get("step", ""))
 
-    def _past_is_envelope(self) -> bool:
-        return is_envelope(self._past())
+    def _may_see(self, model: Any) -> bool:
+        """Without it, the form would tell which primary keys of any model exist."""
+        return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
     """The final response of a key."""
 
     previewed_fields = ("status", "content_type", "body")
+    word = gettext_lazy("The finished calls are settled: what they paid for exists, or the money went back.")
 
     status = forms.IntegerField(
         label=gettext_lazy("status code"),
@@ -213,13 +202,3 @@ def parsed(text: str) -> Any:
         return json_value(text)
     except ValueError as error:
         raise ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
-
-
-def _row_of(value: Any) -> Any:
-    try:
-        return row_of(value)
-    except LookupError as error:
-        raise ValidationError(
-            _("There is no %(model)s with the primary key %(pk)s.")
-            % {"model": value["model"], "pk": encodable(str(value["pk"]))}
-        ) from error
