@@ -146,7 +146,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 def _decide_selected(model_admin: Any, request: HttpRequest, button: Button, queryset: Keys) -> HttpResponse | None:
     """Only keys that were ticked, never "all that match": that could be the whole table."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
-    rows = queryset.filter(pk__in=[pk for pk in ticked if pk.isdecimal()]).order_by("pk")
+    rows = queryset.filter(pk__in=ticked).order_by("pk")
     return _decide(model_admin, request, button, list(rows), action=request.POST["action"])
 
 

@@ -38,19 +38,15 @@ class Part:
     order: str | None
     steps: Q | None = None
 
-    def ids(self, keys: Keys, most: int) -> list[int]:
-        """The primary keys of the first ones in the index."""
-        ordered = keys.filter(self.condition).order_by(*(() if self.order is None else (self.order,)))
-        return list(ordered.values_list("pk", flat=True)[:most])
 
-
-_OF_STEPS = Q(pk__in=IdempotencyStep.objects.filter(UNFINISHED).values("key"))
-_UNLEASED = Part(UNLEASED & Q(expires_at__lte=Clock()), "expires_at")
+_LAPSED = Part(LAPSED, "locked_until")
+_UNLEASED = Part(UNLEASED, "expires_at")
+_UNFINISHED = Q(pk__in=IdempotencyStep.objects.filter(UNFINISHED).values("key"))
 BY_INDEX: dict[str, tuple[Part, ...]] = {
-    "attention": (Part(LAPSED, "locked_until"), _UNLEASED, Part(FAILED, "created_at", EFFECT)),
-    "in_doubt": (Part((FAILED | LAPSED) & _OF_STEPS, None), _UNLEASED),
+    "attention": (_LAPSED, _UNLEASED, Part(FAILED, "created_at", EFFECT)),
+    "in_doubt": (Part((FAILED | LAPSED) & _UNFINISHED, None), _UNLEASED),
     "half_done": (Part(LAPSED, "locked_until", CALLED), Part(FAILED, "created_at", CALLED)),
-    "stuck": (Part(LAPSED, "locked_until"), _UNLEASED),
+    "stuck": (_LAPSED, _UNLEASED),
     "in_flight": (Part(LIVE, "locked_until"),),
     "failed": (Part(FAILED, "created_at"),),
 }
@@ -70,7 +66,10 @@ def find(state: str, keys: Keys, *, among: int | None = None) -> tuple[list[int]
     found: set[int] = set()
     limited = False
     for part in BY_INDEX[state]:
-        ids = part.ids(keys, most)
+        # A key without a lease never expires: where cleanups run, it is among the first in the index of `expires_at`.
+        chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
+        ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
+        ids = list(ordered.values_list("pk", flat=True)[:most])
         limited |= len(ids) == most
         if part.steps is None:
             found.update(ids)
@@ -79,6 +78,11 @@ def find(state: str, keys: Keys, *, among: int | None = None) -> tuple[list[int]
                 steps = IdempotencyStep.objects.using(keys.db).filter(part.steps, key__in=ids[start : start + CHUNK])
                 found.update(steps.values_list("key_id", flat=True))
     return sorted(found), limited
+
+
+def _first_due(using: str) -> list[int]:
+    due = IdempotencyKey.objects.using(using).filter(expires_at__lte=Clock()).order_by("expires_at")
+    return list(due.values_list("pk", flat=True)[:LISTED])
 
 
 def latest(keys: Keys, count: int) -> Keys:

@@ -123,7 +123,7 @@ def pasteable(kept: str | None) -> SafeString | str:
 def value_text(kept: str) -> str:
     """Return the JSON of the value in a kept result; of a model instance, what names it. Raises `ValueError`."""
     value = json.loads(kept)
-    return json.dumps(value.get("value", value), ensure_ascii=False)
+    return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
 def last_decision(key: Shown) -> str:

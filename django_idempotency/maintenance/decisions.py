@@ -117,9 +117,12 @@ def _entries(row: Row, stored: str | None) -> list[Any]:
     """All of the trail, also what this version cannot read. Raises `NotDecryptable`."""
     text = unseal(row, "decisions", stored)
     try:
-        return [] if text is None else list(json.loads(text))
-    except (TypeError, ValueError) as error:
+        entries = json.loads(text or "[]")
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list):
         raise NotDecryptable(
             f"The decisions about idempotency key {reference_of(row.key_hash)} cannot be read: the column 'decisions' "
             "holds no JSON list. It was changed in the database. Until it is put right, no decision can be added."
-        ) from error
+        )
+    return entries
