@@ -9,14 +9,10 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth import get_permission_codename
-from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.execution.values import encode_step
-from ..engine.protocol.snapshots import Snapshot
-from ..exceptions import ResultNotStorable
-from ..maintenance.entered import AS_IT_IS, is_envelope, json_value, row_of
+from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from .texts import as_utf8, encodable, readable_json
 
@@ -111,21 +107,16 @@ class RecordForm(DecisionForm):
         ),
     )
 
-    def clean_result(self) -> Any:
-        return parsed(self.cleaned_data["result"])
-
     def clean(self) -> None:
         super().clean()
         if "result" not in self.cleaned_data:
             return
-        value = self.cleaned_data["result"]
         try:
-            if is_envelope(value) and not is_envelope(self._past()):
-                raise LookupError(_("This is the envelope in which a result is kept. Enter only what is in “value”."))
-            self.cleaned_data["value"] = row_of(value, allowed=self._may_see)
-            encode_step(self.cleaned_data["value"])
-        except (LookupError, ResultNotStorable) as error:
-            self.add_error("result", encodable(error.args[0]))
+            value = self.cleaned_data["result"] = json_value(self.cleaned_data["result"])
+            value = result_of(value, envelope=is_envelope(self._past()), allowed=self._may_see)
+            self.cleaned_data["value"] = value
+        except ValueError as error:
+            self.add_error("result", encodable(str(error)))
 
     def warnings(self) -> list[str]:
         past, value = self._past(), self.cleaned_data["result"]
@@ -176,13 +167,12 @@ class AnswerForm(DecisionForm):
 
     def clean(self) -> None:
         super().clean()
-        body: str = self.cleaned_data.get("body", "")
-        # An empty body, such as that of a 204, is no JSON and needs none.
-        if body and self.cleaned_data.get("content_type", "").endswith("json"):
-            try:
-                parsed(body)
-            except ValidationError as error:
-                self.add_error("body", error)
+        data = self.cleaned_data
+        try:
+            if not self.errors:
+                data["answer"] = answer_of(data["status"], data["content_type"], data["body"])
+        except ValueError as error:
+            self.add_error("body", str(error))
 
     @property
     def preview(self) -> str:
@@ -191,14 +181,4 @@ class AnswerForm(DecisionForm):
 
     def decision(self) -> Decide:
         data = self.cleaned_data
-        headers = (("Content-Type", data["content_type"]), AS_IT_IS)
-        snapshot = Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode())
-        return close_with, (snapshot,), _("Answered by hand with status %(status)s.") % {"status": data["status"]}
-
-
-def parsed(text: str) -> Any:
-    """Return the value of a JSON text. Raises `ValidationError`."""
-    try:
-        return json_value(text)
-    except ValueError as error:
-        raise ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
+        return close_with, (data["answer"],), _("Answered by hand with status %(status)s.") % {"status": data["status"]}

@@ -93,7 +93,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     )
     fieldsets = (
         (_("Timeline"), {"fields": ("timeline",)}),
-        (None, {"fields": ("full_key", "resource", "route", "caller", "scope", "policy", "attempt", "worker", "error")}),
+        (
+            None,
+            {"fields": ("full_key", "resource", "route", "caller", "scope", "policy", "attempt", "worker", "error")},
+        ),
         (_("Times"), {"fields": ("created", "updated", "completed", "expires", "lease")}),
         (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
         (_("Request"), {"fields": ("fingerprint_hex",)}),

@@ -106,9 +106,9 @@ def _missing(facts: Facts) -> str:
     written = [step.name for step in facts.steps if step.kind == Kind.WRITE and step.finished_at is not None]
     if not written:
         return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
-    return _("Nothing. The local writes have ended, too: %(names)s. If no step follows, only the answer is missing.") % {
-        "names": _names(written)
-    }
+    return _(
+        "Nothing. The local writes have ended, too: %(names)s. If no step follows, only the answer is missing."
+    ) % {"names": _names(written)}
 
 
 def _without_decision(facts: Facts) -> str:

@@ -145,9 +145,7 @@ def close_with(
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
-    made = Decision(
-        action="answer", at=_now(), by=by, reason=reason, attempt=attempt, detail=str(snapshot.status_code)
-    )
+    made = Decision(action="answer", at=_now(), by=by, reason=reason, attempt=attempt, detail=str(snapshot.status_code))
     with _locked(row_id, made, seen, confirmed, using) as key:
         headers, body = seal_response(key.row, snapshot)
         answer = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": Clock()}

@@ -11,14 +11,12 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from django.utils.timesince import timesince
 
-from ...engine.execution.values import encode_step
 from ...engine.protocol.error_text import describe
-from ...engine.protocol.snapshots import Snapshot
 from ...engine.stores import alias_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION, UNDECIDED
 from ...exceptions import IdempotencyError, NotDecryptable
-from ...maintenance.entered import AS_IT_IS, is_envelope, json_value, row_of
+from ...maintenance.entered import answer_of, json_value, result_of
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, refers_to, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
@@ -41,20 +39,19 @@ class Choice:
     """What is to be decided about each key: a function of `maintenance.resolution`, and its words.
 
     Attributes:
+        decision, args: the function, and what it needs beside the key. None: the keys are listed only.
         action: as in the trail of decisions.
         verbs: what would be done, and what was done.
         word: the option by which a person says what was found outside. Without it, keys that need it are passed over.
         step: the step that a result is recorded for.
-        preview: what retries will get.
     """
 
-    action: str
-    verbs: tuple[str, str]
-    decision: Callable[..., None]
+    decision: Callable[..., None] | None = None
     args: tuple[Any, ...] = ()
+    action: str = ""
+    verbs: tuple[str, str] = ("", "")
     word: str = ""
     step: str | None = None
-    preview: str = ""
 
 
 class Command(EscapingCommand):
@@ -119,47 +116,46 @@ class Command(EscapingCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
         try:
-            choice = _choice(options)
-            if empty := [name for name in REPEATED if options[name] == []]:
-                raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
-            names = _names(options)
-            keys = _chosen(options, choice, names)
-            missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
-            said = choice is None or not choice.word or options[choice.word.replace("-", "_")]
-            passed_over = [] if said else [key.row.pk for key in keys if key.needs_word(choice.action)]
-            for key in keys:
-                self.stdout.write(_line(key) + (" Passed over." if key.row.pk in passed_over else ""))
-            for name in missed:
-                self.stdout.write(_why_not(name, names[name], options, choice))
-            if not keys and (choice or any(options[name] is not None for name in SELECTORS)):
-                raise CommandError("No key is selected.", returncode=REFUSED)
-            if choice is None:
-                done, refused = _counted(keys) + (" Decide by --release, --record or --close." if keys else ""), 0
-            else:
-                _refuse_several(keys, names, choice)
-                rows = [key.row for key in keys if key.row.pk not in passed_over]
-                done, refused = self._decide(choice, rows, options, confirmed=bool(said))
-            over = f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}."
-            self.stdout.write(done + (over if passed_over else ""))
+            self._decide(_choice(options), options)
         except DatabaseError as error:  # without what the database quotes of a row
             raise CommandError(describe(error)) from error
         except (IdempotencyError, ValueError) as error:
             raise CommandError(str(error)) from error
+
+    def _decide(self, choice: Choice, options: dict[str, Any]) -> None:
+        names = _names(options)
+        keys = _chosen(options, choice, names)
+        confirmed = not choice.word or options[choice.word.replace("-", "_")]
+        passed_over = [] if confirmed else [key.row.pk for key in keys if key.needs_word(choice.action)]
+        for key in keys:
+            self.stdout.write(_line(key) + (" Passed over." if key.row.pk in passed_over else ""))
+        missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
+        for name in missed:
+            self.stdout.write(_why_not(name, names[name], options, choice))
+        for answer in choice.args if choice.action == "answer" else ():
+            body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
+            self.stdout.write(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+        if not keys and (choice.decision or _selects(options)):
+            raise CommandError("No key is selected.", returncode=REFUSED)
+        rows, refused = [key.row for key in keys if key.row.pk not in passed_over], 0
+        if choice.decision is None:
+            done = f"{_counted(rows)}. Decide by --release, --record or --close." if keys else "0 keys."
+        elif not options["apply"]:
+            _refuse_several(keys, names, choice)
+            done = f"Would {choice.verbs[0]} {_counted(rows)}. Add --apply to do it."
+        else:
+            _refuse_several(keys, names, choice)
+            said = {"by": options["by"] or _user(), "reason": options["reason"], "confirmed": confirmed}
+            result = resolve_all(rows, choice.decision, *choice.args, **said)
+            refused = result.refused
+            done = f"{choice.verbs[1]} {_counted(range(result.resolved))}."
+        done += f" Refused, because they had changed: {refused}." if refused else ""
+        done += (
+            f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}." if passed_over else ""
+        )
+        self.stdout.write(done)
         if refused or passed_over or missed:
             raise CommandError("Not all keys that were named are decided about.", returncode=REFUSED)
-
-    def _decide(
-        self, choice: Choice, rows: list[IdempotencyKey], options: dict[str, Any], *, confirmed: bool
-    ) -> tuple[str, int]:
-        """What was done, or would be done; and how many keys were refused."""
-        if choice.preview:
-            self.stdout.write(choice.preview)
-        if not options["apply"]:
-            return f"Would {choice.verbs[0]} {_counted(rows)}. Add --apply to do it.", 0
-        by, reason = options["by"] or _user(), options["reason"]
-        result = resolve_all(rows, choice.decision, *choice.args, by=by, reason=reason, confirmed=confirmed)
-        changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
-        return f"{choice.verbs[1]} {_counted(range(result.resolved))}.{changed}", result.refused
 
 
 def _names(options: dict[str, Any]) -> dict[str, set[int]]:
@@ -171,7 +167,7 @@ def _names(options: dict[str, Any]) -> dict[str, set[int]]:
     return {name: set(keys.values_list("pk", flat=True)) for name, keys in found.items()}
 
 
-def _chosen(options: dict[str, Any], choice: Choice | None, names: dict[str, set[int]]) -> list[Facts]:
+def _chosen(options: dict[str, Any], choice: Choice, names: dict[str, set[int]]) -> list[Facts]:
     """The keys that the options select, as they are now. One that is named may need no attention, as in the admin."""
     rows = IdempotencyKey.objects.using(alias_for(known(options["database"])))
     keys = rows.filter(UNDECIDED if names else NEEDS_ATTENTION).order_by("pk").defer("headers", "body", "last_error")
@@ -187,7 +183,7 @@ def _chosen(options: dict[str, Any], choice: Choice | None, names: dict[str, set
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     facts = facts_of(keys, results=True)
-    if choice is None or choice.step is None:
+    if choice.step is None:
         return facts
     # A script that runs twice must not replace what a person has found out: only of a named key.
     return [key for key in facts if choice.step in (key.recordable if names else key.in_doubt)]
@@ -204,19 +200,19 @@ def _refuse_several(keys: list[Facts], names: dict[str, set[int]], choice: Choic
         raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --id.")
 
 
-def _why_not(name: str, ids: set[int], options: dict[str, Any], choice: Choice | None) -> str:
+def _why_not(name: str, ids: set[int], options: dict[str, Any], choice: Choice) -> str:
     """Why a name selects nothing."""
     rows = IdempotencyKey.objects.using(alias_for(known(options["database"]))).filter(pk__in=ids).order_by("pk")
     reasons = [f"{key.row.pk} {key.row}: {_reason(key, choice)}" for key in facts_of(rows)]
     return "\n".join(f"{name} selects nothing. {reason}" for reason in reasons or ["There is no such key."])
 
 
-def _reason(key: Facts, choice: Choice | None) -> str:
+def _reason(key: Facts, choice: Choice) -> str:
     if key.row.status == IdempotencyKey.Status.COMPLETED:
         return "it is completed."
     if key.live and key.row.locked_until is not None:
         return f"a worker holds its lease until {key.row.locked_until.isoformat(' ', 'seconds')}."
-    if choice is not None and choice.step is not None and choice.step not in key.recordable:
+    if choice.step is not None and choice.step not in key.recordable:
         return f"it has no step {choice.step!r} in doubt. In doubt: {', '.join(key.in_doubt) or 'none'}."
     return "the other options exclude it."
 
@@ -250,65 +246,35 @@ def _user() -> str:
         raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
 
 
-def _choice(options: dict[str, Any]) -> Choice | None:
-    if not options["release"] and options["record"] is None and options["close"] is None:
-        if options["apply"]:
-            raise CommandError("--apply: say what to decide, by --release, --record or --close.")
-        return None
-    if all(options[name] is None for name in SELECTORS):
-        raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
-    if options["apply"] and not options["reason"].strip():
-        raise CommandError("--reason is missing. Say why, or name the ticket.")
+def _selects(options: dict[str, Any]) -> bool:
+    return any(options[name] is not None for name in SELECTORS)
+
+
+def _choice(options: dict[str, Any]) -> Choice:
+    """What the options ask for. Raises `CommandError` and `ValueError` for what cannot work."""
+    if empty := [name for name in REPEATED if options[name] == []]:
+        raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
+    choice = Choice()
     if options["release"]:
-        word = "calls-did-not-happen"
-        return Choice(action="release", verbs=("release", "Released"), decision=release_for_retry, word=word)
-    if options["record"] is not None:
+        verbs = ("release", "Released")
+        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word="calls-did-not-happen")
+    elif options["record"] is not None:
         step, separator, text = options["record"].partition("=")
         if not separator:
             raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        verbs = ("record a result for", "Recorded a result for")
-        return Choice(action="record", verbs=verbs, decision=record_outcome, args=(step, _entered(text)), step=step)
-    status, body = options["close"], options["body"]
-    if not 200 <= status < 500:
-        raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
-    media_type = _media_type(body)
-    return Choice(
-        action="answer",
-        verbs=("close", "Closed"),
-        decision=close_with,
-        args=(Snapshot(status_code=status, headers=(("Content-Type", media_type), AS_IT_IS), body=body.encode()),),
-        word="finished-calls-are-settled",
-        preview=f"Retries get {status}, {media_type}, with {f'this body: {body}' if body else 'an empty body.'}",
-    )
-
-
-def _entered(text: str) -> Any:
-    """The value of `--record`, as the admin's form reads it."""
-    try:
-        value = json_value(text)
-    except ValueError as error:
-        raise CommandError(f"--record: {text!r} is not JSON ({error}). Put a text in double quotes.") from error
-    if is_envelope(value):
-        raise CommandError(
-            f'--record: {text!r} is the envelope in which a result is kept. Enter only what stands inside "value". If '
-            "the step itself returns such an object, call record_outcome() in a shell."
-        )
-    try:
-        result = row_of(value)
-    except LookupError as error:
-        raise CommandError(f"--record: {error}") from error
-    encode_step(result)
-    return result
-
-
-def _media_type(body: str) -> str:
-    try:
-        json_value(body)
-    except ValueError as error:
-        if body.lstrip().startswith(("{", "[")):
-            raise CommandError(
-                f"--body: {body!r} is not JSON ({error}). Check the quotes: names and texts stand in double quotes, "
-                "the whole body in single quotes for the shell. A plain text must not begin with { or [."
-            ) from error
-        return "text/plain; charset=utf-8"
-    return "application/json"
+        verbs, value = ("record a result for", "Recorded a result for"), result_of(json_value(text))
+        choice = Choice(decision=record_outcome, args=(step, value), action="record", verbs=verbs, step=step)
+    elif options["close"] is not None:
+        status, body = options["close"], options["body"]
+        if not 200 <= status < 500:
+            raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
+        content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
+        args, word = (answer_of(status, content_type, body),), "finished-calls-are-settled"
+        choice = Choice(decision=close_with, args=args, action="answer", verbs=("close", "Closed"), word=word)
+    if choice.decision is None and options["apply"]:
+        raise CommandError("--apply: say what to decide, by --release, --record or --close.")
+    if choice.decision is not None and not _selects(options):
+        raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
+    if options["apply"] and not options["reason"].strip():
+        raise CommandError("--reason is missing. Say why, or name the ticket.")
+    return choice

@@ -168,8 +168,8 @@ class TestWhatHappens:
         policy = "Policy: hold: wait for a decision"
         for shown in (text, in_doubt.key, "POST pay/hold", "In doubt: charge", "Attempts so far: 1", policy):
             assert shown in page
-        for page in (page, operator.get(detail(in_doubt)).content.decode()):
-            assert '<a href="https://wiki.example.com/keys" rel="noopener noreferrer">Runbook</a>' in page
+        for text in (page, operator.get(detail(in_doubt)).content.decode()):
+            assert '<a href="https://wiki.example.com/keys" rel="noopener noreferrer">Runbook</a>' in text
         assert list(IdempotencyKey.objects.values()) == before
 
     def test_release(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:

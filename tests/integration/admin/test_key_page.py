@@ -215,7 +215,9 @@ class TestStory:
         """The next retry makes the call again. The worker that claimed the key may still be alive."""
         story = told(doubt=True, **STUCK, policy="retry", worker="web-3:4711")
         assert "has died or is too slow: its lease was over at 2026-06-30 20:02:03 CDT." in story.happened
-        assert story.next_retry.startswith("The view runs again, and makes the calls in doubt again with the same deriv")
+        assert story.next_retry.startswith(
+            "The view runs again, and makes the calls in doubt again with the same deriv"
+        )
         assert story.to_do.startswith("First make sure that the worker web-3:4711 (host:process) is dead")
 
     def test_a_worker_that_has_reported_its_failure_is_not_waited_for(self) -> None:

@@ -179,7 +179,7 @@ def test_without_the_permission_nothing_is_asked() -> None:
 
 
 class TestFilters:
-    @pytest.mark.parametrize("lookup", ["body__startswith", "headers__contains", "key__contains", "status__in", "scope"])
+    @pytest.mark.parametrize("lookup", ["body__startswith", "headers__contains", "status__in", "scope"])
     def test_the_address_cannot_ask_what_the_filters_do_not(self, lookup: str) -> None:
         """Whoever may not see bodies could else guess one, letter by letter."""
         assert staff(VIEW).get(reverse(LIST), {lookup: "x"}).status_code == 400
