@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.stores.states import ATTENTION, STATES
@@ -21,13 +19,9 @@ from .links import show
 from .texts import SHAPES, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
-if TYPE_CHECKING:
-    _Paginator = Paginator[IdempotencyKey]
-else:  # Django's class takes no parameters when it runs
-    _Paginator = Paginator
 
 
-class BoundedPaginator(_Paginator):
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes no parameters when it runs
     """Counts up to a limit: the changelist asks its paginator, and count(*) reads the whole table."""
 
     @cached_property
@@ -59,7 +53,7 @@ class BoundedChangeList(ChangeList):
         # Above the plain list only: a search, a filter or another page does not wait for the overview.
         self.overview = None if request.GET else overview.overview(self.root_queryset)
         if self.overview:
-            show([waiting.row for waiting in self.overview.oldest], self.model_admin, request)
+            show(self.overview.oldest, self.model_admin, request)
 
     @property
     def _state(self) -> str:
@@ -107,18 +101,3 @@ class OperationFilter(admin.SimpleListFilter):
             return queryset
         # PostgreSQL refuses to look for NUL.
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
-
-
-class DateFilter(admin.SimpleListFilter):
-    """By the time of the claim."""
-
-    title = _("date")
-    parameter_name = "date"
-    HOURS = {"1h": 1, "24h": 24, "7d": 7 * 24}
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("1h", _("last hour")), ("24h", _("last 24 hours")), ("7d", _("last 7 days"))]
-
-    def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
-        hours = self.HOURS.get(self.value() or "")
-        return queryset if hours is None else queryset.filter(created_at__gte=timezone.now() - timedelta(hours=hours))

@@ -7,7 +7,6 @@ rows: those that this person may decide about, and that are as they were when th
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
 from ..engine.stores.sealing import unseal
@@ -29,125 +28,61 @@ from ..maintenance.facts import Facts
 from ..maintenance.resolution import resolve_all
 from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
-from .forms import AnswerForm, DecisionForm, RecordForm, ReleaseForm
+from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm
 from .links import Shown, may_see_responses, show, shown
 from .story import story_of
-from .texts import badge, readable_operation
-from .timeline import pasteable, result_of, value_text
+from .timeline import pasteable, results_of, value_text
 
 Keys = QuerySet[IdempotencyKey]
+NAME = "django_idempotency_idempotencykey"
+PAGE = f"admin:{NAME}"
 EXAMPLES = 200
 """Among how many of the latest results of a step an example is looked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Button:
-    """One decision: a button on the page of a key, and the page that the button opens.
-
-    Attributes:
-        name: the last part of the address, and the action in the trail of decisions.
-        label: of the button.
-        explanation: what will happen.
-        form: what the operator enters.
-        warning: what may go wrong while something is in doubt.
-        harmful: whether that is worse than an error. Such a button is red.
-    """
-
-    name: str
-    label: Any
-    explanation: Any
-    form: type[DecisionForm]
-    warning: Any = ""
-    harmful: bool = False
-
-    def fits(self, facts: Facts) -> bool:
-        """Whether there is something to decide about this key now."""
-        return facts.idle and (self.name != "record" or bool(facts.recordable))
-
-    @property
-    def url_name(self) -> str:
-        return f"django_idempotency_idempotencykey_{self.name}"
-
-
-RECORD = Button(
-    name="record",
-    label=gettext_lazy("Record an outcome"),
-    explanation=gettext_lazy(
-        "The call gets the result that you enter and is not made again. The next retry of the client continues "
-        "with the step after the call. You can correct the result until the key is completed."
-    ),
-    form=RecordForm,
-)
-ANSWER = Button(
-    name="answer",
-    label=gettext_lazy("Answer by hand"),
-    explanation=gettext_lazy(
-        "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
-        "enter. This cannot be undone."
-    ),
-    form=AnswerForm,
-    warning=gettext_lazy(
-        "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
-        "other side first, and say in the reason what you have found."
-    ),
-)
-RELEASE = Button(
-    name="release",
-    label=gettext_lazy("Release for retry"),
-    explanation=gettext_lazy(
-        "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
-        "made again, with the same derived key."
-    ),
-    form=ReleaseForm,
-    harmful=True,
-    warning=gettext_lazy(
-        "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
-        "only if it did not happen, or if the called service honours the derived key."
-    ),
-)
-BUTTONS = (RECORD, ANSWER, RELEASE)
-"""The safe ones first."""
-
-
-def buttons_for(model_admin: Any, request: HttpRequest, facts: Facts) -> list[tuple[str, Button]]:
+def buttons_for(model_admin: Any, request: HttpRequest, facts: Facts) -> list[tuple[str, type[DecisionForm]]]:
     """Return the decisions that this person may take about this key now, with their addresses."""
     if not model_admin.may_decide(request, facts.row):
         return []
-    fitting = (button for button in BUTTONS if button.fits(facts))
-    return [(reverse(f"admin:{button.url_name}", args=[facts.row.pk]), button) for button in fitting]
+    return [(reverse(f"{PAGE}_{form.name}", args=[facts.row.pk]), form) for form in DECISIONS if form.fits(facts)]
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
     view = model_admin.admin_site.admin_view
-    return [path(f"<int:pk>/{b.name}/", view(partial(decide_one, model_admin, b)), name=b.url_name) for b in BUTTONS]
+    return [
+        path(f"<int:pk>/{form.name}/", view(partial(decide_one, model_admin, form)), name=f"{NAME}_{form.name}")
+        for form in DECISIONS
+    ]
 
 
-def decide_one(model_admin: Any, button: Button, request: HttpRequest, pk: int) -> HttpResponse:
+def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
     """A decision from the page of a key."""
     obj = model_admin.get_queryset(request).filter(pk=pk).first()
     if not model_admin.may_decide(request, obj):
         raise PermissionDenied
     if obj is None:
         raise Http404(f"There is no idempotency key with the id {pk}.")
-    page = _decide(model_admin, request, button, [obj])
-    return page or HttpResponseRedirect(reverse("admin:django_idempotency_idempotencykey_change", args=[pk]))
+    page = _decide(model_admin, request, decision, [obj])
+    return page or HttpResponseRedirect(reverse(f"{PAGE}_change", args=[pk]))
 
 
 @admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])
 def answer_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide_selected(model_admin, request, ANSWER, queryset)
+    return _decide_selected(model_admin, request, AnswerForm, queryset)
 
 
 @admin.action(description=gettext_lazy("Release the selected keys for retry"), permissions=["resolve"])
 def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide_selected(model_admin, request, RELEASE, queryset)
+    return _decide_selected(model_admin, request, ReleaseForm, queryset)
 
 
-def _decide_selected(model_admin: Any, request: HttpRequest, button: Button, queryset: Keys) -> HttpResponse | None:
+def _decide_selected(
+    model_admin: Any, request: HttpRequest, decision: type[DecisionForm], queryset: Keys
+) -> HttpResponse | None:
     """Only keys that were ticked, never "all that match": that could be the whole table."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     rows = queryset.filter(pk__in=ticked).order_by("pk")
-    return _decide(model_admin, request, button, list(rows), action=request.POST["action"])
+    return _decide(model_admin, request, decision, list(rows), action=request.POST["action"])
 
 
 def version(row: IdempotencyKey) -> str:
@@ -156,38 +91,43 @@ def version(row: IdempotencyKey) -> str:
 
 
 def _decide(
-    model_admin: Any, request: HttpRequest, button: Button, rows: list[IdempotencyKey], *, action: str = ""
+    model_admin: Any,
+    request: HttpRequest,
+    decision: type[DecisionForm],
+    rows: list[IdempotencyKey],
+    *,
+    action: str = "",
 ) -> HttpResponse | None:
     """Show the form with the keys; then the preview; then carry out what the preview has shown. None: there is an end,
     and a message says which."""
     show(rows, model_admin, request, results=True)
-    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and button.fits(shown(row).facts)]
+    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row).facts)]
     seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
     keys = [key for key in keys if version(key.row) in seen]
     if not keys:
         text = _("There is nothing to decide now: no key is as it was when you opened the page, or none needs it.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
-    steps = list(dict.fromkeys(name for key in keys for name in key.facts.recordable)) if button is RECORD else []
+    steps = list(dict.fromkeys(name for key in keys for name in key.facts.recordable)) if decision is RecordForm else []
     examples = _examples(model_admin, request, keys[0].row, steps)
-    form = button.form(
+    form = decision(
         request.POST if "seen" in request.POST else None,
         about=[version(key.row) for key in keys],
         steps=steps,
         examples={name: json.loads(value_text(kept)) for name, kept in examples.items()},
         user=request.user,
-        asks=any(key.facts.needs_word(button.name) for key in keys),
+        asks=any(key.facts.needs_word(decision.name) for key in keys),
     )
     if form.is_valid() and form.was_previewed:
         _carry_out(model_admin, request, keys, form, asked_for=len(set(seen)))
         return None
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": button.label,
+        "title": decision.label,
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
-        "decision": button,
-        "keys": [_key_context(key) for key in keys],
+        "decision": decision,
+        "keys": [(key, results_of(key)) for key in keys],
         "story": None if action else story_of(keys[0].facts),
         "action": action,
         "checkbox": ACTION_CHECKBOX_NAME,
@@ -200,19 +140,6 @@ def _decide(
         "warnings": form.warnings() if form.is_valid() else [],
     }
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
-
-
-def _key_context(key: Shown) -> dict[str, Any]:
-    """What a person has to know of a key before a decision: above all, the results of its finished steps."""
-    return {
-        "row": key.row,
-        "name": key.row.key if key.secrets else key.row.reference,
-        "badge": badge(key.facts.state.name),
-        "operation": readable_operation(key.row.operation),
-        "resource": key.resource,
-        "in_doubt": key.facts.in_doubt,
-        "finished": [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None],
-    }
 
 
 def _carry_out(
@@ -234,15 +161,11 @@ def _carry_out(
         else:
             resolved += one.resolved
     if resolved:
-        text = ngettext("%(count)d key: %(done)s", "%(count)d keys: %(done)s", resolved)
-        model_admin.message_user(request, text % {"count": resolved, "done": done}, messages.SUCCESS)
+        text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
+        model_admin.message_user(request, text, messages.SUCCESS)
     if refused := asked_for - resolved:
-        text = ngettext(
-            "%(count)d key was left as it is: it has changed since you opened the page, or a worker holds it.",
-            "%(count)d keys were left as they are: they have changed since you opened the page, or a worker holds them.",
-            refused,
-        )
-        model_admin.message_user(request, text % {"count": refused}, messages.ERROR)
+        text = _("Left as they are, because they have changed since you opened the page or a worker holds them: %(n)d.")
+        model_admin.message_user(request, text % {"n": refused}, messages.ERROR)
 
 
 def _examples(model_admin: Any, request: HttpRequest, row: IdempotencyKey, steps: list[str]) -> dict[str, str]:

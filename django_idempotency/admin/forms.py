@@ -1,4 +1,4 @@
-"""What an operator enters for each decision. `decision` of each form names the function that carries it out."""
+"""The decisions: a button on the page of a key, a page that explains the consequences, and what an operator enters."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth import get_permission_codename
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
+from ..maintenance.facts import Facts
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from .texts import as_utf8, encodable, readable_json
 
 CONTENT_TYPES = (
     ("application/json", "JSON"),
     ("application/problem+json", "JSON (RFC 9457)"),
-    ("text/plain; charset=utf-8", gettext_lazy("plain text")),
+    ("text/plain; charset=utf-8", _("plain text")),
 )
 """Nothing that a browser runs: the answer goes out in the name of the site."""
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
@@ -29,6 +30,15 @@ Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 class DecisionForm(forms.Form):
     """A decision about some keys, and its reason.
 
+    Attributes:
+        name: the last part of the address, and the action in the trail of decisions.
+        label: of the button.
+        explanation: what will happen.
+        warning: what may go wrong while something is in doubt.
+        harmful: whether that is worse than an error. Such a button is red.
+        word: what the operator has to say before this decision, where it can do harm.
+        previewed_fields: what a preview shows. Empty: there is no preview.
+
     Args:
         about: names these keys as the operator sees them: see `decisions.version`.
         steps: the names of the steps that a result may be recorded for.
@@ -37,17 +47,18 @@ class DecisionForm(forms.Form):
         asks: whether the operator has to say what was found outside.
     """
 
+    name = label = explanation = warning = word = ""
+    harmful = False
+    do_not_call_in_templates = True
     previewed_fields: tuple[str, ...] = ()
-    word: Any = ""
-    """What the operator has to say before this decision, where it can do harm."""
 
     seen = forms.CharField(widget=forms.HiddenInput)
-    confirmed = forms.BooleanField(error_messages={"required": gettext_lazy("Look first.")})
+    confirmed = forms.BooleanField(error_messages={"required": _("Look first.")})
     reason = forms.CharField(
-        label=gettext_lazy("reason or ticket"),
+        label=_("reason or ticket"),
         max_length=1000,
         widget=forms.TextInput(attrs={"class": "vTextField"}),
-        help_text=gettext_lazy("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
+        help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
     # What the operator has seen in the preview.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
@@ -64,6 +75,11 @@ class DecisionForm(forms.Form):
         self.order_fields([*(name for name in self.fields if name not in ("confirmed", "reason")), "confirmed"])
         if "step" in self.fields:
             self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        """Whether there is something to decide about this key now."""
+        return facts.idle
 
     @property
     def was_previewed(self) -> bool:
@@ -87,24 +103,36 @@ class DecisionForm(forms.Form):
 class ReleaseForm(DecisionForm):
     """Release, which may charge twice."""
 
-    word = gettext_lazy("I looked in the other side's books: what is in doubt did not happen.")
+    name, label, harmful = "release", _("Release for retry"), True
+    explanation = _(
+        "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
+        "made again, with the same derived key."
+    )
+    warning = _(
+        "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
+        "only if it did not happen, or if the called service honours the derived key."
+    )
+    word = _("I looked in the other side's books: what is in doubt did not happen.")
 
     def decision(self) -> Decide:
-        return release_for_retry, (), _("Released for retry.")
+        return release_for_retry, (), gettext("Released for retry.")
 
 
 class RecordForm(DecisionForm):
     """The result of a step."""
 
+    name, label = "record", _("Record an outcome")
+    explanation = _(
+        "The call gets the result that you enter and is not made again. The next retry of the client continues "
+        "with the step after the call. You can correct the result until the key is completed."
+    )
     previewed_fields = ("step", "result")
 
-    step = forms.ChoiceField(label=gettext_lazy("call"))
+    step = forms.ChoiceField(label=_("call"))
     result = forms.CharField(
-        label=gettext_lazy("result"),
+        label=_("result"),
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
-        help_text=gettext_lazy(
-            "The return value of the call, as JSON. Look it up in the records of the called service."
-        ),
+        help_text=_("The return value of the call, as JSON. Look it up in the records of the called service."),
     )
 
     def clean(self) -> None:
@@ -118,14 +146,18 @@ class RecordForm(DecisionForm):
         except ValueError as error:
             self.add_error("result", encodable(str(error)))
 
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        return facts.idle and bool(facts.recordable)
+
     def warnings(self) -> list[str]:
         past, value = self._past(), self.cleaned_data["result"]
         if past is None:
             return []
         if type(past) is not type(value):
-            return [_("The example is of another type. The view may fail with this result.")]
+            return [gettext("The example is of another type. The view may fail with this result.")]
         if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
-            return [_("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
+            return [gettext("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
         return []
 
     @property
@@ -134,7 +166,7 @@ class RecordForm(DecisionForm):
 
     def decision(self) -> Decide:
         step = self.cleaned_data["step"]
-        done = _("Recorded the outcome of the call “%(step)s”.") % {"step": step}
+        done = gettext("Recorded the outcome of the call “%(step)s”.") % {"step": step}
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _past(self) -> Any:
@@ -148,18 +180,27 @@ class RecordForm(DecisionForm):
 class AnswerForm(DecisionForm):
     """The final response of a key."""
 
+    name, label = "answer", _("Answer by hand")
+    explanation = _(
+        "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
+        "enter. This cannot be undone."
+    )
+    warning = _(
+        "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
+        "other side first, and say in the reason what you have found."
+    )
     previewed_fields = ("status", "content_type", "body")
-    word = gettext_lazy("The finished calls are settled: what they paid for exists, or the money went back.")
+    word = _("The finished calls are settled: what they paid for exists, or the money went back.")
 
     status = forms.IntegerField(
-        label=gettext_lazy("status code"),
+        label=_("status code"),
         min_value=200,
         max_value=499,
-        help_text=gettext_lazy("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
+        help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
     )
-    content_type = forms.ChoiceField(label=gettext_lazy("content type"), choices=CONTENT_TYPES)
+    content_type = forms.ChoiceField(label=_("content type"), choices=CONTENT_TYPES)
     body = forms.CharField(
-        label=gettext_lazy("body"),
+        label=_("body"),
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
@@ -181,4 +222,12 @@ class AnswerForm(DecisionForm):
 
     def decision(self) -> Decide:
         data = self.cleaned_data
-        return close_with, (data["answer"],), _("Answered by hand with status %(status)s.") % {"status": data["status"]}
+        return (
+            close_with,
+            (data["answer"],),
+            gettext("Answered by hand with status %(status)s.") % {"status": data["status"]},
+        )
+
+
+DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
+"""The safe ones first."""

@@ -18,7 +18,8 @@ from django.utils.html import format_html
 
 from ..maintenance.facts import Facts, facts_of
 from ..models import IdempotencyKey
-from .texts import shortened
+from .story import to_do
+from .texts import badge, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(?P<model>\w+\.\w+):(?P<pk>.+)")
 """The scope of a user of the default database: see `scope_of_user`."""
@@ -45,6 +46,22 @@ class Shown:
     @property
     def row(self) -> IdempotencyKey:
         return self.facts.row
+
+    @property
+    def name(self) -> str:
+        return self.row.key if self.secrets else self.row.reference
+
+    @property
+    def badge(self) -> Any:
+        return badge(self.facts.state.name)
+
+    @property
+    def operation(self) -> str:
+        return readable_operation(self.row.operation)
+
+    @property
+    def to_do(self) -> str:
+        return to_do(self.facts)
 
 
 def shown(row: Any) -> Shown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -19,18 +19,13 @@ from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .changelist import BoundedChangeList, BoundedPaginator, DateFilter, OperationFilter, StateFilter
+from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter
 from .decisions import answer_selected, buttons_for, decision_urls, release_selected
 from .links import Shown, show, shown
 from .search import search
 from .story import expiry, story_of
-from .texts import badge, moment, readable_body, readable_error, readable_headers, readable_operation, shortened
+from .texts import moment, readable_body, readable_error, readable_headers, shortened
 from .timeline import last_decision, timeline
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
-else:  # Django's class takes no parameters when it runs
-    _ModelAdmin = admin.ModelAdmin
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
@@ -71,7 +66,7 @@ def _body(row: IdempotencyKey) -> Any:
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(_ModelAdmin):
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameters when it runs
     """The admin of keys, registered by this package. Subclass it, for example to limit `get_queryset()`.
 
     A user needs `view_idempotencykey` to see that there are keys, `view_response` to see the keys themselves and stored
@@ -80,7 +75,7 @@ class IdempotencyKeyAdmin(_ModelAdmin):
 
     actions = (answer_selected, release_selected)
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
-    list_filter = (StateFilter, OperationFilter, DateFilter)
+    list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
     # Facets count every key of the table for every choice of every filter.
     show_facets = admin.ShowFacets.NEVER
@@ -103,12 +98,12 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     )
 
     # Where callers are anonymous, the key gets the response: who may not see the one does not see the other.
-    short_key = _field(_("key"), lambda key: shortened(key.row.key) if key.secrets else key.row.reference)
-    full_key = _field(_("key"), lambda key: key.row.key if key.secrets else key.row.reference)
+    short_key = _field(_("key"), lambda key: shortened(key.name) if key.secrets else key.name)
+    full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
-    route = _field(_("operation"), lambda key: readable_operation(key.row.operation))
+    route = _field(_("operation"), lambda key: key.operation)
     caller = _field(_("caller"), lambda key: key.caller)
-    state = _field(_("state"), lambda key: badge(key.facts.state.name))
+    state = _field(_("state"), lambda key: key.badge)
     age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
     created = _field(_("claimed"), lambda key: moment(key.row.created_at))
     updated = _field(_("last change"), lambda key: moment(key.row.updated_at))
@@ -181,10 +176,10 @@ class IdempotencyKeyAdmin(_ModelAdmin):
         context |= {
             "decisions": buttons_for(self, request, key.facts),
             "story": story_of(key.facts),
-            "badge": badge(key.facts.state.name),
+            "badge": key.badge,
             "needs_attention": key.facts.state in ATTENTION,
             "last_decision": last_decision(key),
             "runbook": get_settings().runbook_url,
-            "subtitle": f"{readable_operation(key.row.operation)} {key.row.reference}",
+            "subtitle": f"{key.operation} {key.row.reference}",
         }
         return super().render_change_form(request, context, *args, **kwargs)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.db.models import Count, Max, Q
+from django.db.models import Max, Q
 from django.utils.formats import number_format
-from django.utils.timesince import timesince
-from django.utils.translation import gettext as _
 
 from ..engine.conf import get_settings
 from ..engine.stores.states import ATTENTION, CALLED, EFFECT, FAILED, LAPSED, LIVE, UNFINISHED, UNLEASED, Clock
-from ..maintenance.facts import CHUNK, facts_of
+from ..maintenance.facts import CHUNK
 from ..models import IdempotencyKey, IdempotencyStep
-from .story import to_do
-from .texts import badge, readable_operation
+from .texts import badge
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -91,87 +88,43 @@ def latest(keys: Keys, count: int) -> Keys:
     return keys.filter(pk__gt=newest - count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Number:
-    """One number, and the list of the keys that it counts. `limited`: there may be more."""
+    """How many keys are in a state. `limited`: there may be more."""
 
     state: str
     count: int
-    limited: bool = False
-    note: str = ""
+    limited: bool
 
     @property
     def label(self) -> str:
         return badge(self.state)
 
     def __str__(self) -> str:
-        return _grouped(self.count) + ("+" if self.limited else "")
+        return number_format(self.count, decimal_pos=0, force_grouping=True) + ("+" if self.limited else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A key that needs attention, and what to do."""
-
-    row: IdempotencyKey
-    state: str
-    route: str
-    to_do: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Overview:
     """What a person on call wants to know first.
 
     Attributes:
         oldest: the keys that have needed attention for the longest time.
-        numbers: how many keys are in each state.
+        numbers: how many keys are in each state that an index finds.
         runbook: the address of the project's own runbook.
     """
 
-    oldest: list[Waiting]
+    oldest: list[IdempotencyKey]
     numbers: list[Number]
     runbook: str | None
 
 
 def overview(keys: Keys) -> Overview:
     """Of the keys that this person may see, in about a dozen queries."""
-    states = [*(state.name for state in ATTENTION), "failed", "in_flight"]
-    return Overview(
-        oldest=_oldest(keys),
-        numbers=[*(_number(keys, state) for state in states), _completed(keys)],
-        runbook=get_settings().runbook_url,
-    )
-
-
-def _oldest(keys: Keys) -> list[Waiting]:
     ids, _limited = find("attention", keys, among=LISTED)
-    found = facts_of(keys.filter(pk__in=ids[:FIRST]).order_by("pk")) if ids else []
-    return [
-        Waiting(
-            row=facts.row,
-            state=badge(facts.state.name),
-            route=readable_operation(facts.row.operation),
-            to_do=to_do(facts),
-        )
-        for facts in found
-    ]
-
-
-def _number(keys: Keys, state: str) -> Number:
-    ids, limited = find(state, keys, among=LISTED)
-    note = ""
-    if ids and state == "in_flight":
-        oldest = keys.filter(pk=ids[0]).values_list("created_at", flat=True).first()
-        note = _("oldest: %(age)s") % {"age": timesince(oldest)} if oldest else ""
-    return Number(state=state, count=len(ids), limited=limited, note=note)
-
-
-def _completed(keys: Keys) -> Number:
-    found = latest(keys, FILTERED).order_by()
-    counts: dict[str, Any] = dict(found.values_list("status").annotate(Count("pk")))
-    note = _("of the latest %(count)s keys") % {"count": _grouped(sum(counts.values()))}
-    return Number(state="completed", count=counts.get("completed", 0), note=note)
-
-
-def _grouped(value: int) -> str:
-    return number_format(value, decimal_pos=0, force_grouping=True)
+    numbers = []
+    for state in (*(state.name for state in ATTENTION), "failed", "in_flight"):
+        found, limited = find(state, keys, among=LISTED)
+        numbers.append(Number(state, len(found), limited))
+    oldest = list(keys.filter(pk__in=ids[:FIRST]).order_by("pk")) if ids else []
+    return Overview(oldest, numbers, get_settings().runbook_url)

@@ -86,7 +86,7 @@ def readable_headers(row: IdempotencyKey) -> list[tuple[str, str]]:
 
 
 def readable_body(row: IdempotencyKey) -> str:
-    """Return the stored body: JSON indented, other text as it is, and bytes as their number. Raises `NotDecryptable`."""
+    """Return the stored body: JSON indented, text as it is, bytes as their number. Raises `NotDecryptable`."""
     body = unseal_response(row)[1] or b""
     try:
         body.decode()

@@ -109,6 +109,11 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
         return str(error)
 
 
+def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
+    """Return the finished steps by name, with their results: what a person has to know before a decision."""
+    return [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None]
+
+
 def pasteable(kept: str | None) -> SafeString | str:
     """Return what is kept of a result as the value that a person would paste into a form."""
     if kept is None:

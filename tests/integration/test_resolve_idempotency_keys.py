@@ -217,7 +217,7 @@ class TestDecisions:
         (['--record=call={"model": "shopapp.Order", "pk": 0}', "--key=k"], "no shopapp.Order with the primary key 0"),
         (['--record=call={"model": "shopapp.Order", "pk": {}}', "--key=k"], "no shopapp.Order with the primary key {}"),
         (['--record=call="' + "x" * 1024**2 + '"', "--key=k"], "the result of a step takes 10485"),
-        (["--close=200", '--body={"id": 1', "--key=k"], "is not JSON (Expecting ',' delimiter"),
+        (["--close=200", '--body={"id": 1', "--key=k"], "not JSON: Expecting ',' delimiter"),
         (["--close=200", "--body={'id': 1}", "--key=k"], "not JSON"),
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
         (["--close=500", "--key=k"], "is no final answer"),
@@ -298,7 +298,8 @@ class TestOneKeyOfTwoCallers:
         self.other = create_key("order-4711", scope="user:mallory", in_doubt=["charge"])
 
     def closed(self) -> list[str]:
-        return list(IdempotencyKey.objects.filter(key="order-4711", status="completed").values_list("scope", flat=True))
+        keys = IdempotencyKey.objects.filter(key="order-4711", status="completed").order_by("pk")
+        return list(keys.values_list("scope", flat=True))
 
     @pytest.mark.parametrize("decision", [["--close=201"], ["--release"], ["--record=charge=1"]])
     @pytest.mark.parametrize("apply", [[], ["--apply"]])

@@ -509,7 +509,7 @@ class TestSelected:
     def test_they_are_answered_by_hand(self, operator: Client, keys: list[IdempotencyKey]) -> None:
         """Each key says who, why and with what; the others are left alone."""
         page = confirm(operator, "answer_selected", keys[:2], **ANSWER).content.decode()
-        assert "2 keys: Answered by hand with status 410." in page
+        assert "Answered by hand with status 410. Keys: 2." in page
         assert statuses() == ["completed", "completed", "failed"]
         trail = [decisions_of(row) for row in IdempotencyKey.objects.order_by("pk")]
         assert [[(made.action, made.reason) for made in made_] for made_ in trail] == [[("answer", "T-7")]] * 2 + [[]]
@@ -531,8 +531,8 @@ class TestSelected:
         later = timezone.now() + timedelta(hours=1)
         IdempotencyKey.objects.filter(pk=keys[1].pk).update(status="in_progress", locked_until=later)
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
-        assert "1 key: Answered by hand with status 410." in page
-        assert "2 keys were left as they are" in page
+        assert "Answered by hand with status 410. Keys: 1." in page
+        assert "or a worker holds them: 2." in page
         assert statuses() == ["failed", "in_progress", "completed"]
 
     def test_what_was_not_ticked_is_never_decided(self, operator: Client, keys: list[IdempotencyKey]) -> None:
@@ -551,5 +551,5 @@ class TestSelected:
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
         assert statuses() == ["failed", "completed", "completed"]
         assert page.count("What is stored in &#x27;decisions&#x27;") == 1
-        assert "2 keys: Answered by hand" in page
-        assert "1 key was left as it is" in page
+        assert "Keys: 2." in page
+        assert "or a worker holds them: 1." in page

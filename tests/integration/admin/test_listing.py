@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -97,7 +96,7 @@ class TestStates:
         assert len(listed(client)) == 10
 
     def test_the_numbers_count_what_their_links_list(self, admin_client: Client) -> None:
-        """Of those in flight, the age of the oldest is told."""
+        """A key can be in several states."""
         page = admin_client.get(reverse(LIST))
         found = page.context["cl"].overview.numbers
         assert numbers(found) == {
@@ -106,12 +105,10 @@ class TestStates:
             "stuck": "4",
             "failed": "3",
             "in_flight": "2",
-            "completed": "1",
         }
         for number in found:
             assert f'<a href="?state={number.state}"><strong>{number}</strong>' in page.content.decode()
             assert len(listed(admin_client, state=number.state)) == number.count
-        assert [number.note for number in found[4:]] == ["oldest: 3\xa0hours", "of the latest 10 keys"]
 
     def test_a_number_ends_at_its_limit_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`2+` means two or more."""
@@ -119,8 +116,7 @@ class TestStates:
         monkeypatch.setattr(limits, "FILTERED", 2)
         found = overview(IdempotencyKey.objects.all())
         assert numbers(found.numbers)["stuck"] == numbers(found.numbers)["in_flight"] == "2+"
-        assert found.numbers[-1].note == "of the latest 2 keys"
-        assert str(Number(state="failed", count=2000, limited=True)) == "2,000+"
+        assert str(Number("failed", 2000, limited=True)) == "2,000+"
 
     def test_they_count_what_this_person_may_see(self) -> None:
         """A project whose admin shows the keys of one tenant counts those."""
@@ -135,10 +131,10 @@ class TestStates:
         settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
         page = admin_client.get(reverse(LIST))
         oldest = page.context["cl"].overview.oldest
-        assert [waiting.row.key for waiting in oldest] == ["stuck", "doubt", "half", "stuck doubt", "stuck half"]
+        assert [row.key for row in oldest] == ["stuck", "doubt", "half", "stuck doubt", "stuck half"]
         text = page.content.decode()
-        assert text.index("Needs attention") < text.index(oldest[1].to_do) < text.index('id="result_list"')
-        assert f"POST orders/ {oldest[0].row.reference}" in text
+        assert text.index("Needs attention") < text.index(oldest[1].shown.to_do) < text.index('id="result_list"')
+        assert f"POST orders/ {oldest[0].reference}" in text
         assert '<a href="?state=attention">All of them, the oldest first</a>' in text
         assert '<a href="/runbook/" rel="noopener noreferrer">Runbook</a>' in text
         monkeypatch.setattr(limits, "FIRST", 1)
@@ -212,7 +208,7 @@ class TestFilters:
         assert listed(client, state="in_doubt", q="k-3") == ["k-3"]
         assert listed(client, state="in_doubt") == ["k-0", "k-1"]
         assert listed(client, state="failed") == ["k-4", "k-3"]
-        assert listed(client, date="1h") == ["done-9", "done-8", "done-7", "done-6", "done-5"][:5]
+        assert listed(client, operation="POST pay/") == ["done-9", "done-8", "done-7", "done-6", "done-5"]
 
     def test_by_operation_as_a_person_reads_it(self) -> None:
         """The choices are those of the latest keys, and the one that was asked for. NUL finds nothing."""
@@ -225,17 +221,6 @@ class TestFilters:
         assert '<td class="field-route">POST orders/&lt;pk&gt;/</td>' in page.content.decode()
         assert listed(client, operation="POST ^orders/(?P<pk>[0-9]+)/$") == ["k-1"]
         assert listed(client, operation="POST long ago/") == listed(client, operation="\0") == []
-
-    def test_by_date(self) -> None:
-        """Of the claim."""
-        now = timezone.now()
-        for days in (10, 3, 0):
-            make_key(f"k-{days}", created_at=now - timedelta(days=days, hours=2))
-        client = staff(VIEW)
-        assert listed(client, date="1h") == []
-        assert listed(client, date="24h") == ["k-0"]
-        assert listed(client, date="7d") == ["k-0", "k-3"]
-        assert listed(client, date="x") == ["k-0", "k-3", "k-10"]
 
 
 class TestSearch:
@@ -300,7 +285,7 @@ class TestAlias:
     READS_THE_REPLICA = {"DATABASE_ROUTERS": ["tests.routers.OtherIsRead"]}
 
     @pytest.mark.urls("tests.integration.admin_urls")
-    @pytest.mark.parametrize("query", ["", "?state=in_doubt", "?q=k", "?operation=POST+pay/hold", "?date=1h"])
+    @pytest.mark.parametrize("query", ["", "?state=in_doubt", "?q=k", "?operation=POST+pay/hold"])
     def test_no_page_reads_a_replica(self, operator: Client, in_doubt: IdempotencyKey, query: str) -> None:
         """A query to the replica is an error here: the test may ask `default` only."""
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
@@ -355,7 +340,7 @@ class TestCost:
     def test_the_list_never_counts_the_table(self, admin_client: Client, django_assert_max_num_queries: Any) -> None:
         """Every count is over a bounded subquery, every filter over a range of the primary key."""
         make_key()
-        for query in ({}, {"state": "completed"}, {"date": "7d"}, {"operation": "POST orders/"}, {"q": "k-1"}):
+        for query in ({}, {"state": "completed"}, {"operation": "POST orders/"}, {"q": "k-1"}):
             with django_assert_max_num_queries(25) as captured:
                 response = admin_client.get(reverse(LIST), query)
             assert [row.key for row in response.context["cl"].result_list] == ["k-1"]
@@ -395,7 +380,9 @@ class TestCost:
 
     @pytest.mark.only_on("postgresql")
     @pytest.mark.usefixtures("_in_proportion")
-    @pytest.mark.parametrize("query", ["", "?q=needle", "?q=59", "?q=order+59", "?q=ada", "?date=7d", "?state=failed"])
+    @pytest.mark.parametrize(
+        "query", ["", "?q=needle", "?q=order+59", "?q=ada", "?operation=o", "?state=failed"]
+    )
     def test_no_query_reads_the_whole_table(self, admin_client: Client, query: str) -> None:
         """As the database itself says: by indexes only, and a few hundred rows and index entries of 20,000 each."""
         with CaptureQueriesContext(connection) as queries:
