@@ -30,6 +30,6 @@ def _rest_framework() -> Framework:
 
 
 def _ninja() -> Framework:
-    from .ninja import framework
+    from .ninja import operations
 
-    return framework
+    return operations

@@ -26,32 +26,17 @@ if find_spec("prometheus_client") is None:
 
 from django.db import DatabaseError, connections
 from django.db.models import Count, Max, Min
-from django.dispatch import Signal
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
-from . import signals
 from .engine.stores import alias_for
 from .maintenance import running_transactions
 from .maintenance.lookups import database_clock, expired, half_done, in_doubt, stuck
 from .models import IdempotencyKey
+from .signals import key_event
 
 __all__ = ["KeyCollector", "install"]
 
-OUTCOMES: dict[str, Signal] = {
-    "claimed": signals.key_claimed,
-    "completed": signals.key_completed,
-    "replayed": signals.key_replayed,
-    "conflicted": signals.key_conflicted,
-    "mismatched": signals.key_mismatched,
-    "released": signals.key_released,
-    "taken_over": signals.key_taken_over,
-    "held": signals.key_held,
-    "missing": signals.key_missing,
-    "invalid": signals.key_invalid,
-    "replay_refused": signals.key_replay_refused,
-    "busy": signals.key_busy,
-}
 GAUGES = {
     "in_flight": "Keys under a lease, alive or stuck.",
     "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
@@ -111,18 +96,13 @@ def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
     registry.register(KeyCollector(*using))
 
-    def count(outcome: str) -> Any:
-        def receive(identity: Any, **kwargs: Any) -> None:
-            outcomes.labels(identity.operation, outcome).inc()
+    def count(event: str, using: str, identity: Any, cleanup: Any, **kwargs: Any) -> None:
+        if cleanup is None:
+            outcomes.labels(identity.operation, event).inc()
+        else:
+            purged.labels(using).inc(cleanup.deleted)
 
-        return receive
-
-    def count_purged(using: str, cleanup: Any, **kwargs: Any) -> None:
-        purged.labels(using).inc(cleanup.deleted)
-
-    for outcome, signal in OUTCOMES.items():
-        signal.connect(count(outcome), weak=False)
-    signals.keys_purged.connect(count_purged, weak=False)
+    key_event.connect(count, weak=False)
 
 
 def _families() -> dict[str, GaugeMetricFamily]:

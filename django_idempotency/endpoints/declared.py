@@ -10,10 +10,9 @@ from typing import Any
 from django.http.response import HttpResponseBase
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import SAFE_METHODS, Idempotency, for_methods, get_settings, resolve
+from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
 from ..engine.declare.callables import unwrapped
-from ..engine.declare.decorators import VERBS
-from ..engine.declare.placement import MARK, method_name
+from ..engine.declare.registry import declaration_of
 from ..engine.request.view_call import rendered
 
 Layers = tuple[Idempotency, ...]
@@ -51,15 +50,8 @@ class Declaration:
 
 def layers_of(view: Any) -> Layers | None:
     """The option layers of a callable that `idempotent` protects, or None."""
-    *_, innermost = (None, *unwrapped(view))
-    # An object with a protected __call__ is a view too.
-    for candidate in (*unwrapped(view), getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
-        layers: Layers | None = getattr(candidate, MARK, None)
-        if layers is not None:
-            # method_decorator decorates on each call. Until then the mark has no `methods=`.
-            verb = method_name(candidate)
-            return (*layers, for_methods(verb.upper())) if verb in VERBS else layers
-    return None
+    declaration = None if view is None else declaration_of(view)
+    return None if declaration is None else declaration.layers
 
 
 def dispatch_layers(view_class: Any) -> Layers | None:

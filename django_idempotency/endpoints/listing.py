@@ -101,7 +101,10 @@ def declarations_of(callback: Any) -> Iterator[Declaration]:
     for candidate in unwrapped(callback):
         for framework in frameworks.in_use():
             if (found := framework.declared(candidate)) is not None:
-                return found
+                return (
+                    one if isinstance(one, Declaration)
+                    else Declaration(method=one[0], view=one[1], layers=one[2] and one[2].layers) for one in found
+                )
         if isinstance(getattr(candidate, "view_class", None), type):
             return _of_class(candidate)
     return _of_function(callback)

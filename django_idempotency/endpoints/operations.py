@@ -11,9 +11,8 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 from django.utils import translation
 
-from ..engine.conf import Idempotency, resolve
-from ..engine.declare.once import decorated
-from ..engine.execution.once import final_result
+from ..engine.conf import Idempotency
+from ..engine.declare.registry import registered
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.view_call import found
 from .listing import declarations_of, methods_of
@@ -69,8 +68,8 @@ class Operations:
             IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
         """
         if operation not in self._known:
-            once = [_of_once(layer) for layer in decorated(operation)]
-            found = [*once, *self._views.get(operation, ())] or self._in_other_languages(operation)
+            once = [_of_once(declaration) for declaration in registered(operation)]
+            found = once or list(self._views.get(operation, ())) or self._in_other_languages(operation)
             self._known[operation] = _judged(operation, found)
         return self._known[operation]
 
@@ -98,9 +97,10 @@ class Operations:
         return []
 
 
-def _of_once(layer: Idempotency) -> _Declared:
-    options = resolve(layer)
-    return _Declared(options=options, finished=partial(final_result, reconcile=options.reconcile))
+def _of_once(declaration: Any) -> _Declared:
+    return _Declared(
+        options=declaration.options, finished=declaration.finished, decides_by_request=declaration.by_request
+    )
 
 
 def _of_route(route: Route) -> Iterator[tuple[str, _Declared]]:

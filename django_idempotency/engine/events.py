@@ -6,48 +6,55 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
-from django.dispatch import Signal
 
-from .. import signals
 from ..models import IdempotencyKey
+from ..signals import key_event
 from .protocol.digests import Identity, Unidentified
-from .protocol.outcomes import Conflicted, Finished, InDoubt, Mismatched, Outcome, Resource, Unavailable, Verdict
+from .protocol.outcomes import (
+    Conflicted,
+    Finished,
+    InDoubt,
+    Mismatched,
+    Outcome,
+    Resource,
+    TooOld,
+    Unavailable,
+    Verdict,
+)
 
 logger = logging.getLogger("django_idempotency")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One kind of report. `name` is also the `event` of the log record; `level` is its level."""
+class Event(NamedTuple):
+    """One kind of report: the `event` of the signal and of the log record, and the record's level."""
 
     name: str
-    signal: Signal
     level: int
 
 
-CLAIMED = Event("claimed", signals.key_claimed, logging.DEBUG)
-COMPLETED = Event("completed", signals.key_completed, logging.INFO)
-REPLAYED = Event("replayed", signals.key_replayed, logging.INFO)
-CONFLICTED = Event("conflicted", signals.key_conflicted, logging.INFO)
+CLAIMED = Event("claimed", logging.DEBUG)
+COMPLETED = Event("completed", logging.INFO)
+REPLAYED = Event("replayed", logging.INFO)
+CONFLICTED = Event("conflicted", logging.INFO)
 # A client can make as many as it likes, so that is not a warning.
-MISMATCHED = Event("mismatched", signals.key_mismatched, logging.INFO)
-MISSING = Event("missing", signals.key_missing, logging.INFO)
-INVALID = Event("invalid", signals.key_invalid, logging.INFO)
-REPLAY_REFUSED = Event("replay_refused", signals.key_replay_refused, logging.INFO)
-BUSY = Event("busy", signals.key_busy, logging.WARNING)
-RELEASED = Event("released", signals.key_released, logging.INFO)
-TAKEN_OVER = Event("taken_over", signals.key_taken_over, logging.WARNING)
-HELD_STILL = Event("held", signals.key_held, logging.INFO)
+MISMATCHED = Event("mismatched", logging.INFO)
+MISSING = Event("missing", logging.INFO)
+INVALID = Event("invalid", logging.INFO)
+TOO_OLD = Event("too_old", logging.INFO)
+REPLAY_REFUSED = Event("replay_refused", logging.INFO)
+BUSY = Event("busy", logging.WARNING)
+RELEASED = Event("released", logging.INFO)
+TAKEN_OVER = Event("taken_over", logging.WARNING)
+HELD = Event("held", logging.ERROR)
+HELD_STILL = Event("held", logging.INFO)
 """Not an error for each retry of the client: one for each attempt, and process."""
-HELD = Event("held", signals.key_held, logging.ERROR)
 REMEMBERED = 1000
-"""How many held attempts a process remembers."""
+"""How many held attempts a process remembers. Then it forgets all of them, and may tell of one again."""
+_told: dict[tuple[Any, ...], object] = {}
 
 
 def report(
@@ -64,12 +71,14 @@ def report(
     resource: what the operation has referred to, type and id.
     reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
     """
-    if logger.isEnabledFor(event.level) or event.signal.has_listeners(IdempotencyKey):
-        send = partial(_send, event, identity, using, attempt, reason.partition(":")[0], resource)
-        if connections[using].in_atomic_block:
-            transaction.on_commit(send, using=using, robust=True)
-        else:
-            send()
+    if not (logger.isEnabledFor(event.level) or key_event.has_listeners(IdempotencyKey)):
+        return
+    about = {"attempt": attempt, "reason": reason.partition(":")[0], "resource": resource}
+    send = partial(_send, event, identity, using, about)
+    if connections[using].in_atomic_block:
+        transaction.on_commit(send, using=using, robust=True)
+    else:
+        send()
 
 
 def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> None:
@@ -88,61 +97,44 @@ def report_outcome(outcome: Outcome[Any], identity: Identity, using: str) -> Non
             report(CONFLICTED, identity, using)
         case Unavailable():
             report(BUSY, identity, using)
+        case TooOld():
+            report(TOO_OLD, identity, using)
         case InDoubt(attempt=attempt, resource=resource):
-            is_news = _held.is_news((using, identity.key_hash, identity.scope_hash, attempt))
+            is_news = _is_news((using, identity.key_hash, identity.scope_hash, attempt))
             report(HELD if is_news else HELD_STILL, identity, using, resource=resource)
 
 
-class _Latest:
-    """Remembers what has been told lately. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[Any, ...], None] = {}
-        self._lock = Lock()
-
-    def is_news(self, what: tuple[Any, ...]) -> bool:
-        with self._lock:
-            if what in self._told:
-                return False
-            self._told[what] = None
-            while len(self._told) > REMEMBERED:
-                self._told.pop(next(iter(self._told)))
-            return True
+def _is_news(what: tuple[Any, ...]) -> bool:
+    """Whether this process has not told it lately. Threads may ask at once: one of them tells."""
+    if len(_told) >= REMEMBERED:
+        _told.clear()
+    mine = object()
+    return _told.setdefault(what, mine) is mine
 
 
-_held = _Latest()
-
-
-def _send(
-    event: Event,
-    identity: Identity | Unidentified,
-    using: str,
-    attempt: int | None,
-    reason: str,
-    resource: Resource | None,
-) -> None:
-    about = {"attempt": attempt, "reason": reason, "resource": resource}
-    type_, id_ = resource or (None, None)
+def _send(event: Event, identity: Identity | Unidentified, using: str, about: dict[str, Any]) -> None:
+    type_, id_ = about["resource"] or (None, None)
+    parts = (event.name, type_ and f"{type_} {id_}", about["reason"])
     with harmless():
         logger.log(
             event.level,
             "Idempotency key %s of %s: %s.",
             identity.reference or "(none)",
             identity.operation,
-            ", ".join(part for part in (event.name, resource and f"{type_} {id_}", reason) if part),
+            ", ".join(part for part in parts if part),
             extra={
                 "event": event.name,
                 "operation": identity.operation,
                 "key_reference": identity.reference,
                 "database": using,
-                "attempt": attempt,
-                "reason": reason,
+                "attempt": about["attempt"],
+                "reason": about["reason"],
                 "resource_type": type_,
                 "resource_id": id_,
             },
         )
     with harmless():
-        event.signal.send_robust(IdempotencyKey, identity=identity, using=using, **about)
+        key_event.send_robust(IdempotencyKey, event=event.name, using=using, identity=identity, cleanup=None, **about)
 
 
 def report_purged(cleanup: Any, using: str) -> None:
@@ -158,7 +150,8 @@ def report_purged(cleanup: Any, using: str) -> None:
             extra={"event": "purged", "database": using, **counts},
         )
     with harmless():
-        signals.keys_purged.send_robust(IdempotencyKey, cleanup=cleanup, using=using)
+        about = {"identity": None, "attempt": None, "reason": "", "resource": None}
+        key_event.send_robust(IdempotencyKey, event="purged", using=using, cleanup=cleanup, **about)
 
 
 def report_given_up(row: IdempotencyKey, using: str, *, in_doubt: list[str], finished: list[str]) -> None:

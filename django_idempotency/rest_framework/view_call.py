@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
@@ -21,9 +22,8 @@ from rest_framework.views import APIView
 from ..engine.conf import Idempotency
 from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
-from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
-from ..engine.request.fingerprints import fingerprint_of
+from ..engine.request.fingerprints import MULTIPART, Unparsable, fingerprint_of
 from ..engine.request.view_call import ViewCall, rendered
 from ..engine.stores import alias_of
 
@@ -43,27 +43,29 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def fingerprint(self) -> bytes | None:
-        """Parse first, with the view's own parsers, and compare what they have read.
+        return fingerprint_of(self.request, self.options, self.asked_with, self._parsed)
+
+    def _parsed(self) -> Any:
+        """What the view's own parsers have read.
 
         If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
-        is rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
+        is rolled back with it. In leased mode the claim is committed before the view runs, and the stream of a
+        multipart form is gone, so the error is raised here.
         """
-        with open_body(self.request):
-            try:
-                self.asked_with.data  # noqa: B018 (parsing is lazy)
-            except UnreadablePostError:
+        try:
+            return self.asked_with.data
+        except UnreadablePostError:
+            raise
+        except Exception as error:
+            claims_first = self.options.lease is not None and not self.options.observe
+            gone = self.request.content_type == MULTIPART
+            if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
-            except Exception as error:
-                claims_first = self.options.lease is not None and not self.options.observe
-                if claims_first and not isinstance(error, UnsupportedMediaType):
-                    raise
-                self.unparsed = error
-                # After an error the framework would show empty data to the handler.
-                for name in ("_data", "_files", "_full_data", "_stream"):
-                    setattr(self.asked_with, name, Empty)
-        if self.unparsed:
-            return fingerprint_of(self.request, self.options, self.asked_with, unparsed=True)
-        return fingerprint_of(self.request, self.options, self.asked_with, lambda: self.asked_with.data)
+            self.unparsed = error
+            # After an error the framework would show empty data to the handler.
+            for name in ("_data", "_files", "_full_data", "_stream"):
+                setattr(self.asked_with, name, Empty)
+            raise Unparsable from error
 
     def scope(self) -> str | None:
         """The caller that the view's own authentication found, unless `scope=` says who is calling."""
@@ -143,6 +145,14 @@ def without_request(renderers: Iterable[Any], response: Any) -> HttpResponseBase
             "response": response,
         }
     return rendered(response)
+
+
+def renderers_of(target: Any) -> Iterable[Any]:
+    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
+    if not hasattr(target, "renderer_classes"):
+        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+        target = getattr(sys.modules.get(getattr(target, "__module__", None)), owner, None)
+    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
 
 
 def _raise(error: Exception) -> Any:

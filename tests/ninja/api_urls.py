@@ -310,12 +310,12 @@ def routed() -> Router:
     router.post("/between", operation_id="between")(announced(idempotent_operation(maker())))
     router.put("/put", operation_id="put_make")(maker())
     router.get("/get", operation_id="get_make")(maker())
-    router.add_decorator(idempotent_operation(ttl=60), mode="operation")
+    router.add_decorator(idempotent_operation(ttl=60), mode="view")
     return router
 
 
 decorated = NinjaAPI(urls_namespace="decorated", docs_url=None, openapi_url=None)
-decorated.add_decorator(idempotent_operation(Idempotency(ttl=30, wait=1)), mode="operation")
+decorated.add_decorator(idempotent_operation(Idempotency(ttl=30, wait=1)), mode="view")
 decorated.add_router("/router", routed())
 decorated.post("/api", operation_id="api")(maker())
 

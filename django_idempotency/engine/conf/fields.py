@@ -97,6 +97,14 @@ def of_type(*types: type) -> Check:
     return lambda value: None if isinstance(value, types) else f"give a value of type {names}."
 
 
+def dotted_names(value: Any) -> str | None:
+    """A check for dotted names of functions or classes."""
+    names = value if isinstance(value, tuple) else ("",)
+    if all(isinstance(name, str) and name.rpartition(".")[0] for name in names):
+        return None
+    return 'give a list of dotted names such as ["shop.decorators.traced"].'
+
+
 def fernet_keys(value: Any) -> str | None:
     """A check for keys of `cryptography.fernet`. Imports `cryptography` if there is a key."""
     if not isinstance(value, tuple) or not value:

@@ -16,6 +16,7 @@ from .fields import (
     address_of_a_page,
     declared,
     described,
+    dotted_names,
     duration,
     fernet_keys,
     is_callable,
@@ -57,6 +58,12 @@ class Settings:
         ("Authorization", "X-Api-Key"),
         of_type(list, tuple),
         "request headers that identify a caller without a user: all that were sent, together.",
+        read=lambda value: tuple(value) if isinstance(value, list) else value,
+    )
+    harmless_decorators: tuple[str, ...] = setting(
+        (),
+        dotted_names,
+        "dotted names of decorators that decide nothing about who is calling, and so may stand below the protection.",
         read=lambda value: tuple(value) if isinstance(value, list) else value,
     )
     error_response: Callable[[Any, Any], Any] | None = setting(

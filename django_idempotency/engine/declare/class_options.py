@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from ..conf import Idempotency, as_options, resolve
-from ..request.atomic_requests import TakenOver
+from ..conf import Idempotency, as_options
+from ..request.atomic_requests import take_over as take_over
 
 Options = Idempotency | Mapping[str, Any] | None
 """What the attribute may hold; None: not protected."""
@@ -42,9 +42,3 @@ def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     `nearest` is part of the cache's key, because a test may replace the attribute of a class.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))
-
-
-def take_over(view: Any, layers: Callable[[], tuple[Any, ...]]) -> None:
-    """Mark what `as_view()` returned. See Note [Taking ATOMIC_REQUESTS over]."""
-    opted_out = getattr(view, "_non_atomic_requests", ())
-    view._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers()))

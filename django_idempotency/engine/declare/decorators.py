@@ -9,15 +9,16 @@ from typing import Any, TypeVar, Unpack, overload
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, as_options, for_methods, resolve
-from ..request.atomic_requests import TakenOver
+from ..conf import Idempotency, Keywords, as_options, resolve
+from ..request.atomic_requests import take_over
 from ..request.view_call import ViewCall
 from . import frameworks
-from .placement import MARK, method_name, refuse_class, refuse_routing, refuse_view
+from .callables import method_name
+from .placement import refuse_class, refuse_routing, refuse_view
+from .registry import Declaration, declare, register, with_verb
 from .wrapping import protected_form
 
 F = TypeVar("F", bound=Callable[..., Any])
-VERBS = frozenset({"post", "put", "patch", "delete"})
 
 
 @overload
@@ -45,6 +46,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
         layer = as_options(options) if view is None else view
         if view is not None and options:
             raise IdempotencyConfigurationError("pass an Idempotency or keyword options to idempotent, not both.")
+        register(Declaration((layer,), "django"))  # now, because method_decorator decorates on each request
 
         def idempotent_with_options(view: F) -> F:
             return _protect(view, (layer,))
@@ -57,9 +59,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
 def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
     refuse_view(view)
-    if (verb := method_name(view)) in VERBS:
-        # The decorator on a method called put protects PUT.
-        layers = (*layers, for_methods(verb.upper()))
+    layers = with_verb(layers, method_name(view))
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         call = _view_call(resolve(*layers), unprotected, args, kwargs)
@@ -67,12 +67,11 @@ def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
             refuse_class(view, args)
         return call
 
-    attributes: Any = wraps(view)(protected_form(view, make_call))
-    setattr(attributes, MARK, layers)
-    refuse_routing(attributes)
-    opted_out = getattr(view, "_non_atomic_requests", ())
-    attributes._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers))
-    return attributes  # type: ignore[no-any-return]
+    protected: Any = wraps(view)(protected_form(view, make_call))
+    declare(protected, Declaration(layers, "django"))
+    refuse_routing(protected)
+    take_over(protected, lambda: layers)
+    return protected  # type: ignore[no-any-return]
 
 
 def _view_call(

@@ -23,18 +23,28 @@ from ...exceptions import (
     StoreBusy,
 )
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
-from ..events import REPLAYED, report
+from ..events import REPLAYED, report, report_outcome
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import Completed, Conflicted, Finished, InDoubt, Mismatched, Outcome, Unavailable, Verdict
+from ..protocol.outcomes import (
+    Completed,
+    Conflicted,
+    Finished,
+    InDoubt,
+    Mismatched,
+    Outcome,
+    TooOld,
+    Unavailable,
+    Verdict,
+)
 from ..protocol.snapshots import Snapshot
 from ..stores import alias_of, store_for
+from .atomic import run_atomically
 from .atomic_operation import AtomicOperation
-from .execute import execute
-from .operation import Operation
+from .leased import run_leased
+from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
-from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")
@@ -94,7 +104,9 @@ def run_once(
     if not get_settings().enabled:
         return _run_unprotected(work, alias, leased=resolved.lease is not None)
     wanted = _claim_request(resolved, work, scope, key, payload)
-    outcome = execute(store_for(alias), wanted, _Function(work, resolved.reconcile))
+    run = run_atomically if wanted.lease is None else run_leased
+    outcome = run(store_for(alias), wanted, _Function(work, resolved.reconcile))
+    report_outcome(outcome, wanted.identity, alias)
     if isinstance(outcome, Completed):
         report(REPLAYED, wanted.identity, alias, resource=outcome.resource)
     return _result(outcome, wanted)
@@ -263,6 +275,8 @@ def _result(outcome: Outcome[T], wanted: ClaimRequest) -> Result[T]:
             raise OutcomeUnknown(f"{what} was interrupted, and its outcome is unknown. A person has to look.")
         case Unavailable():
             raise StoreBusy(f"{what} could not be claimed in time. Nothing was done. Try again later.")
+        case TooOld():
+            raise RuntimeError(f"Bug: {what} is too old, and run_once has no option for late keys.")
         case _:
             assert_never(outcome)
 

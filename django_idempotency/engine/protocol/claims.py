@@ -22,6 +22,7 @@ class ClaimRequest:
         lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt.
         holds: the work's `on_abandoned` is "hold". With `reconcile` it may run again all the same.
+        known_only: never insert a row nor take over an expired one. Without a row that lives: `TooOld`.
         deadline: when `wait` is over, by the monotonic clock. None: the claim has not begun.
     """
 
@@ -32,6 +33,7 @@ class ClaimRequest:
     lease: float | None = None
     repeats_calls: bool = False
     holds: bool = False
+    known_only: bool = False
     deadline: float | None = None
 
     def begun(self) -> ClaimRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID, uuid5
@@ -23,14 +22,6 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2
 def digest(*parts: bytes) -> bytes:
     """SHA-256 of the parts, each prefixed by its length, so that two lists of parts never hash the same text."""
     return sha256(b"".join([len(part).to_bytes(8, "big") + part for part in parts])).digest()
-
-
-def digest_of_chunks(chunks: Iterable[bytes]) -> str:
-    """SHA-256 of one content that comes in pieces, as hexadecimal digits."""
-    hasher = sha256()
-    for chunk in chunks:
-        hasher.update(chunk)
-    return hasher.hexdigest()
 
 
 def key_hash(key: str) -> int:

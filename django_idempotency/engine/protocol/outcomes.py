@@ -111,7 +111,12 @@ class Unavailable:
     """The store did not answer in time (SQLite's write lock). Nothing has run."""
 
 
-Refusal = Mismatched | Conflicted | InDoubt | Unavailable
+@dataclass(frozen=True, slots=True)
+class TooOld:
+    """No row knows the key, and the key is too old to be a new one: it may have run before its row was cleaned up."""
+
+
+Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 
 

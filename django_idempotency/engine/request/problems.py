@@ -8,14 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, get_settings
-from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER
+from ..protocol.outcomes import (
+    LONGEST_RETRY_AFTER,
+    SHORTEST_RETRY_AFTER,
+    Conflicted,
+    InDoubt,
+    Mismatched,
+    Refusal,
+    TooOld,
+    Unavailable,
+)
 from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
@@ -77,8 +86,21 @@ def anonymous_refused() -> Problem:
 
 
 def credential_refused() -> Problem:
-    detail = _("Your credentials change with each request, so this operation cannot recognize a retry by them.")
+    detail = _(
+        "The value of your Authorization header may change with each request, so this operation cannot recognize a "
+        "retry by it."
+    )
     return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
+
+
+def length_required() -> Problem:
+    detail = _("The request's body came in chunks, without its length. Send the request with a Content-Length.")
+    return Problem(code="length-required", status=411, title="The length of the request is not known", detail=detail)
+
+
+def body_too_large() -> Problem:
+    detail = _("The request's body is larger than this operation can compare with that of a retry. Send less.")
+    return Problem(code="body-too-large", status=413, title="The request's body is too large", detail=detail)
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
@@ -126,6 +148,18 @@ def response_not_stored(snapshot: Snapshot) -> Problem:
     )
 
 
+def key_too_old() -> Problem:
+    return Problem(
+        code="key-too-old",
+        status=409,
+        title="Idempotency-Key is too old",
+        detail=_(
+            "The key is not known, and it is too old to be new: its request may have been processed already. "
+            "Find out what became of that request, then use a new key."
+        ),
+    )
+
+
 def replay_refused() -> Problem:
     detail = _("You may not see the response that is stored for this key.")
     return Problem(code="replay-refused", status=403, title="Replay is not permitted", detail=detail)
@@ -139,6 +173,23 @@ def store_busy() -> Problem:
         detail=_("Nothing was done. Retry the request later, unchanged."),
         headers={"Retry-After": RETRY_AFTER},
     )
+
+
+def problem_of(refusal: Refusal, options: Idempotency) -> Problem:
+    """The error answer to a request whose claim was refused."""
+    match refusal:
+        case Mismatched():
+            return already_used(options)
+        case Conflicted():
+            return outstanding(options, refusal.retry_after)
+        case InDoubt():
+            return outcome_unknown()
+        case Unavailable():
+            return store_busy()
+        case TooOld():
+            return key_too_old()
+        case _:
+            assert_never(refusal)
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:

@@ -18,7 +18,6 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Identity
 from ..protocol.outcomes import ClaimOutcome
 from .citus_checks import check_distribution
-from .citus_leases import CitusLeases
 from .postgresql import PostgreSQLStore
 from .queries import as_new_row
 from .store import new_claim, row_of
@@ -40,7 +39,7 @@ def is_citus(connection: BaseDatabaseWrapper) -> bool:
         return cursor.fetchone() is not None
 
 
-class CitusStore(CitusLeases):
+class CitusStore(PostgreSQLStore):
     dialect = replace(PostgreSQLStore.dialect, clock=CLOCK, clock_once=CLOCK, later=LATER)
     has_addresses = False  # each shard has its own
 

@@ -1,7 +1,4 @@
-"""The tables, their columns, and the conditions on a row, as SQL. The engine's conditions are written here only.
-
-The lists of keys that are stuck, in doubt or in flight are `maintenance.lookups`.
-"""
+"""The tables, their columns, and the conditions on a row, as SQL for the claim. The states of a key are in `states`."""
 
 from __future__ import annotations
 
@@ -11,15 +8,14 @@ from functools import cached_property
 from ...models import IdempotencyKey, IdempotencyStep
 from ..protocol.decision import Status
 from .dialect import Dialect
-
-Kind = IdempotencyStep.Kind
+from .states import EXPIRED, as_sql
 
 
 class Conditions:
     """Conditions in one database's dialect. `k` and `s` are the columns of the keys and of the steps, quoted."""
 
-    def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
-        self.dialect = dialect
+    def __init__(self, dialect: Dialect, quote: Callable[[str], str], alias: str) -> None:
+        self.dialect, self.alias = dialect, alias
         self.table = quote(IdempotencyKey._meta.db_table)
         self.steps = quote(IdempotencyStep._meta.db_table)
         self.k = {field.name: quote(str(field.column)) for field in IdempotencyKey._meta.concrete_fields}
@@ -61,39 +57,12 @@ class Conditions:
     @cached_property
     def unleased(self) -> str:
         """The row is in progress without a lease. See Note [A committed claim without a lease]."""
-        until = self.k["locked_until"]
-        return f"{self.status_is(Status.IN_PROGRESS)} AND ({until} IS NULL OR {until} = {self.dialect.no_lease})"
-
-    @cached_property
-    def abandoned(self) -> str:
-        """The row is in progress, and no worker holds it under a lease."""
-        return f"{self.status_is(Status.IN_PROGRESS)} AND ({self.lapsed} OR {self.k['locked_until']} IS NULL)"
+        return f"{self.status_is(Status.IN_PROGRESS)} AND {self.k['locked_until']} IS NULL"
 
     @cached_property
     def expired(self) -> str:
         """The row counts as if its key had never been seen."""
-        return self._expired(self.dialect.clock)
-
-    @cached_property
-    def any_expired(self) -> str:
-        """Like `expired`, for a query that looks for such rows by the index on `expires_at`."""
-        return self._expired(self.dialect.clock_once)
-
-    def _expired(self, clock: str) -> str:
-        """Keys in progress never expire, nor do failed keys that are in doubt or half done."""
-        return (
-            f"{self.k['expires_at']} <= {clock} AND ({self.status_is(Status.COMPLETED)} "
-            f"OR ({self.status_is(Status.FAILED)} AND NOT {self.has_effects}))"
-        )
-
-    @cached_property
-    def has_effects(self) -> str:
-        """An external call of the key was started, or a write is in doubt: something may have happened outside."""
-        s = self.s
-        return (
-            f"EXISTS (SELECT 1 FROM {self.steps} WHERE {s['key']} = {self.table}.{self.k['id']} "
-            f"AND ({s['kind']} = '{Kind.CALL.value}' OR {self.unfinished}))"
-        )
+        return as_sql(EXPIRED.condition, self.alias)
 
     @cached_property
     def set_completed(self) -> str:
@@ -109,13 +78,3 @@ class Conditions:
     def set_resource(self) -> str:
         """The part of an UPDATE that keeps what the operation is about. Parameters: type, id."""
         return f"{self.k['resource_type']} = %s, {self.k['resource_id']} = %s"
-
-    @cached_property
-    def unfinished(self) -> str:
-        """The step was started and has no result."""
-        return f"{self.s['finished_at']} IS NULL"
-
-    @cached_property
-    def unfinished_step(self) -> str:
-        """One step of a key that was started and has no result. Parameter: name of the step."""
-        return f"{self.s['name']} = %s AND {self.unfinished}"

@@ -124,10 +124,6 @@ class Database(ABC):
         if self._execute(sql, params) != 1:
             raise lost()
 
-    def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        """The same with the first statement of the caller's `atomic()`: the BEGIN may travel with it."""
-        self._execute_or(lost, sql, params)
-
     def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
         """The same with the last statement of the caller's `atomic()`: the COMMIT may travel with it."""
         self._execute_or(lost, sql, params)

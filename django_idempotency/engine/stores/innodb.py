@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DatabaseError, IntegrityError, OperationalError, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError
 
-from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from .dialect import Dialect
+from ..protocol.outcomes import Completed, Conflicted, InDoubt, Mismatched
 from .innodb_checks import check_engines
-from .lease_queries import LeaseQueries
-from .leases import lease_lost
 from .store import KeyLocked, Store
 
 if TYPE_CHECKING:
@@ -33,54 +29,9 @@ with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. 
 transaction that another node was faster to commit."""
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
-NO_SUCH_LETTER = 1366
-"""A text has a letter that the character set of its column lacks, such as latin1, or utf8mb3 where it is an emoji."""
 CLOCK = "UTC_TIMESTAMP(6)"
 LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
 SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
-
-
-class InnoDBLeaseQueries(LeaseQueries):
-    """Each UPDATE that is counted changes its row: only FOUND_ROWS would count a row that stays the same.
-
-    Django sets FOUND_ROWS, but a `client_flag` in the project's OPTIONS takes its place.
-    """
-
-    def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
-        super().__init__(dialect, quote)
-        self._joined = LeaseQueries(dialect, quote)
-        self._joined.k = {name: f"{self.table}.{column}" for name, column in self.k.items()}
-
-    @cached_property
-    def restart_step(self) -> str:
-        return self._with_own_step(f"{self.steps}.{self.s['attempt']} = %s")
-
-    @cached_property
-    def finish_call(self) -> str:
-        return self._with_own_step(self.finished)
-
-    def _with_own_step(self, changes: str) -> str:
-        """Change the claimed row as `touch` does, and its step, by one UPDATE. The row is read and locked first."""
-        k = self._joined.k
-        return (
-            f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
-            f"SET {changes}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
-        )
-
-    @cached_property
-    def refer(self) -> str:
-        # An attempt may refer to what it, or an earlier one, has referred to.
-        return f"UPDATE {self.table} SET {self.set_resource}, {self._touched} WHERE {self.fence}"
-
-    @cached_property
-    def touch(self) -> str:
-        """Change the claimed row in a way that means nothing. Parameters: the fence's."""
-        return f"UPDATE {self.table} SET {self._touched} WHERE {self.fence}"
-
-    @cached_property
-    def _touched(self) -> str:
-        until = self.k["locked_until"]
-        return f"{until} = {until} + INTERVAL 1 MICROSECOND"
 
 
 class InnoDBStore(Store):
@@ -121,62 +72,7 @@ class InnoDBStore(Store):
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
 
-    def fence(self, claimed: Claimed) -> None:
-        # Not a locking SELECT: a Galera node compares with the other nodes what a transaction has changed, and never
-        # what the transaction has locked.
-        self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
-
-    def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        try:
-            super().fail(claimed, wanted, error)
-        except (DatabaseError, UnicodeEncodeError) as refused:
-            if isinstance(refused, DatabaseError) and _code(refused) != NO_SUCH_LETTER:
-                raise
-            # The key must not wait for its lease because of a text.
-            super().fail(claimed, wanted, error.encode("ascii", "backslashreplace").decode())
-
-    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        if again:
-            with transaction.atomic(using=self.alias):  # its COMMIT ends a raw BEGIN, which no driver tells of
-                # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
-                if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
-                    raise lease_lost()
-            return
-        with self._name_of_its_own(name), transaction.atomic(using=self.alias):
-            self.fence(claimed)
-            super().start_call(claimed, name, again=False)
-
-    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
-        with self._name_of_its_own(name):
-            super().keep_fetched(claimed, name, result)
-
-    def start_write(self, claimed: Claimed, name: str) -> None:
-        self.fence(claimed)
-        with self._name_of_its_own(name):
-            super().start_write(claimed, name)
-
-    @contextmanager
-    def _name_of_its_own(self, name: str) -> Iterator[None]:
-        """Explain why a new step is refused, although the work has used its name nowhere else.
-
-        Only the server knows what the column's collation ignores. So no name is compared here.
-        """
-        try:
-            yield
-        except IntegrityError as error:
-            if _code(error) != DUPLICATE:
-                raise
-            raise IdempotencyConfigurationError(
-                f"database {self.alias!r} cannot tell step {name!r} from another step of this key: the collation of "
-                f"the column 'name' of table {self._lease_sql.steps} ignores capitals or accents, or spaces at the "
-                "end. Give this step another name. If a release has renamed the step, give it its earlier name."
-            ) from error
-
     # --- the pieces of SQL
-
-    @cached_property
-    def _lease_sql(self) -> LeaseQueries:
-        return InnoDBLeaseQueries(self.dialect, self._quote)
 
     @cached_property
     def _insert_sql(self) -> str:

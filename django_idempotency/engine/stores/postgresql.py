@@ -20,9 +20,7 @@ from ..protocol.digests import Identity
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Row
 from . import round_trips
 from .dialect import Dialect
-from .leases import lease_lost
 from .postgresql_cleanup import PostgreSQLCleanup
-from .postgresql_leases import PostgreSQLLeaseQueries
 from .queries import as_new_row, as_stored_key
 from .running import RUNNING_SQL, RunningTransaction
 from .store import KeyLocked, new_claim, row_of
@@ -106,18 +104,6 @@ class PostgreSQLStore(PostgreSQLCleanup):
         inserted = driver.fetchone()
         return None if inserted is None else new_claim(row_of(inserted[0], wanted), attempt=1)
 
-    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        sql = self._lease_sql.restart_call if again else self._lease_sql.start_call
-        self._execute_or(lease_lost, sql, [*claimed.fence, name])
-
-    def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        connection = self.connection
-        cursor = round_trips.cursor_of(connection)
-        if not round_trips.may_open(connection, cursor):
-            super()._begin_with(lost, sql, params)
-        elif round_trips.open_with(connection, cursor, sql, params).rowcount != 1:
-            raise lost()
-
     def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
         connection = self.connection
         cursor = round_trips.cursor_of(connection)
@@ -194,10 +180,6 @@ class PostgreSQLStore(PostgreSQLCleanup):
     def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
         raw: Any = connection.connection
         return bool(raw.info.transaction_status == IN_ERROR)
-
-    @cached_property
-    def _lease_sql(self) -> PostgreSQLLeaseQueries:
-        return PostgreSQLLeaseQueries(self.dialect, self._quote)
 
     @cached_property
     def _insert_sql(self) -> str:

@@ -80,7 +80,7 @@ class PostgreSQLCleanup(Store):
         sql = self._sql
         return (
             f"purged AS (DELETE FROM {sql.table} WHERE {column} = ANY({found}) "
-            f"AND {sql.any_expired} RETURNING {sql.k['id']}, {sql.k['expires_at']})"
+            f"AND {sql.expired} RETURNING {sql.k['id']}, {sql.k['expires_at']})"
         )
 
     def _expired_sql(self, column: str) -> str:
@@ -92,7 +92,7 @@ class PostgreSQLCleanup(Store):
         sql = self._sql
         expires_at = sql.k["expires_at"]
         return (
-            f"SELECT {column} FROM {sql.table} WHERE {sql.any_expired} "
+            f"SELECT {column} FROM {sql.table} WHERE {sql.expired} "
             f"AND {expires_at} >= COALESCE(%s::timestamptz, '-infinity') "
             f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked}"
         )

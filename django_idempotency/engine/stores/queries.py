@@ -125,7 +125,7 @@ class ClaimQueries(Conditions):
     @cached_property
     def count_expired(self) -> str:
         """How many rows a cleanup would delete."""
-        return f"SELECT count(*) FROM {self.table} WHERE {self.any_expired}"
+        return f"SELECT count(*) FROM {self.table} WHERE {self.expired}"
 
 
 def as_stored_key(values: Any) -> StoredKey:

@@ -17,9 +17,10 @@ from ...exceptions import ClaimLost
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, StoredKey, TakeOver, decide, resumed
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, Resource, Row, TooOld
 from ..protocol.snapshots import Snapshot
-from .leases import Leases
+from .database import Database
+from .journal import Journal
 from .queries import ClaimQueries, as_stored_key
 from .running import RunningTransaction
 from .sealing import seal, seal_response
@@ -29,8 +30,13 @@ class KeyLocked(Exception):
     """Another transaction is working on this key right now. Never leaves the stores."""
 
 
-class Store(Leases):
+class Store(Database):
     """The key table of one database alias."""
+
+    @cached_property
+    def journal(self) -> Journal:
+        """The leases and the steps of leased mode."""
+        return Journal(self.alias)
 
     # --- what the engine calls
 
@@ -74,7 +80,7 @@ class Store(Leases):
             case _:
                 return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         identity = wanted.identity
         stored = self._stored(self._look_sql(), [identity.key_hash, identity.scope_hash])
@@ -149,7 +155,7 @@ class Store(Leases):
     @property
     def expired(self) -> str:
         """The condition on the keys that `purge` deletes, as SQL for a query of the key table alone."""
-        return self._sql.any_expired
+        return self._sql.expired
 
     def count_expired(self) -> int:
         """How many keys `purge` would delete now."""
@@ -184,7 +190,7 @@ class Store(Leases):
 
     @cached_property
     def _sql(self) -> ClaimQueries:
-        return ClaimQueries(self.dialect, self._quote)
+        return ClaimQueries(self.dialect, self._quote, self.alias)
 
     def _look_sql(self) -> str:
         """Read the row of an identity without locking it. Parameters: key_hash, scope_hash."""
@@ -215,7 +221,7 @@ class Store(Leases):
                 return self._claim_expired(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case Completed() | Mismatched() | Conflicted() | InDoubt():
+            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case _:
                 assert_never(decision)
@@ -225,7 +231,7 @@ class Store(Leases):
         attempt = self._take_over(row, wanted)
         if attempt is None:
             return None
-        self._delete_steps(stored.id)
+        self.journal.delete_steps(stored.id)
         return new_claim(row, attempt)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
@@ -236,10 +242,10 @@ class Store(Leases):
         sql, found_by = self._sql, row_of(stored.id, wanted).found_by
         if self._fetch(sql.lock_for_resuming, [*found_by, stored.attempt, stored.status.value]) is None:
             return Conflicted()
-        if wanted.lease is None and self._has_steps(stored.id):
+        if wanted.lease is None and self.journal.has_steps(stored.id):
             # The view was leased once. Work in atomic mode would repeat the finished steps, which it does not know.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
-        outcome = resumed(stored, wanted, *self._doubts(stored.id))
+        outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
             self._execute(sql.resume, [wanted.policy, wanted.ttl, wanted.lease, *found_by])
         return outcome
