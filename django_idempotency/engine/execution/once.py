@@ -43,9 +43,8 @@ from ..stores import alias_of, store_for
 from .atomic import run_atomically
 from .atomic_operation import AtomicOperation
 from .leased import run_leased
-from .operation import Operation
+from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
-from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")

@@ -56,7 +56,7 @@ def observed(
     try:
         response = run(call)
     except BaseException as error:
-        _in_its_own(store, partial(store.fail, claim, wanted, describe(error)))
+        _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
         raise
     _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
     return response
@@ -70,7 +70,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
-        store.fail(claim, wanted, f"The view answered {response.status_code}.")
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:

@@ -11,8 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_json, as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ..output import EscapingCommand
-from ..repeated import several
+from ..base import EscapingCommand, several
 
 FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
 
