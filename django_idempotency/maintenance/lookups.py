@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
-from django.db.models.functions import Coalesce
 
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
 from ..engine.stores import alias_for, states, store_for
+from ..engine.stores.running import RunningTransaction
 from ..engine.stores.states import (
     EXPIRED,
     FAILED,
@@ -30,6 +30,7 @@ from ..engine.stores.states import (
     UNDECIDED,
     UNLEASED,
     Clock,
+    Later,
     State,
 )
 from ..models import IdempotencyKey
@@ -199,6 +200,25 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
     return _keys(using).filter(refers_to(text)).order_by("pk")
 
 
+def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
+    """Find open transactions that hold keys of atomic mode: the requests that run now.
+
+    Asks PostgreSQL for its locks: one query, and no table is read. A transaction counts if it has written the key table
+    and holds an advisory lock. So a transaction of yours with an advisory lock of its own counts too, while a step or a
+    cleanup runs in it.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The transactions, the oldest first. None: this database does not tell. Only PostgreSQL does.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    return store_for(alias_for(using)).running()
+
+
 def refers_to(text: str) -> Q:
     """The condition of `find_resource`. An id alone may have spaces, too; a type has none."""
     text = text.strip()
@@ -211,16 +231,12 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
-    """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock.
+    """Narrow down to the keys whose state has not changed for that long, the oldest state first.
 
     Raises `ValueError` for less than 0 and for more than a century.
     """
     refuse_impossible_age(seconds)
-    now = database_now(keys)
-    if now is None:
-        return keys.none()
-    changed = keys.annotate(changed_at=Coalesce("updated_at", "created_at"))
-    return changed.filter(changed_at__lte=now - timedelta(seconds=seconds)).order_by("changed_at", "pk")
+    return keys.filter(updated_at__lte=Later(-seconds)).order_by("updated_at", "pk")
 
 
 def refuse_impossible_age(seconds: float) -> None:

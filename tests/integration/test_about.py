@@ -247,15 +247,6 @@ class TestFetch:
         assert IdempotencyStep.objects.count() == 0
         assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
 
-    def test_it_costs_one_statement(self, post: Post) -> None:
-        """After the read, with its own fence."""
-        counts = []
-        for view in (lambda operation: None, lambda operation: operation.fetch("rate", dict)):
-            with CaptureQueriesContext(connection) as queries:
-                seen(post, "/leased", view, key=f"k{len(counts)}")
-            counts.append(len(queries))
-        assert counts[1] == counts[0] + 1
-
     def test_a_call_in_doubt_cannot_become_one(self, post: Post) -> None:
         """Another release has renamed things: the doubt is not forgotten."""
         with pytest.raises(Broken):

@@ -210,7 +210,7 @@ def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
         for number in range(3):
             claimed = store.claim(a_claim(key=str(number), lease=60.0))
             assert isinstance(claimed, Claimed)
-            store.start_call(claimed, "charge", again=False)
+            store.journal.start_call(claimed, "charge", again=False)
     IdempotencyKey.objects.using("other").update(locked_until=past)
     assert (len(lookups.stuck(using="other")[:2]), len(lookups.in_doubt(using="other")[:2])) == (2, 2)
     assert (lookups.stuck(using="other").count(), lookups.in_doubt(using="other").count()) == (3, 3)

@@ -42,9 +42,8 @@ from .atomic import run_atomically
 from .atomic_operation import AtomicOperation
 from .bridge import in_thread
 from .leased import run_leased
-from .operation import Operation
+from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
-from .unkeyed import UnkeyedOperation
 from .values import as_kept, decode, encode
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from .digests import key_hash, scope_hash
-from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource
+from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource, TooOld
 from .snapshots import Snapshot, decode_headers
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Resume:
     """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
 
 
-Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt
+Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt | TooOld
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
@@ -98,7 +98,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
         # the other caller's row.
         return Mismatched()
     if stored.expired:
-        return TakeOver()
+        return TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return Conflicted(lease_left=stored.lease_left)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:

@@ -115,7 +115,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """The request may only be answered from a stored key, and no key is stored. Nothing has run."""
+    """No row knows the key, and the key is too old to be a new one: it may have run before its row was cleaned up."""
 
 
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import transaction
 from django.http.response import HttpResponseBase
@@ -57,19 +57,21 @@ def observed(
     try:
         response = run(call)
     except BaseException as error:
-        _in_its_own(store, partial(store.fail, claim, wanted, describe(error)))
+        _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
         raise
     _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
     return response
 
 
-def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+        response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
         # A tombstone: the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
-        store.fail(claim, wanted, f"The view answered {response.status_code}.")
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:

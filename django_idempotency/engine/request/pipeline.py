@@ -15,7 +15,7 @@ from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
-from ..execution.unkeyed import UnkeyedOperation
+from ..execution.operation import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
 from ..protocol.key_syntax import InvalidKey, is_late

@@ -110,20 +110,3 @@ class Database(ABC):
         """Change exactly one row, or raise."""
         if self._execute(sql, values) != 1:
             raise lost()
-
-    # --- until the journal has left the stores
-
-    def _quote(self, name: str) -> str:
-        return self.connection.ops.quote_name(name)
-
-    def _begin_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        self._execute_or(lost, sql, params)
-
-    def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        self._execute_or(lost, sql, params)
-
-    def note_unleased(self, *args: Any) -> bool:
-        return False
-
-    def note_expired_unleased(self, *args: Any) -> None:
-        pass

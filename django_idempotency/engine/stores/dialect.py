@@ -28,11 +28,3 @@ class Dialect:
     lock_at_once: str = ""
     skip_locked: str = ""
     by_expiry: str = ""
-    # until the journal has left the stores
-    lock: str = ""
-    share: str = ""
-    no_lease: str = "'1970-01-01 00:00:00'"
-
-    @property
-    def clock_once(self) -> str:
-        return self.clock

@@ -10,7 +10,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from .dialect import Dialect
 from .queries import Values, values_of
 from .server_checks import check_engines, check_tables
@@ -39,7 +39,6 @@ DIALECT = Dialect(
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id WHERE TRUE",
     lock_at_once="FOR UPDATE NOWAIT",
     skip_locked="FOR UPDATE SKIP LOCKED",
-    lock="FOR UPDATE",
 )
 
 
@@ -83,7 +82,7 @@ class InnoDBStore(Store):
         """Whether transactions are READ COMMITTED. Then a read of a missing key locks nothing."""
         return self._isolation == "read committed"
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         if self._isolation == "read uncommitted":
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)

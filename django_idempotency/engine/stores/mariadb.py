@@ -8,7 +8,7 @@ where 1205 rolls back the transaction. The timeout is that of the statement: the
 from __future__ import annotations
 
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.outcomes import Completed, Conflicted, InDoubt, Mismatched, TooOld
 from .innodb import LOCK_WAIT_TIMEOUT, InnoDBStore
 from .queries import values_of
 
@@ -32,7 +32,7 @@ class MariaDBStore(InnoDBStore):
             return None
         return self._insert_row(AT_ONCE + self._sql.insert(key_hash=key_hash), values)
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))

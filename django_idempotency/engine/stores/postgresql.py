@@ -51,7 +51,6 @@ class PostgreSQLStore(Store):
         delete_by_ids="DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[])",
         lock_at_once="FOR NO KEY UPDATE SKIP LOCKED",
         skip_locked="FOR UPDATE SKIP LOCKED",
-        lock="FOR NO KEY UPDATE",
     )
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:

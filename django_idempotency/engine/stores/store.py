@@ -30,7 +30,8 @@ from ..protocol.outcomes import (
     TooOld,
 )
 from ..protocol.snapshots import Snapshot
-from .leases import Leases
+from .database import Database
+from .journal import Journal
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .running import RunningTransaction
 from .sealing import seal_response
@@ -43,8 +44,13 @@ class KeyLocked(Exception):
     """Another transaction is working on this key right now. Never leaves the stores."""
 
 
-class Store(Leases):
+class Store(Database):
     """The key table of one database alias."""
+
+    @cached_property
+    def journal(self) -> Journal:
+        """The leases and the steps of leased mode."""
+        return Journal(self.alias)
 
     # --- what the engine calls
 
@@ -89,7 +95,7 @@ class Store(Leases):
             case _:
                 return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         stored = self._stored(self._sql.look, values_of(wanted))
         decision = Conflicted() if stored is None else decide(stored, wanted)
@@ -194,16 +200,16 @@ class Store(Leases):
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
-        decision = TakeOver() if stored is None else decide(stored, wanted)
+        if stored is None:
+            return TooOld() if wanted.known_only else None
+        decision = decide(stored, wanted)
         match decision:
-            case TakeOver() if wanted.known_only:
-                return TooOld()
-            case Completed() | Mismatched() | Conflicted() | InDoubt():
+            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case TakeOver():
-                return self._take_over(stored, wanted) if stored is not None and may_lock else None
+                return self._take_over(stored, wanted) if may_lock else None
             case Resume():
-                return self._resume(stored, wanted) if stored is not None and may_lock else None
+                return self._resume(stored, wanted) if may_lock else None
             case _:
                 assert_never(decision)
 
@@ -214,7 +220,7 @@ class Store(Leases):
         if not expired:
             return None
         self._execute(self._sql.take_over, values)
-        self._delete_steps(stored.id)
+        self.journal.delete_steps(stored.id)
         return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
@@ -226,10 +232,10 @@ class Store(Leases):
         locked = self._fetch(self._sql.lock, values)
         if locked is None or not (stored.status is Status.FAILED or locked[1]):
             return Conflicted()
-        if wanted.lease is None and self._has_steps(stored.id):
+        if wanted.lease is None and self.journal.has_steps(stored.id):
             # The view was leased once. Work in atomic mode would repeat the finished steps, which it does not know.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
-        outcome = resumed(stored, wanted, *self._doubts(stored.id))
+        outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
             self._execute(self._sql.resume, values)
         return outcome
