@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
 from inspect import iscoroutinefunction
-from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
+from typing import Any, Generic, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -15,6 +15,7 @@ from django.db import transaction
 
 from ...exceptions import (
     IdempotencyConfigurationError,
+    NotRun,
     OperationInProgress,
     OutcomeUnknown,
     PayloadMismatch,
@@ -22,20 +23,11 @@ from ...exceptions import (
 )
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..events import report, report_outcome
+from ..protocol import outcomes
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import (
-    Completed,
-    Conflicted,
-    Finished,
-    InDoubt,
-    Mismatched,
-    Outcome,
-    TooOld,
-    Unavailable,
-    Verdict,
-)
+from ..protocol.outcomes import Finished, Verdict
 from ..protocol.snapshots import Snapshot
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
@@ -51,6 +43,12 @@ Key = str | int | UUID
 OPTIONS = ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
 """The options that have a meaning without a request."""
 JSON = (("Content-Type", "application/json"),)
+NOT_RUN: dict[type, tuple[type[NotRun], str]] = {
+    outcomes.Mismatched: (PayloadMismatch, "was used before, for another payload. Use a new key for new work."),
+    outcomes.Conflicted: (OperationInProgress, "is being run right now. Try again later."),
+    outcomes.InDoubt: (OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
+    outcomes.Unavailable: (StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
+}
 DONE = 200
 """The status that a result is kept under, so that the row reads like every other row."""
 
@@ -106,7 +104,7 @@ def run_once(
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store_for(alias), wanted, _Function(work, resolved.reconcile))
     report_outcome(outcome, wanted.identity, alias)
-    if isinstance(outcome, Completed):
+    if isinstance(outcome, outcomes.Completed):
         report("replayed", wanted.identity, alias, resource=outcome.resource)
     return _result(outcome, wanted)
 
@@ -247,27 +245,16 @@ def _fingerprint(payload: Any) -> bytes:
     return digest(b"payload", text.encode())
 
 
-def _result(outcome: Outcome[T], wanted: ClaimRequest) -> Result[T]:
-    what = f"{wanted.identity.operation} with key {wanted.identity.key!r}"
-    match outcome:
-        case Finished(value=value):
-            return Result(value, replayed=False)
-        case Completed(snapshot=snapshot):
-            return Result(_value(snapshot), replayed=True)
-        case Mismatched():
-            raise PayloadMismatch(f"{what} was used before, for another payload. Use a new key for new work.")
-        case Conflicted():
-            in_progress = OperationInProgress(f"{what} is being run right now. Try again later.")
-            in_progress.retry_after = outcome.retry_after
-            raise in_progress
-        case InDoubt():
-            raise OutcomeUnknown(f"{what} was interrupted, and its outcome is unknown. A person has to look.")
-        case Unavailable():
-            raise StoreBusy(f"{what} could not be claimed in time. Nothing was done. Try again later.")
-        case TooOld():
-            raise RuntimeError(f"Bug: {what} is too old, and run_once has no option for late keys.")
-        case _:
-            assert_never(outcome)
+def _result(outcome: outcomes.Outcome[T], wanted: ClaimRequest) -> Result[T]:
+    if isinstance(outcome, outcomes.Finished):
+        return Result(outcome.value, replayed=False)
+    if isinstance(outcome, outcomes.Completed):
+        return Result(_value(outcome.snapshot), replayed=True)
+    kind, why = NOT_RUN[type(outcome)]
+    error = kind(f"{wanted.identity.operation} with key {wanted.identity.key!r} {why}")
+    if isinstance(error, OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
+        error.retry_after = outcome.retry_after
+    raise error
 
 
 def _value(snapshot: Snapshot) -> Any:
