@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
@@ -16,20 +15,14 @@ from django.db.models import Q
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
-from ..engine.stores import alias_for, states, store_for
+from ..engine.stores import alias_for, store_for
 from ..engine.stores.running import RunningTransaction
 from ..engine.stores.states import (
-    EXPIRED,
-    FAILED,
     HALF_DONE,
-    HARMLESS,
     IN_DOUBT,
     IN_FLIGHT,
     NEEDS_ATTENTION,
     STUCK,
-    UNDECIDED,
-    UNLEASED,
-    Clock,
     Later,
     State,
 )
@@ -152,38 +145,6 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     return _keys(using).filter(NEEDS_ATTENTION)
 
 
-def undecided(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that are not completed, and that no worker holds under a lease: a decision about them is possible.
-
-    Reads no index of its own: narrow the keys down by their ids.
-
-    Args:
-        using: database alias; default: the write alias of the key table.
-
-    Returns:
-        The rows, in no order.
-
-    Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
-    """
-    return _keys(using).filter(UNDECIDED)
-
-
-def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find stuck keys whose lease is over, and that have called nothing outside. A cleanup fails them.
-
-    Args:
-        using: database alias; default: the write alias of the key table.
-
-    Returns:
-        The rows. The lease that ended first comes first.
-
-    Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
-    """
-    return _keys(using).filter(HARMLESS).order_by(*STUCK.order)
-
-
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find the keys that refer to an object: see `Operation.refer_to`. Reads the partial index of resources.
 
@@ -245,28 +206,6 @@ def refuse_impossible_age(seconds: float) -> None:
         raise ValueError(f"older_than must be at least 0, not {seconds!r}.")
     if seconds > MAX_SECONDS:
         raise ValueError(f"older_than must be at most {MAX_SECONDS} seconds (100 years), not {seconds!r}.")
-
-
-def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:
-    """The database's time. None if there are no such keys."""
-    now: datetime | None = keys.values_list(Clock(), flat=True).first()
-    return now
-
-
-# For the admin and the metrics, until they read the table of states.
-BY_LEASE, IS_FAILED, HAS_EFFECTS = STUCK.order, FAILED, states.HAS_EFFECTS
-
-
-def database_clock(alias: str) -> Clock:
-    return Clock()
-
-
-def expired(alias: str) -> Q:
-    return EXPIRED.condition
-
-
-def unleased(alias: str) -> Q:
-    return UNLEASED
 
 
 def _possible_keys(text: str) -> set[str]:
