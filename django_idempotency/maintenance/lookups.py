@@ -1,7 +1,8 @@
 """Finding keys: by the client's key, and the ones that need attention. For shells, the admin, alerts and commands.
 
-Each function returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or filter on.
-PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock.
+Each function but the last returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or
+filter on. PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock. The
+conditions are those of the table of states.
 """
 
 from __future__ import annotations
@@ -17,15 +18,7 @@ from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.running import RunningTransaction
-from ..engine.stores.states import (
-    HALF_DONE,
-    IN_DOUBT,
-    IN_FLIGHT,
-    NEEDS_ATTENTION,
-    STUCK,
-    Later,
-    State,
-)
+from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Later, State
 from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
@@ -79,16 +72,15 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
     Either the lease is over: the worker has died or is too slow. The next retry takes the key over. Or the work has
     ended its own transaction (a raw COMMIT, DDL on MariaDB), and did not come to its end. Then retries are refused
-    until a person decides. Such a key is found here as soon as its work fails or a retry comes. If its worker died and
-    no retry comes, the first cleanup after its `ttl` brings it here.
+    until a person decides, the key is in doubt, too, and it is found here when its `ttl` is over.
 
-    Reads the same partial index as `in_flight`.
+    Reads the partial index of leases, and the index of `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows. Those without a lease come first, then the lease that ended first.
+        The rows. Among those with a lease, the one that ended first comes first.
 
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
@@ -97,9 +89,10 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a call in doubt: it was started, has no result, and may have taken effect.
+    """Find failed and stuck keys with a step in doubt: it was started, has no result, and may have taken effect.
 
-    Reads a partial index of such calls. A key can be both stuck and in doubt.
+    Also found are keys in progress without a lease, as by `stuck`. Reads a partial index of unfinished steps. A key can
+    be both stuck and in doubt.
 
     Args:
         using: database alias; default: the write alias of the key table.
