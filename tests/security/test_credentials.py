@@ -60,7 +60,7 @@ def scope(rf: RequestFactory, **headers: str) -> str | None:
     "template", ["JWT {}", "ApiKey {}", "Key {}", "{}", "SSWS {}", "PRIVATE-TOKEN {}", "Bearer\t{}", "token={}"]
 )
 def test_every_scheme_that_stays_the_same_identifies_its_caller(post: Post, template: str) -> None:
-    """Those of the list, and a bare value. Where the project checks its tokens itself, no other token gets the answer."""
+    """Those of the list, and a bare value. If the project checks its tokens itself, no other token gets the answer."""
     tokens = ("alice", "bob", "alice")
     answers = [post("/plain", headers={"Authorization": template.format(token)}) for token in tokens]
     assert [answer.json()["secret"] for answer in answers] == ["of run 1", "of run 2", "of run 1"]

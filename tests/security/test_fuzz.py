@@ -169,7 +169,8 @@ def compare(client: Client, name: str, body: bytes, content_type: str, method: s
     key = {"HTTP_IDEMPOTENCY_KEY": str(uuid4())}
     first, second = (send(client, f"/protected/{name}", body, content_type, method, **key) for _ in range(2))
     if is_form(name, content_type, method) and first.status_code == second.status_code == 400:
-        return refused(key["HTTP_IDEMPOTENCY_KEY"])  # Django cannot read it, although the bare view has not asked
+        refused(key["HTTP_IDEMPOTENCY_KEY"])  # Django cannot read it, although the bare view has not asked
+        return
     assert first.status_code == second.status_code == bare.status_code
     if "X-Ran" in bare.headers:
         assert first.content == second.content == bare.content
@@ -236,7 +237,7 @@ def test_observing_does_not_turn_a_malformed_body_into_an_empty_one(attacker: Cl
 
 
 def test_bytes_that_no_charset_has_are_told_apart(attacker: Client) -> None:
-    """Two fields that a parser would show as the same replacement character are two requests to one that reads bytes."""
+    """Two fields that a parser would show as the same replacement character are two requests to a view of bytes."""
     key = {"HTTP_IDEMPOTENCY_KEY": "k", "content_type": "application/x-www-form-urlencoded"}
     bodies = (b"a=\xff", b"a=\xff", b"a=\xfe")
     answers = [send(attacker, "/protected/body", body, **key) for body in bodies]
