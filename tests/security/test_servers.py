@@ -51,9 +51,7 @@ def send(url: str, line: bytes, body: bytes = b"{}", length: int = 2, kind: byte
     where = urlsplit(url)
     with socket.create_connection((str(where.hostname), where.port or 80), timeout=DEADLINE) as connection:
         try:
-            connection.sendall(
-                b"POST /plain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %s\r\n" % kind
-            )
+            connection.sendall(b"POST /plain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %s\r\n" % kind)
             connection.sendall(line + b"\r\nContent-Length: %d\r\n\r\n" % length + body)
             if len(body) < length:
                 connection.shutdown(socket.SHUT_WR)
