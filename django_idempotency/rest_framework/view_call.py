@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
@@ -19,11 +20,11 @@ from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
+from ..engine.declare.registry import Declaration
 from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
-from ..engine.request.bodies import open_body
 from ..engine.request.callers import auth_scope, is_authenticated
-from ..engine.request.fingerprints import fingerprint_of
+from ..engine.request.fingerprints import MULTIPART, Unparsable, fingerprint_of
 from ..engine.request.view_call import ViewCall, rendered
 from ..engine.stores import alias_of
 
@@ -43,27 +44,29 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def fingerprint(self) -> bytes | None:
-        """Parse first, with the view's own parsers, and compare what they have read.
+        return fingerprint_of(self.request, self.options, self.asked_with, self._parsed)
+
+    def _parsed(self) -> Any:
+        """What the view's own parsers have read.
 
         If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
-        is rolled back with it. In leased mode the claim is committed before the view runs, so the error is raised here.
+        is rolled back with it. In leased mode the claim is committed before the view runs, and the stream of a
+        multipart form is gone, so the error is raised here.
         """
-        with open_body(self.request):
-            try:
-                self.asked_with.data  # noqa: B018 (parsing is lazy)
-            except UnreadablePostError:
+        try:
+            return self.asked_with.data
+        except UnreadablePostError:
+            raise
+        except Exception as error:
+            claims_first = self.options.lease is not None and not self.options.observe
+            gone = self.request.content_type == MULTIPART
+            if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
-            except Exception as error:
-                claims_first = self.options.lease is not None and not self.options.observe
-                if claims_first and not isinstance(error, UnsupportedMediaType):
-                    raise
-                self.unparsed = error
-                # After an error the framework would show empty data to the handler.
-                for name in ("_data", "_files", "_full_data", "_stream"):
-                    setattr(self.asked_with, name, Empty)
-        if self.unparsed:
-            return fingerprint_of(self.request, self.options, self.asked_with, unparsed=True)
-        return fingerprint_of(self.request, self.options, self.asked_with, lambda: self.asked_with.data)
+            self.unparsed = error
+            # After an error the framework would show empty data to the handler.
+            for name in ("_data", "_files", "_full_data", "_stream"):
+                setattr(self.asked_with, name, Empty)
+            raise Unparsable from error
 
     def scope(self) -> str | None:
         """The caller that the view's own authentication found, unless `scope=` says who is calling."""
@@ -126,25 +129,6 @@ class RestFrameworkViewCall(ViewCall):
             return None
 
 
-def without_request(renderers: Iterable[Any], response: Any) -> HttpResponseBase:
-    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
-
-    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
-    """
-    if isinstance(response, Response) and not response.is_rendered:
-        renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
-        response.accepted_renderer = renderer
-        response.accepted_media_type = renderer.media_type
-        vars(response)["renderer_context"] = {
-            "view": None,
-            "request": None,
-            "args": (),
-            "kwargs": {},
-            "response": response,
-        }
-    return rendered(response)
-
-
 def _raise(error: Exception) -> Any:
     raise error
 
@@ -160,3 +144,29 @@ def view_call(
     if not isinstance(request, Request):
         return None
     return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
+
+
+def declared(callback: Any) -> None:
+    """The listing reads view classes."""
+
+
+def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
+    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
+
+    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
+    """
+    if not isinstance(returned, Response) or returned.is_rendered:
+        return None
+    renderer = next((found for found in _renderers(declaration.target) if found.format == "json"), JSONRenderer)()
+    returned.accepted_renderer = renderer
+    returned.accepted_media_type = renderer.media_type
+    vars(returned)["renderer_context"] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
+    return rendered(returned)
+
+
+def _renderers(target: Any) -> Iterable[Any]:
+    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
+    if not hasattr(target, "renderer_classes"):
+        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+        target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
+    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

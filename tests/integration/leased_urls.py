@@ -66,7 +66,10 @@ hold = Idempotency(lease=LEASE, on_abandoned="hold")
 urlpatterns = [
     path("pay", idempotent(retry)(pay)),
     path("pay/hold", idempotent(hold)(pay)),
-    path("pay/reconcile", idempotent(on_abandoned="hold", lease=LEASE, reconcile=reconciled)(pay)),
+    path(
+        "pay/reconcile",
+        idempotent(operation="POST pay/reconcile", on_abandoned="hold", lease=LEASE, reconcile=reconciled)(pay),
+    ),
     path("pay/poll", idempotent(lease=LEASE, in_progress_status=202)(pay)),
     path("pay/wait", idempotent(lease=LEASE, wait=30)(pay)),
     path("pay/optional", idempotent(lease=LEASE, required=False)(pay)),

@@ -27,3 +27,9 @@ def dotted_name(function: Any) -> str:
     found = innermost(function)
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def method_name(view: Any) -> str:
+    """The name of a function that was defined in a class body, else the empty string."""
+    owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
+    return name if owner and not owner.endswith("<locals>") else ""

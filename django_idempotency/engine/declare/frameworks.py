@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency
 from ..request.view_call import ViewCall
+
+if TYPE_CHECKING:
+    from .registry import Declaration
 
 
 class Framework(Protocol):
@@ -28,6 +33,9 @@ class Framework(Protocol):
 
     def declared(self, callback: Any) -> Iterator[Any] | None:
         """What protects the unsafe methods behind a URL's callback, if the callback is one of this framework."""
+
+    def response(self, returned: Any, declaration: Declaration) -> HttpResponseBase | None:
+        """The response that `reconcile` has returned without a request, if it is one of this framework."""
 
 
 _loaders: dict[str, Callable[[], Framework]] = {}

@@ -11,10 +11,8 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, UnleasedKeywords, resolve
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..execution.steps import synchronous
-from .callables import dotted_name
+from .registry import Declaration, declare
 
-_DECORATED: dict[str, dict[str, Idempotency]] = {}
-"""The options of the functions that `once` has decorated: by operation, then by the function's dotted name."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,41 +71,28 @@ def once(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options)
-        remember(name, function, layer)
 
-        def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
-            return {
-                **options,
-                "operation": name,
-                "scope": scope(*args, **kwargs) if callable(scope) else scope,
-                "key": key(*args, **kwargs),
-                "payload": None if payload is None else payload(*args, **kwargs),
-            }
-
-        def bound(args: Any, kwargs: Any) -> Callable[..., Any]:
+        def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
-            if resolve(layer).lease is None:
-                return work
-            return lambda operation: work(operation=operation)
+            leased = resolve(layer).lease is not None
+            return run(
+                (lambda operation: work(operation=operation)) if leased else work,
+                **options | {"operation": name},
+                scope=scope(*args, **kwargs) if callable(scope) else scope,
+                key=key(*args, **kwargs),
+                payload=None if payload is None else payload(*args, **kwargs),
+            )
 
         @wraps(function)
         def protected(*args: Any, **kwargs: Any) -> Any:
-            return run_once(bound(args, kwargs), **arguments(args, kwargs)).value
+            return called(run_once, args, kwargs).value
 
         @wraps(function)
         async def aprotected(*args: Any, **kwargs: Any) -> Any:
-            return (await arun_once(bound(args, kwargs), **arguments(args, kwargs))).value
+            return (await called(arun_once, args, kwargs)).value
 
-        return aprotected if iscoroutinefunction(function) else protected
+        outer: Any = aprotected if iscoroutinefunction(function) else protected
+        declare(outer, Declaration((Idempotency(operation=name), layer), "once"))
+        return outer  # type: ignore[no-any-return]
 
     return decorate
-
-
-def remember(operation: str, function: Callable[..., Any], layer: Idempotency) -> None:
-    """Let `recover_idempotency_keys` find the options of this operation."""
-    _DECORATED.setdefault(operation, {})[dotted_name(function)] = layer
-
-
-def decorated(operation: str) -> list[Idempotency]:
-    """The option layers of the functions with this operation that `once` has decorated, of imported modules."""
-    return list(_DECORATED.get(operation, {}).values())

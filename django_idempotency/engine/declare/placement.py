@@ -5,7 +5,6 @@ Above that code a response would be replayed to another caller, or to a token th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -15,11 +14,9 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
-from .access_checks import access_check
-from .callables import dotted_name, innermost
-
-MARK = "_idempotency_layers"
-"""On a protected callable: its option layers, nearest first."""
+from .callables import dotted_name, innermost, method_name
+from .registry import MARK
+from .wrappers import unknown_wrapper
 
 DRF_ORDER = """
     @api_view(["POST"])
@@ -29,22 +26,16 @@ DRF_ORDER = """
     class OrderView(APIView):
         @idempotent
         def post(self, request): ..."""
-LOGIN_ORDER = """
+FUNCTION_ORDER = """
     @login_required
     @idempotent
     def create_order(request): ..."""
-MIXIN_ORDER = """
+HANDLER_ORDER = """
     class OrderView(LoginRequiredMixin, View):
-        @method_decorator(idempotent)
-        def post(self, request): ..."""
-CHECKED_HANDLER = """
-    class OrderView(View):
         @method_decorator(permission_required("shop.add_order"))
         @method_decorator(idempotent)
         def post(self, request): ..."""
-CHECKED_CLASS = """
-    class OrderView(IdempotencyMixin, PermissionRequiredMixin, View): ...
-
+CLASS_ORDER = """
     @method_decorator(permission_required("shop.add_order"), name="dispatch")
     class OrderView(IdempotencyMixin, View): ...
 
@@ -57,7 +48,7 @@ NINJA_ORDER = """
     @idempotent_operation
     def create_order(request, payload: OrderIn): ...
 
-    api.add_decorator(idempotent_operation, mode="operation")"""
+    api.add_decorator(idempotent_operation, mode="view")"""
 
 
 def refuse_view(view: Any) -> None:
@@ -75,14 +66,11 @@ def refuse_view(view: Any) -> None:
             f"idempotent stands above the REST framework view {view.cls.__name__}, where no user is authenticated yet. "
             f"Put it below:\n{DRF_ORDER}"
         )
-    if "redirect_field_name" in getattr(view, "__dict__", {}):
-        # Set by user_passes_test on what login_required, permission_required and the like return.
-        _refuse(f"idempotent stands above the login check of {_name(view)}. Put it below:\n{LOGIN_ORDER}")
-    if (check := access_check(view)) is not None:
-        _refuse(f"idempotent stands above {check}, which checks who calls {_name(view)}. Put it below:\n{LOGIN_ORDER}")
+    if (problem := _above_a_wrapper(view, FUNCTION_ORDER)) is not None:
+        _refuse(problem)
     view_class = getattr(view, "view_class", None)
     if view_class is not None and (problem := _checked_below(view_class, view_class.__mro__)) is not None:
-        _refuse(f"idempotent stands above {problem}. Put it below:\n{MIXIN_ORDER}")
+        _refuse(f"idempotent stands above {problem}")
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         _refuse(
             'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
@@ -97,29 +85,21 @@ def refuse_routing(protected: Any) -> None:
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse on the first request what shows only then: Django Ninja, and a class whose `dispatch` is decorated."""
-    for request in args[:1]:
-        callback = getattr(getattr(request, "resolver_match", None), "func", None)
-        if getattr(callback, "__module__", None) == "ninja.operation":
-            _refuse_ninja(_name(view))
-    if getattr(view, "__name__", "") != "dispatch":
-        return
-    # A method gets its instance first; method_decorator hands over a partial of the bound method.
-    instance = getattr(getattr(view, "func", None), "__self__", None)
-    if instance is None and args and not isinstance(args[0], HttpRequest):
-        instance = args[0]
-    view_class: Any = type(instance)
-    if getattr(view_class, "view_is_async", False):
-        _refuse(
-            f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
-            "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
-        )
-    if (problem := misplaced_dispatch(view_class)) is not None:
-        _refuse(problem)
+    """Refuse on a request what shows only then: a decorated operation of Django Ninja, the class of a `dispatch`."""
+    callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
+    if getattr(callback, "__module__", None) == "ninja.operation":
+        _refuse_ninja(_name(view))
+    if getattr(view, "__name__", "") == "dispatch":
+        # A method gets its instance first; method_decorator hands over a partial of the bound method.
+        instance = getattr(getattr(view, "func", None), "__self__", None)
+        if instance is None and args and not isinstance(args[0], HttpRequest):
+            instance = args[0]
+        if (problem := misplaced_dispatch(type(instance))) is not None:
+            _refuse(problem)
 
 
 @lru_cache(maxsize=256)
-def misplaced_dispatch(view_class: type) -> str | None:
+def misplaced_dispatch(view_class: Any) -> str | None:
     """Why the protected `dispatch` of this class stands too high, or None. Also asked by the system check."""
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
@@ -130,11 +110,13 @@ def misplaced_dispatch(view_class: type) -> str | None:
             f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where no user is "
             f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
         )
-    if (problem := _checked_below(view_class, mro[decorated:])) is not None:
+    if getattr(view_class, "view_is_async", False):
         return (
-            f"idempotent decorates the dispatch of {view_class.__name__} above {problem}. "
-            f"Put it on the handler:\n{MIXIN_ORDER}"
+            f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
+            "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
         )
+    if (problem := _checked_below(view_class, mro[decorated:])) is not None:
+        return f"idempotent decorates the dispatch of {view_class.__name__} above {problem}"
     return None
 
 
@@ -144,47 +126,49 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
     Args:
         classes: those of the view's MRO that stand below the protection.
     """
-    if any(_is_access_mixin(cls) for cls in classes):
-        return "its access mixin"
     verbs = [verb for verb in view_class.http_method_names if verb.upper() not in SAFE_METHODS]
     handlers = [handler for verb in verbs if (handler := getattr(view_class, verb, None)) is not None]
     dispatches = [vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)]
     for function in (*handlers, *dispatches):
-        if (check := access_check(function, below=MARK)) is not None:
-            return f"{check}, which checks who is calling"
+        if (wrapper := unknown_wrapper(function, below=True)) is not None:
+            return _advice(wrapper, f"{view_class.__name__}.{_name(function).rpartition('.')[2]}", HANDLER_ORDER)
     # A dispatch stands before the handlers, perhaps to check who is calling. Without handlers one dispatch answers.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
-    return f"{dotted_name(before[0])}, which may check who is calling" if before else None
+    if not before:
+        return None
+    return f"{dotted_name(before[0])}, which may check who is calling. Put it on the handler:\n{HANDLER_ORDER}"
 
 
 def misplaced_decorator(handler: Any) -> str | None:
     """Why the decorator of this handler stands too high, or None. Also known on the first request."""
-    if (check := access_check(handler, below=MARK)) is None:
-        return None
-    return f"idempotent stands above {check}, which checks who calls {_name(handler)}. Put it below:\n{CHECKED_HANDLER}"
+    return _above_a_wrapper(handler, HANDLER_ORDER, below=True)
 
 
 def refuse_handler(handler: Any) -> None:
-    """Refuse a handler that a mixin protects, if the handler's own decorators check who is calling."""
+    """Refuse a handler that a mixin protects, if the handler's own decorators may check who is calling."""
     if (problem := misplaced_mixin(handler)) is not None:
         _refuse(problem)
 
 
 def misplaced_mixin(handler: Any) -> str | None:
     """Why a mixin cannot protect this handler, or None. The mixin's protection stands above all its decorators."""
-    if (check := access_check(handler)) is None:
-        return None
+    return _above_a_wrapper(handler, CLASS_ORDER, who="IdempotencyMixin")
+
+
+def _above_a_wrapper(function: Any, order: str, *, who: str = "idempotent", below: bool = False) -> str | None:
+    wrapper = unknown_wrapper(function, below=below)
+    return None if wrapper is None else f"{who} stands above {_advice(wrapper, _name(function), order)}"
+
+
+def _advice(wrapper: str, function: str, order: str) -> str:
+    advice = f"{wrapper}, which may decide who may call {function}: a replay would skip it. Let it come first:\n{order}"
+    if wrapper.startswith("django."):
+        return advice
     return (
-        f"IdempotencyMixin stands above {check}, which checks who calls {_name(handler)}: a replay would skip the "
-        f"check. Let the check come before the handler:\n{CHECKED_CLASS}"
+        f"{advice}\n\nIf it decides nothing about the caller, allow it in the settings:\n\n"
+        f"    IDEMPOTENCY = {{'HARMLESS_DECORATORS': [{wrapper!r}]}}"
     )
-
-
-def method_name(view: Any) -> str:
-    """The name of a function that was defined in a class body, else the empty string."""
-    owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
-    return name if owner and not owner.endswith("<locals>") else ""
 
 
 def is_drf_view(cls: Any) -> bool:
@@ -192,12 +176,6 @@ def is_drf_view(cls: Any) -> bool:
     return isinstance(cls, type) and any(
         base.__module__ == "rest_framework.views" and base.__name__ == "APIView" for base in cls.__mro__
     )
-
-
-def _is_access_mixin(cls: type) -> bool:
-    # If the project has not imported the module, no class comes from it.
-    module = sys.modules.get("django.contrib.auth.mixins")
-    return module is not None and issubclass(cls, module.AccessMixin)
 
 
 def _refuse_ninja(name: str) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -16,32 +16,22 @@ from django.db.models import Model
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name
 
-BARE_SCHEMES = frozenset({"basic", "bearer", "token", "api-key"})
-"""Names of Authorization schemes. Such a name alone, without a credential, identifies no caller."""
-CHANGING_SCHEMES = frozenset(
+SCHEMES = frozenset(
     {
-        *("aws", "concealed", "digest", "dpop", "hawk", "hoba", "mac", "mutual", "negotiate", "ntlm", "oauth"),
-        *("privatetoken", "sharedkey", "signature", "vapid"),
+        *("access-token", "api-key", "api-token", "apikey", "apitoken", "basic", "bearer", "jwt", "key"),
+        *("private-token", "ssws", "token", "x-api-key"),
     }
 )
-"""Authorization schemes whose value is new in each request, in lower case. A retry would have another scope."""
-CHANGING_FAMILIES = re.compile(r"(aws4).*|.*(hmac).*|(scram)-.*")
-"""More of them. A value without white space is no scheme but a token, in which these letters stand by chance."""
+"""Authorization schemes whose value is the same in a request and its retry, in lower case. Of others, such as Digest,
+DPoP and HMAC signatures, a retry may have a new value, and would be another caller."""
 ANONYMOUS = "anonymous"
 UNKNOWN = object()
 """Stands for an attribute that is not there."""
+OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 
 
 class ChangingCredential(Exception):
-    """The client sent a credential that is new in each request, so the credential does not identify a retry.
-
-    Attributes:
-        scheme: the Authorization scheme in lower case, or what the names of its family share.
-    """
-
-    def __init__(self, scheme: str) -> None:
-        super().__init__(scheme)
-        self.scheme = scheme
+    """The client's Authorization scheme is not on the list: its value may be new in each request."""
 
 
 def scope_of(request: Any, options: Idempotency) -> str | None:
@@ -60,7 +50,8 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
         return scope
     user = getattr(request, "user", None)
     if is_authenticated(user):
-        return account_scope(user)
+        client = _client(request, user)
+        return account_scope(user) if client is None else f"{client}+{account_scope(user)}"
     if (credential := _credential(request)) is not None:
         return credential
     return ANONYMOUS if options.anonymous == "shared" else None
@@ -100,14 +91,14 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
             "user, a model instance or the token from the authenticator, or pass scope=callable(request)."
         )
     if _is_access_token(auth):
-        return _client_scope(auth)
+        return _token_scope(auth)
     scope = account_scope(auth)
     # Some models of tokens have the token itself as their primary key: the REST framework's own, and sessions.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
 
-def _client_scope(token: Model) -> str:
+def _token_scope(token: Model) -> str:
     """The scope of an OAuth 2 access token: its client, and its user if there is one. No query.
 
     The row itself does not last: a client may get a new token before it retries.
@@ -122,6 +113,25 @@ def _client_scope(token: Model) -> str:
             "caller. Pass scope=callable(request)."
         )
     return "+".join(owners)
+
+
+def _client(request: Any, user: Any) -> str | None:
+    """The client that acts for the user: two clients of one user are two callers. None: no token names a client."""
+    token: Any = getattr(request, "auth", None)
+    claims = getattr(token, "payload", token)
+    if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
+        return credential_scope("client", str(name))
+    if "oauth2_provider" not in sys.modules:
+        return None
+    if not _is_access_token(token):
+        token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
+    if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
+        # OAuth2TokenMiddleware keeps the user alone.
+        from oauth2_provider.oauth2_backends import get_oauthlib_core
+
+        _, verified = get_oauthlib_core().verify_request(request, scopes=[])
+        token = getattr(verified, "access_token", None)
+    return _owner(token, "application") if _is_access_token(token) else None
 
 
 def _owner(row: Model, name: str) -> str | None:
@@ -187,7 +197,7 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
     """Name and value of each credential header.
 
     Raises:
-        ChangingCredential: for an Authorization scheme whose value is new in each request.
+        ChangingCredential: for an Authorization scheme that is not on the list.
     """
     for header in get_settings().credential_headers:
         value = request.META.get(meta_name(header), "").strip()
@@ -199,15 +209,13 @@ def _credentials(request: Any) -> Iterator[tuple[str, str]]:
 
 def _authorization(value: str) -> str:
     """The value of `Authorization` with its scheme in lower case. Empty if it holds no credential."""
-    scheme, *rest = value.split(maxsplit=1)
-    name = scheme.lower()
-    if name in CHANGING_SCHEMES:
-        raise ChangingCredential(name)
+    first, *rest = value.split(maxsplit=1)
+    scheme = first.lower()
     if not rest:
-        return "" if name in BARE_SCHEMES else scheme  # a token without a scheme
-    if family := CHANGING_FAMILIES.fullmatch(name):
-        raise ChangingCredential(next(filter(None, family.groups())))
-    return f"{name} {rest[0]}"
+        return "" if scheme in SCHEMES else first  # a token without a scheme
+    if scheme not in SCHEMES:
+        raise ChangingCredential
+    return f"{scheme} {rest[0]}"
 
 
 def _form_secret(request: Any) -> str | None:

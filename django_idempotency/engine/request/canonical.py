@@ -1,15 +1,20 @@
-"""One form for equal values, and different forms for different values, for any JSON that a client sends."""
+"""One form for equal values, and different forms for different values, for any JSON that a client sends.
+
+A value from which no fields can be chosen stays whole, so that it cannot equal another value.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from datetime import date, time
+from hashlib import sha256
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..protocol.digests import digest_of_chunks
+from ..conf import Fingerprint
 
 TAG = "\0"
 """Begins the only name of an object that stands for a value which is not JSON. Names of clients are escaped with it."""
@@ -96,22 +101,15 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, int) and value.bit_length() > MAX_BITS
 
 
-def is_tagged(value: dict[str, Any]) -> bool:
-    """Whether an object stands for a value that is not JSON: a file, for example."""
-    return any(name.startswith(TAG) and not name.startswith(TAG * 2) for name in value)
-
-
-def described_file(name: str | None, content_type: str | None, parameters: Any, digest: str) -> dict[str, Any]:
-    """An uploaded file. `parameters` are those of its content type: its charset, for example."""
-    return {f"{TAG}file": [name, content_type, parameters or {}, digest]}
-
-
-def uploaded(file: Any) -> dict[str, Any]:
-    """A file that a parser has read already. The file is rewound."""
+def _uploaded(file: UploadedFile) -> dict[str, Any]:
+    """A file: its name, its type with parameters such as the charset, and its content. The file is rewound."""
+    hasher = sha256()
     file.seek(0)
-    hexdigest = digest_of_chunks(file.chunks())
+    for chunk in file.chunks():
+        hasher.update(chunk)
     file.seek(0)
-    return described_file(file.name, file.content_type, getattr(file, "content_type_extra", None), hexdigest)
+    parameters = getattr(file, "content_type_extra", None) or {}
+    return {f"{TAG}file": [file.name, file.content_type, parameters, hasher.hexdigest()]}
 
 
 def _tagged(value: Any) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def _tagged(value: Any) -> dict[str, Any]:
     if isinstance(value, _Text):
         return {f"{TAG}{type(value).__name__}": value.text}
     if isinstance(value, UploadedFile):
-        return uploaded(value)
+        return _uploaded(value)
     if isinstance(value, bytes):
         return {f"{TAG}bytes": value.hex()}
     if isinstance(value, (date, time)):  # Django's encoder cuts microseconds
@@ -128,3 +126,59 @@ def _tagged(value: Any) -> dict[str, Any]:
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagged)
+
+
+# --- choosing fields
+
+Names = Collection[str]
+"""A dot leads into an object. A field whose own name has dots is found too: forms have such names."""
+Fields = dict[str, Any]
+
+
+def selected(value: Any, chosen: Fingerprint) -> Any:
+    """The parts of a body that `chosen` compares. An object that has none of the chosen fields counts as a whole."""
+    names = chosen.fields
+    if names is not None:
+        value = _in_objects(value, lambda fields: only(fields, names) or fields)
+    return _without(value, chosen.exclude)
+
+
+def only(value: Any, names: Names) -> Any:
+    """The fields with these names."""
+
+    def chosen(fields: Fields) -> Fields:
+        found = {}
+        for name, item in fields.items():
+            if name in names:
+                found[name] = item
+            elif inner := _below(name, names):
+                found[name] = only(item, inner)
+        return found
+
+    return _in_objects(value, chosen)
+
+
+def _without(value: Any, names: Names) -> Any:
+    def rest(fields: Fields) -> Fields:
+        return {name: _without(item, _below(name, names)) for name, item in fields.items() if name not in names}
+
+    return _in_objects(value, rest) if names else value
+
+
+def _in_objects(value: Any, select: Callable[[Fields], Fields]) -> Any:
+    """Apply `select` to an object, or to each object of a list. Lists in lists stay whole."""
+    if isinstance(value, list):
+        return [select(item) if _has_fields(item) else item for item in value]
+    return select(value) if _has_fields(value) else value
+
+
+def _has_fields(value: Any) -> bool:
+    """Whether this is an object of the client, and not one that stands for a value beside JSON: a file, for example."""
+    tagged = isinstance(value, dict) and any(n.startswith(TAG) and not n.startswith(TAG * 2) for n in value)
+    return isinstance(value, dict) and not tagged
+
+
+def _below(name: str, names: Names) -> set[str]:
+    """What the names say about the inside of the field `name`: of "meta.sent_at" and "meta" it is "sent_at"."""
+    start = f"{name}."
+    return {other.removeprefix(start) for other in names if other.startswith(start)}

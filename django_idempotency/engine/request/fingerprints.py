@@ -1,4 +1,10 @@
-"""Is this the same request? 32 bytes that stand for everything the client asked for."""
+"""Is this the same request? 32 bytes that stand for everything the client asked for.
+
+# Note [What Django has read is compared]
+A multipart form is compared by `request.POST` and `request.FILES`. Of every other request `request.body` is read first,
+so the view, its parser and the check of a signature can read the body again. Nothing is put in the place of Django's
+stream. So a view that reads the stream of a form, or sets upload handlers, passes `fingerprint=`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +13,28 @@ import json
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
-from os import SEEK_END
-from typing import IO, TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
-from django.core.exceptions import BadRequest, SuspiciousOperation
-from django.core.files.uploadhandler import FileUploadHandler
-from django.http import HttpRequest
+from django.core.exceptions import (
+    BadRequest,
+    RequestDataTooBig,
+    SuspiciousOperation,
+    TooManyFieldsSent,
+    TooManyFilesSent,
+)
+from django.core.files.uploadhandler import MemoryFileUploadHandler, TemporaryFileUploadHandler
+from django.core.handlers.wsgi import LimitedStream, WSGIRequest
+from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Fingerprint
-from ..protocol.digests import digest, digest_of_chunks
-from .bodies import CHUNK, open_body
-from .canonical import TAG, Digest, Number, canonical, described_file, escaped, is_heavier, plain, uploaded
-from .selection import only, selected
+from ..protocol.digests import digest
+from .canonical import Digest, Number, canonical, escaped, is_heavier, only, plain, selected
 
 if TYPE_CHECKING:
     from ..conf import Idempotency
@@ -34,25 +45,33 @@ to 40 times. So a body of this size costs at most 11 MiB and 20 ms; the 2.5 MiB 
 A constant: a setting that changes would give a retry another fingerprint."""
 MAX_PARSED_WEIGHT = 2 * MAX_PARSED_BYTES
 """What a framework's parser makes of such a body is no heavier (`is_heavier`), unless it shares or unpacks items."""
-MAX_EMPTY_FORM = 128
-"""A boundary has at most 70 characters (RFC 2046 section 5.1.1)."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The token is new in each page, so it is not a part of the request that is compared."""
+MULTIPART = "multipart/form-data"
+
+
+UNREADABLE = (MultiPartParserError, TooManyFieldsSent, TooManyFilesSent, UnreadablePostError)
+"""Django's own errors, after which it shows an empty body to the view."""
 
 
 class Unparsable(Exception):
     """The body does not follow its content type. The view may still understand the bytes."""
 
 
+class LengthRequired(Exception):
+    """The client sent a chunked body. WSGI does not show it, so two different bodies would look the same."""
+
+
+class BodyTooLarge(Exception):
+    """Django does not hold this body in memory, so the body cannot be compared."""
+
+
 def fingerprint_of(
-    request: HttpRequest,
-    options: Idempotency,
-    asked_with: Any,
-    parsed: Callable[[], Any] | None = None,
-    *,
-    unparsed: bool = False,
+    request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
     """The fingerprint under `options.fingerprint`; None: requests are not compared.
+
+    See Note [What Django has read is compared].
 
     The first part of each digest is the version of what is compared. Another version never equals a stored one.
 
@@ -60,11 +79,13 @@ def fingerprint_of(
         request: Django's request.
         options: resolved.
         asked_with: the request that option callables get.
-        parsed: returns what the framework's parser has made of the body. Default: the body is parsed here.
-        unparsed: the framework does not parse this body, so its bytes are compared.
+        parsed: returns what the framework's parser has made of the body, or raises `Unparsable`. Default: the body is
+            parsed here.
 
     Raises:
         IdempotencyConfigurationError: the body is gone, or the project's callable did not return bytes.
+        BadRequest: the body is shorter than the client has said.
+        LengthRequired, BodyTooLarge: the body cannot be compared.
     """
     chosen = options.fingerprint
     if chosen is None:
@@ -76,27 +97,16 @@ def fingerprint_of(
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
         return digest(b"custom 2", method, path, value)
-    with open_body(request) as body:
-        payload: Any = _payload(request, body, parsed, unparsed=unparsed)
-        if isinstance(chosen, tuple):
-            if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
-                payload = only(payload, chosen)
-            return digest(b"fields 2", method, path, _parameters(request), canonical(payload))
-        if isinstance(chosen, Fingerprint):
-            payload = selected(payload, chosen)
-            path = path if chosen.query else path.partition(b"?")[0]
-        content_type = (request.content_type or "").lower().encode()
-        return digest(b"request 2", method, path, content_type, _parameters(request), canonical(payload))
-
-
-def _payload(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None, *, unparsed: bool) -> Any:
-    """The body's value, or the digest of its bytes."""
-    try:
-        if unparsed:
-            raise Unparsable
-        return _parsed(request, body, parsed)
-    except Unparsable:
-        return Digest(_bytes_digest(body))
+    content_type = (request.content_type or "").lower()
+    payload = _payload(request, content_type, parsed)
+    if isinstance(chosen, tuple):
+        if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
+            payload = only(payload, chosen)
+        return digest(b"fields 2", method, path, _parameters(request), canonical(payload))
+    if isinstance(chosen, Fingerprint):
+        payload = selected(payload, chosen)
+        path = path if chosen.query else path.partition(b"?")[0]
+    return digest(b"request 2", method, path, content_type.encode(), _parameters(request), canonical(payload))
 
 
 def _urlconf(request: HttpRequest) -> bytes:
@@ -134,63 +144,49 @@ def _codec(charset: str) -> str:
         return charset.lower()
 
 
-def _bytes_digest(body: Any) -> str:
-    """The digest of a body that is not parsed."""
-    if body is None:
-        raise _consumed()
-    body.seek(0)
-    return digest_of_chunks(iter(lambda: body.read(CHUNK), b""))
+# --- reading
 
 
-def _parsed(request: HttpRequest, body: IO[bytes] | None, parsed: Callable[[], Any] | None) -> Any:
-    """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else raises `Unparsable`."""
-    content_type = (request.content_type or "").lower()
-    is_multipart = content_type == "multipart/form-data"
-    is_json = content_type == "application/json" or content_type.endswith("+json")
-    if body is not None and not is_multipart:
-        _refuse_large(body)
-    if parsed is not None:
-        data = parsed()
-        # JSON shares nothing. An upload cannot be compared by its bytes, and Django limits its fields.
-        if not (is_json or is_multipart) and is_heavier(data, _max_weight(request, body)):
-            if body is None:
-                raise BadRequest("The request's body stands for far more than its length.")
-            raise Unparsable
-        return _read_by_framework(request, body, data, is_multipart=is_multipart)
-    if is_multipart:
-        return _multipart(request, body)
-    if body is None:
-        raise _consumed()
-    if content_type == "application/x-www-form-urlencoded":
-        return _urlencoded(body.read())
-    if is_json:
-        return _json(body.read())
-    raise Unparsable
-
-
-def _max_weight(request: HttpRequest, body: IO[bytes] | None) -> int:
-    """Of what a parser has made of a body. If the body is consumed, only the client has said how long it was."""
-    if body is not None:
-        return MAX_PARSED_WEIGHT
+def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
+    """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else the digest of its bytes."""
+    if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
+        return _form(request, parsed)
+    body = _body(request, gone=parsed is not None)
     try:
-        length = int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        length = 0
-    return max(2 * length, 5 * MAX_PARSED_WEIGHT)
-
-
-def _read_by_framework(request: HttpRequest, body: IO[bytes] | None, data: Any, *, is_multipart: bool) -> Any:
-    """What the framework's parser has made of the body, so that no body is parsed twice."""
-    if body is not None and not data and not (is_multipart and _is_empty_form(request, body)):
-        raise Unparsable  # the parser may leave the reading to the view
-    if isinstance(data, MultiValueDict):
-        data = _grouped((name, item) for name, items in data.lists() for item in items)
-    try:
-        return plain(data)
-    except (TypeError, RecursionError) as error:
+        if parsed is not None:
+            return _read_by_framework(request, content_type, body, parsed())
+        return _value(request, content_type, body)
+    except Unparsable:
         if body is None:
-            raise
-        raise Unparsable from error
+            raise _consumed() from None
+        return Digest(sha256(body).hexdigest())
+
+
+def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
+    """Fields and file contents of a multipart form. Files are hashed in pieces, and rewound."""
+    try:
+        form = _grouped(request.POST, request.FILES) if parsed is None else _plain(parsed())
+    except (LookupError, ValueError) as error:  # a charset that does not exist, or that is none of text
+        raise BadRequest("The form of this request cannot be read.") from error
+    # Django makes the handlers immutable when it parses a form. Else the stream was taken in another way.
+    if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
+        raise _consumed()
+    _refuse_incomplete(request, empty=not form)
+    return form
+
+
+def _body(request: HttpRequest, *, gone: bool) -> bytes | None:
+    """The raw body. None if a parser has consumed the stream; `gone` says that this is no error."""
+    try:
+        body = request.body
+    except RequestDataTooBig as error:
+        raise BodyTooLarge from error
+    except RawPostDataException:
+        if not gone:
+            raise _consumed() from None
+        body = None
+    _refuse_incomplete(request, empty=not body)
+    return body
 
 
 def _consumed() -> IdempotencyConfigurationError:
@@ -200,99 +196,107 @@ def _consumed() -> IdempotencyConfigurationError:
     )
 
 
-def _refuse_large(body: IO[bytes]) -> None:
-    """Leave a large body to the comparison of bytes: see `MAX_PARSED_BYTES`.
+def _refuse_incomplete(request: Any, *, empty: bool) -> None:
+    """Refuse a body of which the server has shown only a part: its complete retry would be another request.
 
-    Without the limit any client could make a view that never parses spend seconds and hundreds of megabytes.
+    Gunicorn passes on what it got before the client hung up as if that were the whole body.
     """
-    if body.seek(0, SEEK_END) > MAX_PARSED_BYTES:
-        raise Unparsable
-    body.seek(0)
+    if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not _length(request):
+        raise LengthRequired
+    stream = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
+    if type(stream) is LimitedStream:
+        received = stream._pos
+    elif hasattr(request, "_body"):
+        received = len(request.body)
+    else:
+        return  # an ASGI server hands over a form only when it is complete
+    # A middleware that decompresses leaves the length of what was sent.
+    if received < _length(request) and "HTTP_CONTENT_ENCODING" not in request.META:
+        raise BadRequest("The request's body ended before its Content-Length.")
 
 
-def _json(raw: bytes) -> Any:
+def _length(request: HttpRequest) -> int:
+    """What the client has said about the length of its body. 0 if it has said nothing."""
     try:
-        return _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))  # as json.loads does
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return 0
+
+
+# --- parsing
+
+
+def _read_by_framework(request: HttpRequest, content_type: str, body: bytes | None, data: Any) -> Any:
+    """What the framework's parser has made of the body, so that no body is parsed twice."""
+    if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
+        raise Unparsable  # a parser without data may leave the reading to the view
+    # JSON shares nothing. If the body is consumed, only the client has said how long it was.
+    limit = MAX_PARSED_WEIGHT if body is not None else max(2 * _length(request), 5 * MAX_PARSED_WEIGHT)
+    if not _is_json(content_type) and is_heavier(data, limit):
+        if body is None:
+            raise BadRequest("The request's body stands for far more than its length.")
+        raise Unparsable
+    try:
+        return _plain(data)
+    except (TypeError, RecursionError) as error:
+        if body is None:
+            raise
+        raise Unparsable from error
+
+
+def _plain(data: Any) -> Any:
+    return _grouped(data) if isinstance(data, MultiValueDict) else plain(data)
+
+
+def _value(request: HttpRequest, content_type: str, body: bytes) -> Any:
+    if len(body) > MAX_PARSED_BYTES:
+        # Else any client could make a view that never parses spend seconds and hundreds of megabytes.
+        raise Unparsable
+    if content_type == "application/x-www-form-urlencoded":
+        # latin-1 gives each byte its own character, for any charset.
+        pairs = parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
+        return _by_name(pairs)
+    if content_type == MULTIPART:  # of another method than POST, for which Django has no `request.POST`
+        handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
+        try:
+            return _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, "latin-1").parse())
+        except (MultiPartParserError, SuspiciousOperation) as error:
+            raise Unparsable from error
+    if not _is_json(content_type):
+        raise Unparsable
+    try:
+        text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
+        # A name can hold NUL only as an escape: the decoder refuses it elsewhere.
+        return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type == "application/json" or content_type.endswith("+json")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise Unparsable  # parsers disagree which of two equal names counts
-    if TAG in "".join(value):
-        return {escaped(name): item for name, item in pairs}
     return value
 
 
 _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_unique)
+_ESCAPING = json.JSONDecoder(
+    parse_float=Number, object_pairs_hook=lambda pairs: {escaped(name): item for name, item in _unique(pairs).items()}
+)
 
 
-def _urlencoded(raw: bytes) -> dict[str, list[str]]:
-    # latin-1 gives each byte its own character, for any charset.
-    return _grouped(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
+def _grouped(*forms: MultiValueDict[str, Any]) -> dict[str, list[Any]]:
+    """Fields and files as JSON, by name."""
+    return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
-def _multipart(request: HttpRequest, body: Any) -> dict[str, list[Any]]:
-    """Fields and file contents. The boundary is left out, because each retry has a new one."""
-    fields: Any
-    if body is None:
-        # The view's own parser, or the CSRF middleware, has read request.POST already.
-        fields, files = request.POST, request.FILES
-        hashed = [(name, uploaded(file)) for name, values in files.lists() for file in values]
-    else:
-        body.seek(0)
-        try:
-            parser = MultiPartParser(request.META, body, [_HashingHandler(request)], "latin-1")
-            fields, parsed_files = parser.parse()
-        except (MultiPartParserError, SuspiciousOperation) as error:
-            raise Unparsable from error
-        hashed = [(name, file.value) for name, values in parsed_files.lists() for file in values]
-    if not fields and not hashed and not _is_empty_form(request, body):
-        raise Unparsable  # no form: the parser has skipped everything
-    return _grouped([*((name, value) for name, values in fields.lists() for value in values), *hashed])
-
-
-def _is_empty_form(request: HttpRequest, body: IO[bytes] | None) -> bool:
-    """Has the client sent a form without fields? Bytes cannot be compared: each retry has a new boundary."""
-    if body is None:
-        # Django makes the handlers immutable when it parses an upload. Else the stream was taken in another way.
-        if not isinstance(request.upload_handlers, ImmutableList):
-            raise _consumed()
-        return True
-    body.seek(0)
-    start = body.read(MAX_EMPTY_FORM).strip()
-    boundary: Any = request.content_params.get("boundary", "") if request.content_params else ""
-    return start == f"--{boundary}--".encode()
-
-
-def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     fields: dict[str, list[Any]] = {}
     for name, value in pairs:
         if name != CSRF_FIELD:
             fields.setdefault(name, []).append(value)
     return fields
-
-
-class _HashedFile:
-    def __init__(self, value: dict[str, Any]) -> None:
-        self.value = value
-
-    def close(self) -> None:
-        """Called by the parser when it gives up a body: a bad part, too many files."""
-
-
-class _HashingHandler(FileUploadHandler):
-    """Hashes each file chunk by chunk and stores nothing."""
-
-    def new_file(self, *args: Any, **kwargs: Any) -> None:
-        super().new_file(*args, **kwargs)
-        self._hasher = sha256()
-
-    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        self._hasher.update(raw_data)
-
-    def file_complete(self, file_size: int) -> Any:
-        hexdigest = self._hasher.hexdigest()
-        return _HashedFile(described_file(self.file_name, self.content_type, self.content_type_extra, hexdigest))

@@ -15,7 +15,7 @@ from django.test import AsyncRequestFactory, RequestFactory, SimpleTestCase
 from watching import MODE, View, watched
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
-from django_idempotency.engine.declare.access_checks import access_check
+from django_idempotency.engine.declare.wrappers import unknown_wrapper
 from django_idempotency.views import IdempotencyMixin
 
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
@@ -69,7 +69,7 @@ def _protected(view: View, request: Any) -> View:
         # The view has a check of who is calling, and the package refuses to stand above the check. So it stands below.
         view_class = getattr(view, "view_class", None)
         handler = getattr(view_class, request.method.lower(), None)
-        if view_class is None or any(access_check(checked) is not None for checked in (view, handler) if checked):
+        if view_class is None or any(unknown_wrapper(checked) is not None for checked in (view, handler) if checked):
             request.protect_below = True
             return view
         return _protected_class(view_class).as_view(**view.view_initkwargs)

@@ -7,8 +7,9 @@ from django.db import connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores.states import HARMLESS
 from django_idempotency.maintenance import find_resource, half_done, in_doubt, needs_attention, stuck
-from django_idempotency.maintenance.lookups import harmless
+from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
 from tests.contracts.attention import TestAttentionContract
 from tests.expired import make_leased
@@ -30,22 +31,23 @@ FILL = """
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db
 def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -> None:
-    """No sequential scan of the keys or of their steps."""
+    """No sequential scan of the keys or of their steps. A key without a lease is found after its `ttl`."""
     for number in range(5):
         make_leased(f"half done {number}", "failed")
         make_leased(f"in doubt {number}", "failed", doubt=True)
         make_leased(f"stuck {number}", "in_progress", lapsed=True)
         make_leased(f"harmless {number}", "in_progress", lapsed=True, call=False)
+        make_leased(f"without a lease {number}", "in_progress", call=False)
     with connection.cursor() as cursor:
         cursor.execute(FILL)
         cursor.execute("ANALYZE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
-    failed, locked, doubt = "idempotency_failed_idx", "idempotency_locked_idx", "idempotency_doubt_idx"
+    failed, locked, doubt, expires = (f"idempotency_{name}_idx" for name in ("failed", "locked", "doubt", "expires"))
     expected = [
         (half_done(), 10, {failed, locked}),
-        (needs_attention(), 20, {failed, locked}),
-        (in_doubt(), 5, {doubt}),
-        (stuck(), 10, {locked}),
-        (harmless(), 5, {locked}),
+        (needs_attention(), 25, {failed, locked, expires}),
+        (in_doubt(), 10, {doubt, expires}),
+        (stuck(), 15, {locked, expires}),
+        (IdempotencyKey.objects.filter(HARMLESS), 5, {locked}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
     ]
     for found, count, indexes in expected:

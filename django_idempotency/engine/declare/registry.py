@@ -1,0 +1,121 @@
+"""What protects a callable: one declaration, which listing, checks, OpenAPI and recovery read."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
+from ..execution.once import final_result
+from ..protocol.outcomes import Finished
+from ..request.view_call import found, rendered
+from . import frameworks
+from .callables import dotted_name, method_name, unwrapped
+
+MARK = "_idempotency_declaration"
+"""On a protected callable: its `Declaration`."""
+VERBS = frozenset({"post", "put", "patch", "delete"})
+"""The decorator on a method with one of these names protects this HTTP method."""
+_registered: dict[str, dict[Hashable, Declaration]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """How a callable is protected.
+
+    Attributes:
+        layers: the options, nearest first.
+        kind: who calls the callable.
+        target: the protected callable, the view class or the operation of Django Ninja; None: not known yet.
+        by_request: `get_idempotency_options()` of the view may decide otherwise for a request.
+    """
+
+    layers: tuple[Idempotency, ...]
+    kind: Literal["django", "rest_framework", "ninja", "once"]
+    target: Any = None
+    by_request: bool = False
+
+    @property
+    def options(self) -> Idempotency:
+        """Every option has a value. Raises `IdempotencyConfigurationError` for options that contradict each other."""
+        return resolve(*self.layers)
+
+    def options_for(self, method: str) -> Idempotency | None:
+        """The options for this HTTP method; None: not protected. Raises as `options` does."""
+        return self.options if get_settings().enabled and method in self.options.methods else None
+
+    def finished(self, returned: Any) -> Finished[Any]:
+        """What `reconcile` has returned without a request, as the end of the operation.
+
+        Raises:
+            IdempotencyConfigurationError: for what `reconcile` must not return.
+        """
+        if self.kind == "once":
+            return final_result(returned, self.options.reconcile)
+        responses = (framework.response(returned, self) for framework in frameworks.in_use())
+        response = next((response for response in responses if response is not None), returned)
+        return found(rendered(response), self.options)
+
+
+def declare(callable_: Any, declaration: Declaration) -> None:
+    """Mark the protected callable, and register its declaration."""
+    declaration = replace(declaration, target=callable_)
+    setattr(callable_, MARK, declaration)
+    register(declaration)
+
+
+def register(declaration: Declaration) -> None:
+    """Let recovery find what has both an `operation` and a `reconcile` of its own. Others cannot be found by a name."""
+    operation, reconcile = (_nearest(declaration, name) for name in ("operation", "reconcile"))
+    if operation is not None and reconcile is not None:
+        # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
+        key = dotted_name(declaration.target) if declaration.kind == "once" else id(reconcile)
+        _registered.setdefault(operation, {})[key] = declaration
+
+
+def registered(operation: str) -> list[Declaration]:
+    """The declarations of imported modules with this `operation` and a `reconcile`. Import the URLconf before."""
+    return list(_registered.get(operation, {}).values())
+
+
+def declaration_of(callable_: Any) -> Declaration | None:
+    """What protects this callable, or the callable below its decorators; None: not protected."""
+    *levels, innermost = unwrapped(callable_)
+    # An object with a protected __call__ is a view too.
+    for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
+        declaration: Declaration | None = getattr(level, MARK, None)
+        if declaration is not None:
+            # method_decorator decorates on each call. Until then the mark does not know the method.
+            return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
+    return None
+
+
+def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
+    """The layers of a method with this name: the decorator on a method called `put` protects PUT."""
+    layer = for_methods(name.upper())
+    return (*layers, layer) if name in VERBS and layer not in layers else layers
+
+
+def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
+    """What a decorator was called with: its options, and the view; None: the decorator gets the view next.
+
+    Raises:
+        IdempotencyConfigurationError: for options that cannot work.
+    """
+    if view is None:
+        return as_options(options), None
+    if not isinstance(view, Idempotency):
+        if options:
+            raise IdempotencyConfigurationError(f"pass options to {decorator} by keyword only, before the view.")
+        return Idempotency(), view
+    if options:
+        raise IdempotencyConfigurationError(f"pass an Idempotency or keyword options to {decorator}, not both.")
+    return view, None
+
+
+def _nearest(declaration: Declaration, name: str) -> Any:
+    """The option as the nearest layer gives it. Without the project's settings, which cannot be read at import."""
+    values = (layer.given()[name] for layer in declaration.layers if name in layer.given())
+    return next(values, None)
