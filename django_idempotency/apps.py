@@ -24,12 +24,12 @@ class IdempotencyAppConfig(AppConfig):
 
 
 def _rest_framework() -> Framework:
-    from .rest_framework import framework
+    from .rest_framework import view_call
 
-    return framework
+    return view_call
 
 
 def _ninja() -> Framework:
-    from .ninja import framework
+    from .ninja import operations
 
-    return framework
+    return operations

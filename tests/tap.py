@@ -17,7 +17,6 @@ from typing import Any
 from django.db import connection, connections
 
 from django_idempotency.engine.stores import store_for
-from tests.functions import look_now
 
 PORT = 5432
 
@@ -117,7 +116,6 @@ def tapped(delay: float = 0, **changes: Any) -> Iterator[Tap]:
             connections["default"] = wrapper
             try:
                 wrapper.ensure_connection()
-                look_now()
                 tap.take()
                 yield tap
             finally:

@@ -2,13 +2,20 @@
 
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores.running import RunningTransaction
-from .bulk import Resolved, resolve_all
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
-from .lookups import find_key, find_resource, half_done, in_doubt, in_flight, needs_attention, stuck
+from .lookups import (
+    find_key,
+    find_resource,
+    half_done,
+    in_doubt,
+    in_flight,
+    needs_attention,
+    running_transactions,
+    stuck,
+)
 from .recovery import Asked, Recovered, recover_idempotency_keys
-from .resolution import close_with, record_outcome, release_for_retry
-from .running import running_transactions
+from .resolution import Resolved, close_with, record_outcome, release_for_retry, resolve_all
 
 __all__ = [
     "Asked",

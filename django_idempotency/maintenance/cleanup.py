@@ -12,11 +12,10 @@ from django.db import DatabaseError, transaction
 
 from ..engine.conf import get_settings
 from ..engine.events import report_purged
-from ..engine.execution.atomic import LEFT_BEHIND
 from ..engine.stores import Store, alias_for, store_for
-from .harmless import fail_harmless
-from .lookups import half_done, harmless, in_doubt, stuck
-from .unsettled import give_up, overdue
+from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS
+from ..models import IdempotencyKey
+from .unsettled import fail_harmless, give_up, overdue
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -91,60 +90,59 @@ def cleanup_idempotency_keys(
     """
     _refuse_impossible(batch_size, max_batches, max_seconds, pause)
     store = store_for(alias_for(using))
-    limits = _Limits(max_batches, max_seconds, pause, stop or Event())
-    not_before = None
+    run = _Run(store, limits=(max_batches, max_seconds, pause), stop=stop or Event())
+    at_once, passed_over, not_before = min(batch_size, FAILED_AT_ONCE), set[int](), None
 
     def purge() -> int:
         nonlocal not_before
         count, not_before = store.purge(batch_size, not_before)
         return count
 
-    def fail() -> int:
-        return fail_harmless(store, at_once, passed_over)
-
-    at_once, passed_over = min(batch_size, FAILED_AT_ONCE), set[int]()
-    unstuck, complete = _in_batches(store, fail, at_once, limits, lambda count: None)
     deleted = given_up = 0
-    if complete:
-        deleted, complete = _in_batches(store, purge, batch_size, limits, progress)
-    if complete and get_settings().unsettled_seconds is not None:
-        given_up, complete = _given_up(store, batch_size, limits, lambda count: progress(deleted + count))
-    if complete:
-        # Only now few expired rows are left to walk over.
-        with _explained(store), transaction.atomic(using=store.alias, durable=True):
-            store.note_expired_unleased(LEFT_BEHIND.format("a cleanup has found it after its ttl."), batch_size)
+    unstuck = run.in_batches(at_once, lambda: fail_harmless(store.alias, at_once, passed_over))
+    if run.complete:
+        deleted = run.in_batches(batch_size, purge, progress)
+    if run.complete and get_settings().unsettled_seconds is not None and not run.reached():
+        more = lambda count: progress(deleted + count)  # noqa: E731
+        given_up = run.in_batches(batch_size, lambda: give_up(store.alias, batch_size), more)
     with _explained(store):
         found = _attention(store)
     counted = {"deleted": deleted, "given_up": given_up, "unstuck": unstuck, **found}
-    cleanup = Cleanup(batches=limits.batches, complete=complete, **counted)
+    cleanup = Cleanup(batches=run.batches, complete=run.complete, **counted)
     report_purged(cleanup, store.alias)
     return cleanup
 
 
-def _given_up(store: Store, batch_size: int, limits: _Limits, progress: Callable[[int], None]) -> tuple[int, bool]:
-    """The second half of a run: how many keys were given up, and whether none is left."""
-    if limits.reached():
-        return 0, False
-    return _in_batches(store, lambda: give_up(store, batch_size), batch_size, limits, progress)
+class _Run:
+    """One run: its limits, how many batches it has deleted, and whether nothing is left."""
 
-
-class _Limits:
-    """When a run has to end, and how many batches it has deleted."""
-
-    def __init__(self, max_batches: int | None, max_seconds: float | None, pause: float, stop: Event) -> None:
-        self.batches = 0
-        self._max_batches = max_batches
+    def __init__(self, store: Store, limits: tuple[int | None, float | None, float], stop: Event) -> None:
+        self.batches, self.complete = 0, False
+        self._store, self._stop = store, stop
+        self._max_batches, max_seconds, self._pause = limits
         self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
-        self._pause = pause
-        self._stop = stop
+
+    def in_batches(self, size: int, delete: Callable[[], int], progress: Callable[[int], None] = lambda _: None) -> int:
+        """Delete batch by batch, each in a transaction of its own. How many rows it were."""
+        deleted = 0
+        while True:
+            with _explained(self._store), transaction.atomic(using=self._store.alias, durable=True):
+                count = delete()
+            if count:
+                deleted, self.batches = deleted + count, self.batches + 1
+                progress(deleted)
+            self.complete = count < size
+            if self.complete or self.reached():
+                return deleted
 
     def reached(self) -> bool:
         """Asked between two batches: rests for the pause, unless the run is over."""
-        at_most = self._max_batches
-        over = (at_most is not None and self.batches >= at_most) or (
+        over = (self._max_batches is not None and self.batches >= self._max_batches) or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
-        return over or self._stopped_in_the_pause()
+        over = over or self._stopped_in_the_pause()
+        self.complete = self.complete and not over
+        return over
 
     def _stopped_in_the_pause(self) -> bool:
         """Rest for the pause. Whether `stop` was set before its end.
@@ -161,23 +159,6 @@ class _Limits:
         return True
 
 
-def _in_batches(
-    store: Store, delete: Callable[[], int], batch_size: int, limits: _Limits, progress: Callable[[int], None]
-) -> tuple[int, bool]:
-    """Delete batch by batch: how many rows, and whether nothing is left."""
-    deleted = 0
-    while True:
-        with _explained(store), transaction.atomic(using=store.alias, durable=True):
-            count = delete()
-        if count:
-            deleted, limits.batches = deleted + count, limits.batches + 1
-            progress(deleted)
-        if count < batch_size:
-            return deleted, True
-        if limits.reached():
-            return deleted, False
-
-
 def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing.
 
@@ -186,24 +167,23 @@ def preview(using: str | None = None) -> Cleanup:
     """
     store = store_for(alias_for(using))
     with _explained(store):
-        found = _attention(store)
-        unstuck = harmless(using=store.alias)
-        given_up = overdue(store).exclude(pk__in=unstuck.values("pk"))
+        keys, found = IdempotencyKey.objects.using(store.alias), _attention(store)
+        unstuck = keys.filter(HARMLESS)
         return Cleanup(
-            deleted=store.count_expired(),
+            deleted=keys.filter(EXPIRED.condition).count(),
             batches=0,
             complete=False,
             stuck=found["stuck"] - unstuck.count(),
             in_doubt=found["in_doubt"],
             half_done=found["half_done"],
-            given_up=given_up.count(),
+            given_up=overdue(store.alias).exclude(pk__in=unstuck.values("pk")).count(),
             unstuck=unstuck.count(),
         )
 
 
 def _attention(store: Store) -> dict[str, int]:
-    lookups = {"stuck": stuck, "in_doubt": in_doubt, "half_done": half_done}
-    return {name: lookup(using=store.alias).count() for name, lookup in lookups.items()}
+    keys = IdempotencyKey.objects.using(store.alias)
+    return {state.name: keys.filter(state.condition).count() for state in ATTENTION}
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
+from ..engine.protocol.digests import reference_of
 from ..engine.stores.sealing import Row, seal, unseal
 from ..exceptions import NotDecryptable
-from ..models import IdempotencyStep
 
 if TYPE_CHECKING:
-    from ..models import IdempotencyKey
+    from ..models import IdempotencyKey, IdempotencyStep
 
 
 RECORDED = frozenset({"record", "correct"})
@@ -86,19 +86,10 @@ def with_decision(row: Row, stored: str | None, decision: Decision) -> str | Non
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
-def doubts_of(row_id: int, alias: str, row: Row) -> list[dict[str, Any]]:
-    """Return the steps of a key that are in doubt now, oldest first, as a decision keeps them."""
-    doubts = IdempotencyStep.objects.using(alias).filter(key_id=row_id, finished_at=None).order_by("pk")
-    return [
-        {
-            "name": step.name,
-            "kind": step.kind,
-            "attempt": step.attempt,
-            "started_at": step.started_at,
-            "error": unseal(row, "error", step.error, step.name),
-        }
-        for step in doubts
-    ]
+def as_kept(row: Row, step: IdempotencyStep) -> dict[str, Any]:
+    """Return a step that is in doubt now, as a decision keeps it."""
+    kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
+    return {**kept, "error": unseal(row, "error", step.error, step.name)}
 
 
 def _read(row: Row, stored: str | None) -> list[Decision]:
@@ -106,10 +97,32 @@ def _read(row: Row, stored: str | None) -> list[Decision]:
     return [
         Decision(**{name: value for name, value in entry.items() if name in NAMES})
         for entry in _entries(row, stored)
-        if isinstance(entry, dict) and {"action", "at"} <= entry.keys()
+        if isinstance(entry, dict) and _is_readable(entry)
     ]
 
 
+def _is_readable(entry: dict[str, Any]) -> bool:
+    """Whether the pages can show this entry: what is not as this version writes it is left alone, and left out."""
+    try:
+        for step in entry.get("steps", ()):
+            datetime.fromisoformat(step["started_at"])
+            {name: step[name] for name in ("name", "kind", "attempt", "error")}
+        datetime.fromisoformat(entry["at"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return isinstance(entry.get("action"), str)
+
+
 def _entries(row: Row, stored: str | None) -> list[Any]:
+    """All of the trail, also what this version cannot read. Raises `NotDecryptable`."""
     text = unseal(row, "decisions", stored)
-    return [] if text is None else list(json.loads(text))
+    try:
+        entries = json.loads(text or "[]")
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list):
+        raise NotDecryptable(
+            f"The decisions about idempotency key {reference_of(row.key_hash)} cannot be read: the column 'decisions' "
+            "holds no JSON list. It was changed in the database. Until it is put right, no decision can be added."
+        )
+    return entries

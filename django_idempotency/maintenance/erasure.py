@@ -16,14 +16,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.models import Q
+from django.db import transaction
 
 from ..engine.protocol.digests import kept_scope
 from ..engine.request.callers import account_scope
 from ..engine.stores import alias_for
+from ..engine.stores.journal import locked
+from ..engine.stores.states import EFFECT, Clock
 from ..models import IdempotencyKey, IdempotencyStep
-from .lookups import find_key, in_flight
+from .lookups import find_key
 
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
@@ -69,15 +70,10 @@ def forget(
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    rows = find_key(key, using=using)
-    scopes = _stored_forms(scope)
-    # Compared here: MySQL takes "abc" and "ABC" for the same text.
-    found = [
-        pk
-        for pk, row_scope, row_key, row_operation in rows.values_list("pk", "scope", "key", "operation")
-        if row_scope in scopes and row_key == key and operation in (None, row_operation)
-    ]
-    return _delete(rows.db, found, include_unsettled=include_unsettled)
+    rows = find_key(key, using=using).filter(scope__in=_stored_forms(scope), key=key)
+    if operation is not None:
+        rows = rows.filter(operation=operation)
+    return _delete(rows.db, list(rows.values_list("pk", flat=True)), include_unsettled=include_unsettled)
 
 
 def forget_scope(
@@ -85,9 +81,9 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    **Reads the whole table** in short queries, about ten seconds for a million keys, and locks only what it deletes:
-    scopes have no index. Keys that are added after the start are not looked at: take the caller's access away first.
-    Each batch is deleted in a transaction of its own (inside an outer `atomic()`: a savepoint).
+    Reads the index of scopes, and locks only what it deletes. Keys that are added after the start are not looked at:
+    take the caller's access away first. Each batch is deleted in a transaction of its own (inside an outer `atomic()`:
+    a savepoint).
 
     Args:
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
@@ -105,16 +101,12 @@ def forget_scope(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
     alias = alias_for(using)
-    scopes = _stored_forms(scope)
-    rows = IdempotencyKey.objects.using(alias).order_by("pk")
-    newest = rows.values_list("pk", flat=True).last() or 0
-    last: int = 0
-    deleted = kept = 0
-    while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", "scope")[:batch_size]):
-        mine = [pk for pk, whose in batch if whose in scopes]
-        forgotten = _delete(alias, mine, include_unsettled=include_unsettled)
-        deleted, kept = deleted + forgotten.deleted, kept + forgotten.kept
-        last = batch[-1][0]
+    rows = IdempotencyKey.objects.using(alias).filter(scope__in=_stored_forms(scope)).order_by("pk")
+    newest: int = rows.values_list("pk", flat=True).last() or 0
+    last = deleted = kept = 0
+    while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", flat=True)[:batch_size]):
+        forgotten = _delete(alias, batch, include_unsettled=include_unsettled)
+        deleted, kept, last = deleted + forgotten.deleted, kept + forgotten.kept, batch[-1]
     return Forgotten(deleted=deleted, kept=kept)
 
 
@@ -142,21 +134,17 @@ def _delete(alias: str, found: Collection[int], *, include_unsettled: bool) -> F
     if not found:
         return Forgotten(deleted=0, kept=0)
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
-    skips = connections[alias].features.has_select_for_update_skip_locked
     with transaction.atomic(using=alias):
         # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
-        locked = dict(keys.select_for_update(skip_locked=skips).values_list("pk", "status"))
-        failed = [pk for pk, status in locked.items() if status == Status.FAILED]
+        rows = list(locked(keys.annotate(now=Clock()), skip=True).values_list("pk", "status", "locked_until", "now"))
         # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
-        steps = IdempotencyStep.objects.using(alias).filter(key__in=failed).select_for_update()
-        effects = steps.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None))
-        unsettled = set(effects.values_list("key", flat=True))
+        failed = [pk for pk, status, *_ in rows if status == Status.FAILED]
+        steps = locked(IdempotencyStep.objects.using(alias).filter(EFFECT, key__in=failed))
+        unsettled = set(steps.values_list("key", flat=True))
         if include_unsettled:
-            alive_rows = in_flight(using=alias).filter(pk__in=locked).select_for_update()  # as above: not the past
-            alive = set(alive_rows.values_list("pk", flat=True))
-            idle = [pk for pk in locked if pk not in alive]
+            idle = [pk for pk, _, until, now in rows if until is None or until <= now]
         else:
-            idle = [pk for pk, status in locked.items() if status != Status.IN_PROGRESS and pk not in unsettled]
+            idle = [pk for pk, status, *_ in rows if status != Status.IN_PROGRESS and pk not in unsettled]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         _, by_model = keys.filter(pk__in=idle).only("pk").delete()
     deleted = by_model.get(IdempotencyKey._meta.label, 0)

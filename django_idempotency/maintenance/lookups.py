@@ -8,23 +8,35 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from django.db.models import BooleanField, DateTimeField, Exists, OuterRef, Q
-from django.db.models.expressions import RawSQL
-from django.db.models.functions import Coalesce
+from django.db.models import Q
 
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
-from ..engine.stores import alias_for, store_for
-from ..models import IdempotencyKey, IdempotencyStep
+from ..engine.stores import alias_for, states, store_for
+from ..engine.stores.running import RunningTransaction
+from ..engine.stores.states import (
+    EXPIRED,
+    FAILED,
+    HALF_DONE,
+    HARMLESS,
+    IN_DOUBT,
+    IN_FLIGHT,
+    NEEDS_ATTENTION,
+    STUCK,
+    UNDECIDED,
+    UNLEASED,
+    Clock,
+    Later,
+    State,
+)
+from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-
-Status = IdempotencyKey.Status
 
 
 def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -66,8 +78,7 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    keys = _keys(using)
-    return keys.filter(locked_until__gt=database_clock(keys.db)).order_by(*BY_LEASE)
+    return _in(IN_FLIGHT, using)
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -89,8 +100,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    keys = _keys(using)
-    return keys.filter(locked_until__lte=database_clock(keys.db)).order_by(*BY_LEASE)
+    return _in(STUCK, using)
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -107,9 +117,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    keys = _keys(using)
-    unfinished = IdempotencyStep.objects.using(keys.db).filter(finished_at=None)
-    return keys.filter(Q(status=Status.FAILED) | _left(keys.db), pk__in=unfinished.values("key"))
+    return _in(IN_DOUBT, using)
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -126,8 +134,7 @@ def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    calls = IdempotencyStep.objects.filter(key=OuterRef("pk"), kind=IdempotencyStep.Kind.CALL)
-    return _idle(using).filter(Exists(calls.exclude(finished_at=None)))
+    return _in(HALF_DONE, using)
 
 
 def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -142,7 +149,7 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    return _idle(using).filter(Q(status=Status.IN_PROGRESS) | HAS_EFFECTS)
+    return _keys(using).filter(NEEDS_ATTENTION)
 
 
 def undecided(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -159,8 +166,7 @@ def undecided(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    keys = _keys(using).exclude(status=Status.COMPLETED)
-    return keys.filter(Q(locked_until=None) | Q(locked_until__lte=database_clock(keys.db)))
+    return _keys(using).filter(UNDECIDED)
 
 
 def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -175,9 +181,7 @@ def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    keys = _keys(using)
-    leased = _left(keys.db) & Q(status=Status.IN_PROGRESS, locked_until__gt=_noted(keys.db))
-    return keys.filter(leased, ~HAS_EFFECTS).order_by(*BY_LEASE)
+    return _keys(using).filter(HARMLESS).order_by(*STUCK.order)
 
 
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -196,6 +200,25 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
     return _keys(using).filter(refers_to(text)).order_by("pk")
 
 
+def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
+    """Find open transactions that hold keys of atomic mode: the requests that run now.
+
+    Asks PostgreSQL for its locks: one query, and no table is read. A transaction counts if it has written the key table
+    and holds an advisory lock. So a transaction of yours with an advisory lock of its own counts too, while a step or a
+    cleanup runs in it.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        The transactions, the oldest first. None: this database does not tell. Only PostgreSQL does.
+
+    Raises:
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    return store_for(alias_for(using)).running()
+
+
 def refers_to(text: str) -> Q:
     """The condition of `find_resource`. An id alone may have spaces, too; a type has none."""
     text = text.strip()
@@ -207,23 +230,13 @@ def refers_to(text: str) -> Q:
     return found
 
 
-HAS_EFFECTS = Exists(
-    IdempotencyStep.objects.filter(Q(kind=IdempotencyStep.Kind.CALL) | Q(finished_at=None), key=OuterRef("pk"))
-)
-"""An external call of the key was started, or a write is in doubt: as `Conditions.has_effects`."""
-
-
 def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
-    """Narrow down to the keys whose state has not changed for that long, the oldest state first. Reads the clock.
+    """Narrow down to the keys whose state has not changed for that long, the oldest state first.
 
     Raises `ValueError` for less than 0 and for more than a century.
     """
     refuse_impossible_age(seconds)
-    now = database_now(keys)
-    if now is None:
-        return keys.none()
-    changed = keys.annotate(changed_at=Coalesce("updated_at", "created_at"))
-    return changed.filter(changed_at__lte=now - timedelta(seconds=seconds)).order_by("changed_at", "pk")
+    return keys.filter(updated_at__lte=Later(-seconds)).order_by("updated_at", "pk")
 
 
 def refuse_impossible_age(seconds: float) -> None:
@@ -236,39 +249,24 @@ def refuse_impossible_age(seconds: float) -> None:
 
 def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:
     """The database's time. None if there are no such keys."""
-    now: datetime | None = keys.values_list(database_clock(keys.db), flat=True).first()
+    now: datetime | None = keys.values_list(Clock(), flat=True).first()
     return now
 
 
-IS_FAILED = Q(status=Status.FAILED, last_error__isnull=False)
-"""Every failed key has an error. The partial index of failed keys has no other condition: a condition on `status` would
-end HOT updates, because each completion changes the status. It is in the order of `created_at`."""
-BY_LEASE = ("locked_until",)
-"""PostgreSQL takes a comparison with the clock for a third of the table. To find 2,000 such keys, it would read the
-table: all of it, if there are fewer. This is the order of the partial index, which PostgreSQL then walks."""
+# For the admin and the metrics, until they read the table of states.
+BY_LEASE, IS_FAILED, HAS_EFFECTS = STUCK.order, FAILED, states.HAS_EFFECTS
 
 
-def database_clock(alias: str) -> RawSQL:
-    """The database's time, read once for a statement, so that an index on the compared column can be used."""
-    clock = store_for(alias).dialect.clock_once
-    return RawSQL(clock, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
+def database_clock(alias: str) -> Clock:
+    return Clock()
 
 
-def expired(alias: str) -> RawSQL:
-    """The condition on the keys that a cleanup deletes by their `ttl`: the same SQL, so the same clock and states."""
-    condition = store_for(alias).expired
-    return RawSQL(condition, (), output_field=BooleanField())  # nosec B611  # noqa: S611 (a constant)
+def expired(alias: str) -> Q:
+    return EXPIRED.condition
 
 
 def unleased(alias: str) -> Q:
-    """The key is in progress without a lease: its work has ended its own transaction. No index finds such keys."""
-    return Q(status=Status.IN_PROGRESS) & (Q(locked_until=None) | Q(locked_until=_noted(alias)))
-
-
-def _noted(alias: str) -> RawSQL:
-    """The mark of a key in progress without a lease: a time before every lease."""
-    moment = store_for(alias).dialect.no_lease
-    return RawSQL(moment, (), output_field=DateTimeField())  # nosec B611  # noqa: S611 (a constant)
+    return UNLEASED
 
 
 def _possible_keys(text: str) -> set[str]:
@@ -280,15 +278,8 @@ def _possible_keys(text: str) -> set[str]:
     return keys
 
 
-def _idle(using: str | None) -> QuerySet[IdempotencyKey]:
-    """Keys that are not completed, and that no worker holds under a lease."""
-    keys = _keys(using)
-    return keys.filter(IS_FAILED | _left(keys.db))
-
-
-def _left(alias: str) -> Q:
-    """The lease is over. NOT NULL tells PostgreSQL's planner how few keys have a lease at all."""
-    return Q(locked_until__isnull=False, locked_until__lte=database_clock(alias))
+def _in(state: State, using: str | None) -> QuerySet[IdempotencyKey]:
+    return _keys(using).filter(state.condition).order_by(*state.order)
 
 
 def _keys(using: str | None) -> QuerySet[IdempotencyKey]:

@@ -1,58 +1,103 @@
-"""Keys that no person has settled: what the project's `UNSETTLED_TTL` does to them."""
+"""What a cleanup does about keys that are not completed: it fails the harmless ones, and gives up the oldest."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.db.models import Q
+from django.db.models import Value
+from django.db.models.functions import Coalesce, Greatest
+from django.utils import timezone
 
-from ..engine.conf import get_settings
+from ..engine.conf import get_settings, resolve
 from ..engine.events import report_given_up
-from ..engine.stores import Store
+from ..engine.stores.journal import locked
+from ..engine.stores.states import CALLED, HARMLESS, STUCK, UNDECIDED, UNFINISHED, Clock, Later
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey, IdempotencyStep
-from .lookups import database_clock
+from .decisions import Decision, with_decision
+from .resolution import DECIDED
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-Status = IdempotencyKey.Status
+BY = "cleanup_idempotency_keys"
+REASON = "The lease was over, and nothing outside had been called."
 
 
-def overdue(store: Store) -> QuerySet[IdempotencyKey]:
+def fail_harmless(alias: str, batch_size: int, passed_over: set[int]) -> int:
+    """Fail up to `batch_size` such keys in the current transaction, so that they alarm no more. How many it were.
+
+    The next retry runs at once, and goes on from the steps that are kept. A worker that wakes up fails at its fence.
+    Rows that another transaction holds are passed over, where the database can do that.
+
+    Args:
+        passed_over: ids of rows that this run has met and cannot fail. More are added.
+    """
+    keys = IdempotencyKey.objects.using(alias).filter(HARMLESS).order_by(*STUCK.order)
+    rows = keys.only("key_hash", "scope_hash", "attempt", "decisions")
+    failed = 0
+    while failed < batch_size:
+        wanted = batch_size - failed
+        found = list(locked(rows.exclude(pk__in=passed_over), skip=True)[:wanted])
+        for row in found:
+            if fail_if_harmless(row):
+                failed += 1
+            else:
+                passed_over.add(row.pk)
+        if len(found) < wanted:
+            break
+    return failed
+
+
+def fail_if_harmless(row: IdempotencyKey) -> bool:
+    """Fail a key whose row is locked. False: it is not harmless, or its trail cannot be decrypted. It stays stuck then.
+
+    It is kept for a `ttl` from now on, if the time that was set at the claim is over sooner.
+    """
+    at = timezone.now().isoformat(timespec="seconds")
+    made = Decision(action="fail", at=at, by=BY, reason=REASON, attempt=row.attempt)
+    try:
+        trail = with_decision(row, row.decisions, made)
+    except NotDecryptable:
+        return False  # other keys need not wait for the missing encryption key
+    # A worker may have started a call before its row was locked: the condition is asked again, under the lock.
+    keys = IdempotencyKey.objects.using(row._state.db).filter(HARMLESS, pk=row.pk, attempt=row.attempt)
+    same = keys.filter(key_hash=row.key_hash, scope_hash=row.scope_hash)
+    changed = same.update(
+        status=IdempotencyKey.Status.FAILED,
+        locked_until=None,
+        last_error=Coalesce("last_error", Value(DECIDED)),
+        updated_at=Clock(),
+        decisions=trail,
+        expires_at=Greatest("expires_at", Later(resolve().ttl_seconds)),
+    )
+    return changed == 1
+
+
+def overdue(alias: str) -> QuerySet[IdempotencyKey]:
     """Find keys that expired at least `UNSETTLED_TTL` ago, are not completed, and have no live lease. Oldest first.
 
     Reads the index on `expires_at`: after a cleanup, no other expired keys are left. Empty without the setting.
     """
-    keys = IdempotencyKey.objects.using(store.alias).order_by("expires_at")
-    kept_for = get_settings().unsettled_seconds
-    # Read first: an index cannot be used for a sum with the clock.
-    now = None if kept_for is None else keys.values_list(database_clock(store.alias), flat=True).first()
-    if kept_for is None or now is None:
-        return keys.none()
-    idle = Q(locked_until=None) | Q(locked_until__lte=now)
-    return keys.filter(idle, expires_at__lte=now - timedelta(seconds=kept_for)).exclude(status=Status.COMPLETED)
+    keys, kept_for = IdempotencyKey.objects.using(alias).order_by("expires_at"), get_settings().unsettled_seconds
+    return keys.none() if kept_for is None else keys.filter(UNDECIDED, expires_at__lte=Later(-kept_for))
 
 
-def give_up(store: Store, batch_size: int) -> int:
+def give_up(alias: str, batch_size: int) -> int:
     """Delete up to `batch_size` overdue keys in the current transaction, and report each as an error after its commit.
 
     Rows that another transaction holds are passed over, where the database can do that.
     """
-    skips = store.connection.features.has_select_for_update_skip_locked
     fields = ("pk", "operation", "key_hash", "status", "attempt", "created_at", "resource_type", "resource_id")
-    rows = list(overdue(store).only(*fields).select_for_update(skip_locked=skips)[:batch_size])
-    steps = IdempotencyStep.objects.using(store.alias).filter(key__in=[row.pk for row in rows])
-    doubts, done = (_names(found) for found in (steps.filter(finished_at=None), steps.filter(**FINISHED_CALL)))
+    rows = list(locked(overdue(alias).only(*fields), skip=True)[:batch_size])
+    steps = IdempotencyStep.objects.using(alias).filter(key__in=[row.pk for row in rows])
+    doubts, done = _names(steps.filter(UNFINISHED)), _names(steps.filter(CALLED))
     steps.delete()
-    IdempotencyKey.objects.using(store.alias).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
+    IdempotencyKey.objects.using(alias).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
     for row in rows:
-        report_given_up(row, store.alias, in_doubt=doubts[row.pk], finished=done[row.pk])
+        report_given_up(row, alias, in_doubt=doubts[row.pk], finished=done[row.pk])
     return len(rows)
-
-
-FINISHED_CALL: dict[str, Any] = {"kind": IdempotencyStep.Kind.CALL, "finished_at__isnull": False}
 
 
 def _names(steps: QuerySet[IdempotencyStep]) -> dict[int, list[str]]:

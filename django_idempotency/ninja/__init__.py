@@ -8,6 +8,6 @@ if find_spec("ninja") is None:
         name="ninja",
     )
 
-from .decorators import idempotent_operation
+from .operations import idempotent_operation
 
 __all__ = ["idempotent_operation"]

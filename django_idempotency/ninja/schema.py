@@ -22,7 +22,7 @@ from ninja.operation import Operation
 
 from ..endpoints import openapi as openapi_parts
 from ..endpoints.openapi import Schema
-from .declared import declaration_of
+from ..engine.declare.registry import MARK, Declaration
 
 if TYPE_CHECKING:
     _Base = ninja.NinjaAPI
@@ -59,7 +59,8 @@ class _Schema(OpenAPISchema):
         return found
 
     def _described(self, operation: Operation, method: str, details: Schema) -> Schema:
-        options = declaration_of(operation, method).options_for(method)
+        declaration: Declaration | None = getattr(operation, MARK, None)
+        options = None if declaration is None else declaration.options_for(method)
         if options is not None:
             own = [str(operation.api.renderer.media_type)]
             openapi_parts.describe(
@@ -67,7 +68,7 @@ class _Schema(OpenAPISchema):
                 options,
                 required=options.required,
                 status_type=int,
-                undeclared={"400": own, "422": own},  # the framework's answers to bad input
+                undeclared={400: own, 422: own},  # the framework's answers to bad input
             )
             self.add_schema_definitions(openapi_parts.components())
         return details

@@ -101,11 +101,11 @@ def create_key(
         for name, result in finished.items():
             _finish_step(store, claimed, name, result)
         for name in in_doubt:
-            store.start_call(claimed, name, again=False)
+            store.journal.start_call(claimed, name, again=False)
         if status == "completed":
             store.complete(claimed, capture(_rendered(response), options))
         elif status == "failed":
-            store.fail(claimed, claim, "made by create_key")
+            store.journal.fail(claimed, claim, "made by create_key")
         rows = IdempotencyKey.objects.using(store.alias).filter(pk=claimed.id)
         if lease is not None:
             rows.update(policy=policy)
@@ -129,11 +129,11 @@ def _finish_step(store: Store, claimed: Claimed, name: str, result: Any) -> None
     # A savepoint: at the end of an outermost transaction, `finish_write` may send the COMMIT.
     with transaction.atomic(using=store.alias):
         if isinstance(result, Model):
-            store.start_write(claimed, name)
-            store.finish_write(claimed, name, kept)
+            store.journal.start_write(claimed, name)
+            store.journal.finish_write(claimed, name, kept)
         else:
-            store.start_call(claimed, name, again=False)
-            store.finish_call(claimed, name, kept)
+            store.journal.start_call(claimed, name, again=False)
+            store.journal.finish_call(claimed, name, kept)
 
 
 def _one_of(**given: str | None) -> str | None:

@@ -1,34 +1,16 @@
-"""On PostgreSQL the races of atomic mode run twice: by the functions of the schema, and by statements.
+"""On InnoDB each test begins with new tables.
 
-On InnoDB each test begins with new tables. InnoDB purges a deleted row some time later. Until then an INSERT of the
-same key locks the gap beside that row, and other new keys in that gap wait.
+InnoDB purges a deleted row some time later. Until then an INSERT of the same key locks the gap beside that row, and
+other new keys in that gap wait.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from django.core.management.color import no_style
 from django.db import connection
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.functions import WAYS, going
-
-ATOMIC = ("test_atomic", "test_postgresql", "test_postgresql_locks", "test_stores")
-"""The modules with races of atomic mode."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "way" in metafunc.fixturenames and connection.vendor == "postgresql":
-        twice = metafunc.module.__name__.rpartition(".")[2] in ATOMIC
-        metafunc.parametrize("way", WAYS if twice else WAYS[:1], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with going(getattr(request, "param", "statements")):
-        yield
 
 
 @pytest.fixture(autouse=True)

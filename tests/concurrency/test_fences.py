@@ -28,23 +28,23 @@ CLAIM = a_claim(lease=60.0, repeats_calls=True)
 
 def write(store: Store, claimed: Claimed) -> None:
     with transaction.atomic():
-        store.start_write(claimed, "order")
-        store.finish_write(claimed, "order", "{}")
+        store.journal.start_write(claimed, "order")
+        store.journal.finish_write(claimed, "order", "{}")
 
 
 STEPS: dict[str, Step] = {
-    "start": lambda store, claimed: store.start_call(claimed, "mail", again=False),
-    "restart": lambda store, claimed: store.start_call(claimed, "charge", again=True),
-    "finish": lambda store, claimed: store.finish_call(claimed, "charge", "{}"),
-    "fetch": lambda store, claimed: store.keep_fetched(claimed, "rate", "1"),
+    "start": lambda store, claimed: store.journal.start_call(claimed, "mail", again=False),
+    "restart": lambda store, claimed: store.journal.start_call(claimed, "charge", again=True),
+    "finish": lambda store, claimed: store.journal.finish_call(claimed, "charge", "{}"),
+    "fetch": lambda store, claimed: store.journal.keep_fetched(claimed, "rate", "1"),
     "write": write,
-    "renew": lambda store, claimed: store.renew(claimed, 60.0),
+    "renew": lambda store, claimed: store.journal.renew(claimed, 60.0),
     "complete": lambda store, claimed: store.complete(claimed, SNAPSHOT, ttl=60),
-    "fail": lambda store, claimed: store.fail(claimed, CLAIM, "it broke"),
+    "fail": lambda store, claimed: store.journal.fail(claimed, CLAIM, "it broke"),
 }
 
 # A read is only kept: beside a takeover on another node, its result does no harm.
-CHANGES = {"fence": lambda store, claimed: store.fence(claimed), **{n: STEPS[n] for n in STEPS if n != "fetch"}}
+CHANGES = {"fence": lambda store, claimed: store.journal.fence(claimed), **{n: STEPS[n] for n in STEPS if n != "fetch"}}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def claimed_by(outcome: ClaimOutcome) -> Claimed:
 def a_worker(store: Store) -> Claimed:
     """A worker with a call in doubt, whose lease is over."""
     worker = claimed_by(store.claim_and_commit(CLAIM))
-    store.start_call(worker, "charge", again=False)
+    store.journal.start_call(worker, "charge", again=False)
     lapse()
     return worker
 
@@ -118,7 +118,7 @@ def test_an_error_that_meets_a_takeover_is_not_noted(store: Store) -> None:
     with elsewhere() as start:
         with transaction.atomic():
             claimed_by(store.claim(CLAIM))
-            zombie = start(store.note_error, worker, "charge", "it broke")
+            zombie = start(store.journal.note_error, worker, "charge", "it broke")
             eventually("the zombie to wait for the row", waits)
         zombie.result(30)
     assert IdempotencyStep.objects.get().error is None
@@ -150,8 +150,8 @@ def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
     worker = a_worker(store)
     with elsewhere() as start:
         with transaction.atomic():
-            store.finish_call(worker, "charge", '{"value": 1}')
-            second = start(store.finish_call, worker, "charge", '{"value": 2}')
+            store.journal.finish_call(worker, "charge", '{"value": 1}')
+            second = start(store.journal.finish_call, worker, "charge", '{"value": 2}')
             eventually("the second to wait for the first", waits)
         second.result(30)
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
@@ -160,19 +160,19 @@ def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
 def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
     """The caller took it for a call in doubt. It is not made, and its result stays."""
     worker = a_worker(store)
-    store.finish_call(worker, "charge", '{"value": 1}')
+    store.journal.finish_call(worker, "charge", '{"value": 1}')
     after = everything()
     with pytest.raises(ClaimLost):
-        store.start_call(worker, "charge", again=True)
+        store.journal.start_call(worker, "charge", again=True)
     assert everything()[1] == after[1]
 
 
 def test_a_call_that_is_made_again_keeps_its_first_start_and_error(store: Store) -> None:
     """An operator may have to look the first call up."""
     worker = a_worker(store)
-    store.note_error(worker, "charge", "it broke")
+    store.journal.note_error(worker, "charge", "it broke")
     before = IdempotencyStep.objects.values("started_at", "error").get()
-    store.start_call(worker, "charge", again=True)
+    store.journal.start_call(worker, "charge", again=True)
     assert IdempotencyStep.objects.values("started_at", "error").get() == before
 
 
@@ -188,7 +188,7 @@ def test_one_of_twenty_takes_over(store: Store, in_threads: Callable[..., list[A
     """The single statements decide nothing about a key that may run again: a transaction does."""
     worker = a_worker(store)
     if state == "failed":
-        store.fail(worker, CLAIM, "it broke")
+        store.journal.fail(worker, CLAIM, "it broke")
     elif state == "expired":
         store.complete(worker, SNAPSHOT, ttl=-1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
+from django_idempotency import TransactionBroken, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, InDoubt
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -189,10 +191,10 @@ def test_a_fetch_whose_answer_is_lost_is_kept_once(key: str, monkeypatch: pytest
 
     def keep_fetched(*args: Any) -> None:
         monkeypatch.undo()
-        store.keep_fetched(*args)
+        store.journal.keep_fetched(*args)
         raise OperationalError("the connection is lost")
 
-    monkeypatch.setattr(store, "keep_fetched", keep_fetched)
+    monkeypatch.setattr(store.journal, "keep_fetched", keep_fetched)
     HOOKS["view"] = lambda request: request.idempotency.fetch("rate", lambda: 1.5)
     assert post_empty(key, "/hooked").json() == {"result": 1.5}
     assert IdempotencyStep.objects.get().result == '{"value": 1.5}'
@@ -247,10 +249,54 @@ def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
         rival = start(take_over)
         assert looked.wait(30)
         with transaction.atomic():
-            store.start_call(claimed, "charge", again=False)
+            store.journal.start_call(claimed, "charge", again=False)
         started.set()
         error = rival.exception(30)
     assert isinstance(error, OperationalError)
     assert store.may_repeat(error)
     with transaction.atomic():
         assert store.claim(claim) == InDoubt()
+
+
+@pytest.mark.only_on("mysql")
+def test_a_deadlock_that_a_write_has_caught_does_not_lock_the_key_for_its_lease() -> None:
+    """The server has rolled back all of the write. The owner is no zombie: it fails the key, and the retry runs."""
+    first, second = (Order.objects.create(reference=reference) for reference in ("first", "second"))
+    heavy = [Order.objects.create(reference="heavy").pk for _ in range(50)]
+    locked, go = Event(), Event()
+
+    def other() -> None:
+        with transaction.atomic():
+            Order.objects.filter(pk__in=heavy).update(reference="changed")  # InnoDB ends the lighter transaction
+            Order.objects.filter(pk=second.pk).update(reference="other")
+            locked.set()
+            assert go.wait(30)
+            Order.objects.filter(pk=first.pk).update(reference="other")
+
+    def write() -> int:
+        Order.objects.filter(pk=first.pk).update(reference="lost")
+        go.set()
+        with suppress(OperationalError):
+            Order.objects.select_for_update().get(pk=second.pk)
+        return Order.objects.create(reference="after the deadlock").pk
+
+    def work(operation: Any) -> None:
+        operation.call("charge", lambda: 1)
+        operation.write("order", write)
+
+    with elsewhere() as start:
+        done = start(other)
+        assert locked.wait(30)
+        with pytest.raises(
+            TransactionBroken, match=r"rolled back the transaction of operation.write\('order'\).*deadlock"
+        ):
+            run_once(work, scope="s", key="k", operation="pay", lease=60)
+        done.result(30)
+    assert not Order.objects.filter(reference__in=["lost", "after the deadlock"]).exists()
+    row = IdempotencyKey.objects.get()
+    assert (row.status, row.locked_until) == ("failed", None)
+    assert list(IdempotencyStep.objects.values_list("name", flat=True)) == ["charge"]
+    assert (
+        run_once(lambda operation: operation.call("charge", int), scope="s", key="k", operation="pay", lease=60).value
+        == 1
+    )

@@ -28,6 +28,7 @@ from django_idempotency.maintenance import (
 )
 from django_idempotency.maintenance.cleanup import preview
 from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.maintenance.unsettled import fail_if_harmless
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim, expire
 from tests.leases import lapse, row
@@ -44,11 +45,11 @@ def claimed(store: Store, **changes: Any) -> Claimed:
 
 
 def start(store: Store, claim: Claimed, name: str = "charge") -> None:
-    store.start_call(claim, name, again=False)
+    store.journal.start_call(claim, name, again=False)
 
 
 def finish(store: Store, claim: Claimed, name: str = "charge") -> None:
-    store.finish_call(claim, name, "{}")
+    store.journal.finish_call(claim, name, "{}")
 
 
 def attention() -> dict[str, int]:
@@ -76,17 +77,17 @@ class TestAttentionContract:
         """None in atomic mode. A retry under another policy replaces it."""
         claim = claimed(store, **changes)
         assert (row().policy, row().updated_at is None) == (policy, False)
-        store.fail(claim, a_claim(), "it broke")
+        store.journal.fail(claim, a_claim(), "it broke")
         claimed(store, repeats_calls=False)
         assert row().policy == "hold"
 
     @pytest.mark.parametrize(
         "change",
-        ["complete", "fail", "release", "record", "close", "cleanup", "resume", "take over", "found without a lease"],
+        ["complete", "fail", "release", "record", "close", "cleanup", "resume", "take over"],
     )
     def test_updated_at_says_when_the_state_last_changed(self, store: Store, change: str) -> None:
         """Each transition sets it, by the database's clock."""
-        claim = claimed(store, lease=None if change == "found without a lease" else 60.0)
+        claim = claimed(store)
         if change == "record":
             start(store, claim)
         if change in ("release", "record", "close", "cleanup", "resume"):
@@ -98,14 +99,13 @@ class TestAttentionContract:
         IdempotencyKey.objects.update(updated_at=long_ago)
         changes: dict[str, Callable[[], Any]] = {
             "complete": lambda: store.complete(claim, SNAPSHOT),
-            "fail": lambda: store.fail(claim, LEASED, "it broke"),
+            "fail": lambda: store.journal.fail(claim, LEASED, "it broke"),
             "release": lambda: release_for_retry(claim.id, attempt=1),
             "record": lambda: record_outcome(claim.id, "charge", 1, attempt=1),
             "close": lambda: close_with(claim.id, SNAPSHOT, attempt=1),
             "cleanup": cleanup_idempotency_keys,
             "resume": lambda: claimed(store),
             "take over": lambda: claimed(store),
-            "found without a lease": lambda: store.note_unleased(LEASED.identity, "it died"),
         }
         changes[change]()
         updated_at = row().updated_at
@@ -128,10 +128,10 @@ class TestAttentionContract:
 
     def test_a_leased_key_keeps_it_over_attempts_until_its_end(self, store: Store) -> None:
         """The retry knows it. The next use of the key does not."""
-        store.refer(claimed(store), ORDER)
+        store.journal.refer(claimed(store), ORDER)
         lapse()
         assert claimed(store).resource == ORDER
-        store.refer(second := Claimed(**{**fields(row()), "attempt": 2}), ("shop.order", "60"))
+        store.journal.refer(second := Claimed(**{**fields(row()), "attempt": 2}), ("shop.order", "60"))
         store.complete(second, SNAPSHOT)
         assert (row().resource_type, row().resource_id) == ("shop.order", "60")
         expire()
@@ -144,15 +144,15 @@ class TestAttentionContract:
         lapse()
         claimed(store)
         with pytest.raises(LeaseLost):
-            store.refer(zombie, ORDER)
+            store.journal.refer(zombie, ORDER)
         with pytest.raises(LeaseLost):
-            store.keep_fetched(zombie, "rate", "{}")
+            store.journal.keep_fetched(zombie, "rate", "{}")
         assert (row().resource_id, IdempotencyStep.objects.count()) == (None, 0)
 
     def test_a_held_request_says_what_is_in_doubt(self, store: Store) -> None:
         """The log names the order, not only the key."""
         claim = claimed(store, repeats_calls=False)
-        store.refer(claim, ORDER)
+        store.journal.refer(claim, ORDER)
         start(store, claim)
         lapse()
         with transaction.atomic():
@@ -169,7 +169,7 @@ class TestAttentionContract:
         lapse()
         assert attention() == {**NONE, "stuck": 1, "half_done": 1, "needs_attention": 1}
         second = claimed(store)
-        store.fail(second, LEASED, "it broke")
+        store.journal.fail(second, LEASED, "it broke")
         assert attention() == {**NONE, "half_done": 1, "needs_attention": 1}
         store.complete(claimed(store), SNAPSHOT)
         assert attention() == NONE
@@ -179,20 +179,20 @@ class TestAttentionContract:
         claim = claimed(store)
         start(store, claim)
         finish(store, claim)
-        store.fail(claim, LEASED, "it broke")
+        store.journal.fail(claim, LEASED, "it broke")
         expire()
         cleanup = cleanup_idempotency_keys()
         assert (cleanup.deleted, cleanup.half_done) == (0, 1)
         assert claimed(store).attempt == 2
-        assert list(store.steps(Claimed(**{**fields(row()), "attempt": 2}))) == ["charge"]
+        assert list(store.journal.steps(Claimed(**{**fields(row()), "attempt": 2}))) == ["charge"]
 
     def test_a_read_alone_needs_no_attention(self, store: Store) -> None:
         """Its result is there for the retry, as long as the key is."""
         claim = claimed(store)
-        store.keep_fetched(claim, "rate", '{"value": 1.5}')
-        store.fail(claim, LEASED, "it broke")
+        store.journal.keep_fetched(claim, "rate", '{"value": 1.5}')
+        store.journal.fail(claim, LEASED, "it broke")
         assert attention() == NONE
-        assert store.steps(claimed(store)) == {"rate": (True, '{"value": 1.5}')}
+        assert store.journal.steps(claimed(store)) == {"rate": (True, '{"value": 1.5}')}
         step = IdempotencyStep.objects.get()
         assert (step.kind, step.attempt, step.finished_at is None) == ("fetch", 1, False)
 
@@ -201,11 +201,11 @@ class TestAttentionContract:
         """The alarm ends, what is kept stays, and the trail says who has decided."""
         claim = claimed(store, ttl=90 * 86400.0)
         if kept == "a read":
-            store.keep_fetched(claim, "rate", "{}")
+            store.journal.keep_fetched(claim, "rate", "{}")
         if kept == "a write":
             with transaction.atomic():
-                store.start_write(claim, "order")
-                store.finish_write(claim, "order", "{}")
+                store.journal.start_write(claim, "order")
+                store.journal.finish_write(claim, "order", "{}")
         expires_at = row().expires_at
         lapse()
         assert (preview().unstuck, preview().stuck) == (1, 0)
@@ -240,12 +240,11 @@ class TestAttentionContract:
         if state == "half done":
             finish(store, claim)
         if state == "write in doubt":
-            store.start_write(claim, "order")
+            with transaction.atomic():
+                store.journal.start_write(claim, "order")
         if state == "completed":
             store.complete(claim, SNAPSHOT)
-        if state == "without a lease":
-            store.note_unleased(LEASED.identity, "it died")
-        elif state not in ("alive", "completed"):
+        if state not in ("alive", "completed"):
             lapse()
         before = row().status
         assert cleanup_idempotency_keys().unstuck == 0
@@ -267,9 +266,9 @@ class TestAttentionContract:
         cleanup_idempotency_keys()
         steps: list[Callable[[], Any]] = [
             lambda: start(store, claim),
-            lambda: store.start_write(claim, "order"),
-            lambda: store.keep_fetched(claim, "rate", "{}"),
-            lambda: store.renew(claim, 60),
+            lambda: store.journal.start_write(claim, "order"),
+            lambda: store.journal.keep_fetched(claim, "rate", "{}"),
+            lambda: store.journal.renew(claim, 60),
             lambda: store.complete(claim, SNAPSHOT),
         ]
         for step in steps:
@@ -283,15 +282,15 @@ class TestAttentionContract:
         lapse()
         start(store, claim)
         with transaction.atomic():
-            assert store.fail_harmless(claim.row, 1, 60, None) is False
+            assert fail_if_harmless(row()) is False
         assert row().status == "in_progress"
 
     @pytest.mark.parametrize("lease", [None, 60.0])
     def test_the_same_goes_for_a_key_that_a_worker_may_have(self, store: Store, lease: float | None) -> None:
         """Its lease has begun anew, or it has none: then a person decides."""
-        claim = claimed(store, lease=lease)
+        claimed(store, lease=lease)
         with transaction.atomic():
-            assert store.fail_harmless(claim.row, 1, 60, None) is False
+            assert fail_if_harmless(row()) is False
         assert row().status == "in_progress"
 
     def test_a_decision_forgets_the_doubt_and_nothing_else(self, store: Store) -> None:
@@ -300,7 +299,7 @@ class TestAttentionContract:
         for name in ("charge", "mail"):
             start(store, claim, name)
         finish(store, claim, "charge")
-        store.fail(claim, LEASED, "it broke")
+        store.journal.fail(claim, LEASED, "it broke")
         release_for_retry(claim.id, attempt=1)
         assert list(IdempotencyStep.objects.values_list("name", "result")) == [("charge", "{}")]
         assert row().last_error == "it broke"
@@ -311,7 +310,7 @@ class TestAttentionContract:
         claim = claimed(store)
         lapse()
         with transaction.atomic():
-            store.start_call(claim, "charge", again=False)
+            store.journal.start_call(claim, "charge", again=False)
             (cleanup,) = in_threads(1, lambda number: cleanup_idempotency_keys())
         assert (cleanup.unstuck, row().status) == (0, "in_progress")
 

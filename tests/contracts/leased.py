@@ -86,7 +86,7 @@ def test_a_takeover_has_one_winner(in_threads: Threads, state: str) -> None:
     if state == "abandoned":
         lapse()
     else:
-        store.fail(claimed, claim, "it broke")
+        store.journal.fail(claimed, claim, "it broke")
     barrier = Barrier(20, timeout=30)
 
     def take_over(number: int) -> Any:

@@ -1,67 +1,91 @@
-"""Each state of a stored key: what a claim that meets the state is told, by functions and by statements."""
+"""Each state of a stored key: what a claim in atomic mode that meets the state is told, on every database."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import transaction
 from django.db.models import F
 
-from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim
-from tests.functions import going, request_like
+from tests.claims import SNAPSHOT, a_claim
 
 LATER = timedelta(days=2)
-STATES: dict[str, dict[str, Any] | None] = {
-    "no row": None,
-    "completed": {},
-    "completed, about a resource": {"resource_type": "order", "resource_id": "7"},
-    "expired": {"expires_at": F("expires_at") - LATER},
-    "expired, another payload": {"expires_at": F("expires_at") - LATER, "fingerprint": b"x" * 32},
-    "a tombstone": {"body": None},
-    "another payload": {"fingerprint": b"x" * 32},
-    "no fingerprint": {"fingerprint": None},
-    "another scope": {"scope": "another"},
-    "another operation": {"operation": "another"},
-    "another key": {"key": "8E03978E"},
-    "another scope, expired": {"scope": "another", "expires_at": F("expires_at") - LATER},
-    "in progress": {"status": "in_progress"},
-    "in progress, another payload": {"status": "in_progress", "fingerprint": b"x" * 32},
-    "in progress, expired": {"status": "in_progress", "expires_at": F("expires_at") - LATER},
-    "leased": {"status": "in_progress", "locked_until": F("expires_at") + LATER},
-    "leased, another payload": {
-        "status": "in_progress",
-        "locked_until": F("expires_at") + LATER,
-        "fingerprint": b"x" * 32,
-    },
-    "lapsed": {"status": "in_progress", "locked_until": F("created_at")},
-    "lapsed, another payload": {"status": "in_progress", "locked_until": F("created_at"), "fingerprint": b"x" * 32},
-    "completed without a result": {"status_code": None},
-    "another row with the same key_hash": {"scope_hash": F("scope_hash") + 1},
-    "another row with the same scope_hash": {"key_hash": F("key_hash") + 1},
-    "failed": {"status": "failed"},
-    "failed, expired": {"status": "failed", "expires_at": F("expires_at") - LATER},
-    "failed, another payload": {"status": "failed", "fingerprint": b"x" * 32},
+OVER = {"expires_at": F("expires_at") - LATER}
+OTHER = {"fingerprint": b"x" * 32}
+IN_PROGRESS, FAILED = {"status": "in_progress"}, {"status": "failed", "last_error": "it broke"}
+LEASED = {**IN_PROGRESS, "locked_until": F("expires_at") + LATER}
+LAPSED = {**IN_PROGRESS, "locked_until": F("created_at")}
+DONE = Completed(snapshot=SNAPSHOT, resource=("order", "7"))
+TOMBSTONE = Completed(
+    snapshot=Snapshot(status_code=SNAPSHOT.status_code, headers=SNAPSHOT.headers, body=None), resource=("order", "7")
+)
+NEW, TAKEN_OVER, RESUMED, ABANDONED = "attempt 1", "attempt 2", "attempt 2, the same key", "attempt 2, abandoned"
+STATES: dict[str, tuple[dict[str, Any] | None, Any]] = {
+    "no row": (None, NEW),
+    "completed": ({}, DONE),
+    "expired": (OVER, TAKEN_OVER),
+    "expired, another payload": ({**OVER, **OTHER}, TAKEN_OVER),
+    "a tombstone": ({"body": None}, TOMBSTONE),
+    "another payload": (OTHER, Mismatched()),
+    "no fingerprint": ({"fingerprint": None}, DONE),
+    "another scope": ({"scope": "another"}, Mismatched()),
+    "another operation": ({"operation": "another"}, Mismatched()),
+    "another key": ({"key": "8E03978E"}, Mismatched()),
+    "another scope, expired": ({"scope": "another", **OVER}, Mismatched()),
+    "without a lease": (IN_PROGRESS, InDoubt()),
+    "without a lease, another payload": ({**IN_PROGRESS, **OTHER}, Mismatched()),
+    "without a lease, expired": ({**IN_PROGRESS, **OVER}, InDoubt()),
+    "leased": (LEASED, Conflicted()),
+    "leased, another payload": ({**LEASED, **OTHER}, Conflicted()),
+    "leased, expired": ({**LEASED, **OVER}, Conflicted()),
+    "lapsed": (LAPSED, ABANDONED),
+    "lapsed, expired": ({**LAPSED, **OVER}, ABANDONED),
+    "lapsed, another payload": ({**LAPSED, **OTHER}, Mismatched()),
+    "another row with the same key_hash": ({"scope_hash": F("scope_hash") + 1}, NEW),
+    "another row with the same scope_hash": ({"key_hash": F("key_hash") + 1}, NEW),
+    "failed": (FAILED, RESUMED),
+    "failed, expired": ({**FAILED, **OVER}, TAKEN_OVER),
+    "failed, another payload": ({**FAILED, **OTHER}, Mismatched()),
 }
 
 
-def met(state: str, way: str, fingerprint: bytes | None) -> Any:
-    """The outcome of a claim that meets this state; of a claim that is granted, all but the id."""
-    IdempotencyKey.objects.all().delete()
-    if (changes := STATES[state]) is not None:
-        request_like()
-        IdempotencyKey.objects.update(**{"resource_id": None, "resource_type": None, **changes})
-    with going(way), transaction.atomic():
-        try:
-            outcome = store_for("default").claim(a_claim(fingerprint=fingerprint))
-        except RuntimeError as error:
-            return str(error).replace(str(IdempotencyKey.objects.get().pk), "ID")
-    if not isinstance(outcome, Claimed):
-        return outcome
-    row = IdempotencyKey.objects.values().get(pk=outcome.id)
-    times = {name: row.pop(name) for name in ("created_at", "updated_at", "completed_at", "expires_at")}
-    assert timedelta(seconds=30) < times["expires_at"] - times["updated_at"] < timedelta(seconds=90)
-    return outcome.attempt, outcome.abandoned, outcome.resource, {**row, "id": None}
+def stored(changes: dict[str, Any]) -> None:
+    store = store_for("default")
+    with transaction.atomic():
+        claim = store.claim(a_claim())
+        assert isinstance(claim, Claimed)
+        store.complete(claim, SNAPSHOT, resource=("order", "7"))
+    IdempotencyKey.objects.update(**changes)
+
+
+@pytest.mark.django_db
+class TestStatesContract:
+    @pytest.mark.parametrize("state", STATES)
+    def test_a_claim_that_meets_the_state(self, state: str) -> None:
+        """The row is judged on its status first, whichever mode has made it."""
+        changes, expected = STATES[state]
+        if changes is not None:
+            stored(changes)
+        with transaction.atomic():
+            outcome = store_for("default").claim(a_claim())
+        if not isinstance(outcome, Claimed):
+            assert outcome == expected
+            return
+        row = IdempotencyKey.objects.get(pk=outcome.id)
+        same = ", the same key" if outcome.resource else ""
+        assert f"attempt {outcome.attempt}{', abandoned' if outcome.abandoned else same}" == expected
+        assert (row.status, row.attempt, row.locked_until) == ("in_progress", outcome.attempt, None)
+        assert (row.resource_id is None) == (expected in (NEW, TAKEN_OVER))
+        assert timedelta(seconds=30) < row.expires_at - row.updated_at < timedelta(seconds=90)
+
+    def test_a_completed_row_without_a_result_is_a_bug(self) -> None:
+        """No store writes one."""
+        stored({"status_code": None})
+        with pytest.raises(RuntimeError, match=r"Bug: idempotency key row \d+ is 'completed' without"):
+            store_for("default").claim(a_claim())

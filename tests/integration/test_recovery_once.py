@@ -50,4 +50,8 @@ def test_an_unknown_operation_is_left() -> None:
     """run_once cannot be found."""
     IdempotencyKey.objects.update(operation="gone.pay")
     asked = recover()
-    assert (asked.outcome, "run_once without the decorator cannot be found" in asked.reason) == ("left", True)
+    assert (asked.outcome, asked.keys, "run_once without the decorator cannot be found" in asked.reason) == (
+        "left",
+        1,
+        True,
+    )

@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from django.test import override_settings
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.engine.execution.unkeyed import UnkeyedOperation
+from django_idempotency.engine.execution.operation import UnkeyedOperation
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.shopapp.models import Order

@@ -79,7 +79,7 @@ class Keys(RuleBasedStateMachine):
         if law is not None and law.steps.get(name):
             return  # it has a result: the engine does not call again
         with expected:
-            self.store.start_call(worker[2], name, again=law is not None and name in law.steps)
+            self.store.journal.start_call(worker[2], name, again=law is not None and name in law.steps)
         if law is not None:
             law.steps[name] = False
 
@@ -87,7 +87,7 @@ class Keys(RuleBasedStateMachine):
     def finish_call(self, worker: Any, name: str) -> None:
         law, expected = self.write(worker)
         with expected:
-            self.store.finish_call(worker[2], name, '{"value": 1}')
+            self.store.journal.finish_call(worker[2], name, '{"value": 1}')
         if law is not None and name in law.steps:
             law.steps[name] = True
 
@@ -95,7 +95,7 @@ class Keys(RuleBasedStateMachine):
     def renew(self, worker: Any) -> None:
         law, expected = self.write(worker)
         with expected:
-            self.store.renew(worker[2], 60.0)
+            self.store.journal.renew(worker[2], 60.0)
         if law is not None:
             law.live = True
 
@@ -111,7 +111,7 @@ class Keys(RuleBasedStateMachine):
     def fail(self, worker: Any) -> None:
         law, expected = self.write(worker)
         with expected:
-            self.store.fail(worker[2], worker[1], "it broke")
+            self.store.journal.fail(worker[2], worker[1], "it broke")
         if law is not None:
             law.end("failed")
 

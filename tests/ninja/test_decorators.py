@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from types import ModuleType
 from typing import Any
 
@@ -72,12 +72,24 @@ def test_above_the_route_decorator(api: NinjaAPI) -> None:
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_operation, idempotent_operation(ttl=1)])
 def test_around_the_whole_operation(decorator: Any, api: NinjaAPI, make: Any) -> None:
-    """There nobody is authenticated yet: `decorate_view` and `mode="view"`."""
+    """There nobody is authenticated yet: `decorate_view`, above and below the route decorator."""
     api.post("/a")(make)
     refused(lambda: decorate_view(decorator)(make), "above Django Ninja's authentication")
+    refused(lambda: api.post("/b")(decorate_view(decorator)(lambda request: None)), "Django Ninja's authentication")
 
-    api.add_decorator(decorator, mode="view")
+
+def test_the_plain_decorator_around_all_operations(api: NinjaAPI, make: Any) -> None:
+    """When the URLs are made."""
+    api.post("/a")(make)
+    api.add_decorator(idempotent, mode="view")
     refused(lambda: api.urls, "above Django Ninja's authentication")
+
+
+def test_the_default_mode_of_an_api(api: NinjaAPI, make: Any) -> None:
+    """Django Ninja does not tell it from a decorator above the route decorator, which it would never call."""
+    api.post("/a")(make)
+    api.add_decorator(idempotent_operation(ttl=1))
+    refused(lambda: api.urls, 'Use mode="view"')
 
 
 @pytest.mark.django_db
@@ -92,13 +104,36 @@ def test_around_the_whole_operation_in_disguise(api: NinjaAPI, serve: Serve, key
     api.add_decorator(idempotent_operation, mode="view")
     client = serve(api)
 
-    refused(lambda: client.post("/orders", headers={"Idempotency-Key": key}), "does not stand below the operation")
+    refused(lambda: client.post("/orders", headers={"Idempotency-Key": key}), "does not stand below an operation")
+    assert not Order.objects.exists()
+
+
+@pytest.mark.django_db
+def test_called_by_another_operation(api: NinjaAPI, serve: Serve, make: Any) -> None:
+    """It would get the options of that operation."""
+    inner = idempotent_operation(make)
+    api.post("/orders")(idempotent_operation(required=False)(lambda request: inner(request)))
+    client = serve(api)
+
+    refused(lambda: client.post("/orders"), "does not stand below an operation")
     assert not Order.objects.exists()
 
 
 def test_the_plain_decorator_is_refused_by_the_route(api: NinjaAPI, make: Any) -> None:
     """When Django Ninja makes the operation; the right decorator is named."""
     refused(lambda: api.post("/orders")(idempotent(make)), "idempotent cannot protect make")
+
+
+def test_a_wrapper_between_two_protections(api: NinjaAPI, make: Any) -> None:
+    """The outer one stands above the wrapper, which may check who is calling."""
+
+    def checked(view: Any) -> Any:
+        return wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
+
+    api.post("/orders")(checked(idempotent_operation(make)))
+    api.add_decorator(idempotent_operation, mode="view")
+    with pytest.raises(IdempotencyConfigurationError, match=r"stands above .*test_a_wrapper_between"):
+        assert api.urls
 
 
 @pytest.mark.django_db
@@ -192,22 +227,22 @@ def test_a_stream_of_items_is_refused_by_the_route(api: NinjaAPI, items: Any) ->
         api.post("/items", response=streaming.JSONL[dict])(idempotent_operation(items))
 
 
-@pytest.mark.django_db
-def test_a_stream_of_items_is_refused_by_the_first_request(api: NinjaAPI, serve: Serve, items: Any, key: str) -> None:
-    """If an API protects its operations."""
+def test_a_stream_of_items_is_refused_by_the_urls(api: NinjaAPI, items: Any) -> None:
+    """If an API protects its operations. A safe one is left alone."""
     streaming = pytest.importorskip("ninja.streaming")
-    api.post("/items", response=streaming.JSONL[dict])(items)
-    api.add_decorator(idempotent_operation, mode="operation")
-    client = serve(api)
-
+    api.add_decorator(idempotent_operation, mode="view")
+    api.get("/items", response=streaming.JSONL[dict], operation_id="safe")(items)
+    assert api.urls
+    other = NinjaAPI(urls_namespace="other", docs_url=None, openapi_url=None)
+    other.add_decorator(idempotent_operation, mode="view")
+    other.post("/items", response=streaming.JSONL[dict], operation_id="unsafe")(items)
     with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
-        client.post("/items", headers={"Idempotency-Key": key})
-    assert not Order.objects.exists()
+        assert other.urls
 
 
 def test_outside_of_django_ninja(rf: Any, make: Any) -> None:
     """A view of plain Django, or no view at all."""
-    with pytest.raises(IdempotencyConfigurationError, match=r"behind '/orders'.*for a Django view use idempotent"):
+    with pytest.raises(IdempotencyConfigurationError, match=r"behind '/orders'.*For a Django view use idempotent"):
         idempotent_operation(make)(rf.post("/orders"))
     with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
         idempotent_operation(make)()

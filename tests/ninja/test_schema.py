@@ -80,12 +80,12 @@ def test_the_schema_is_valid(api: Any) -> None:
 
 def test_options_of_router_and_api_are_known(api: Any) -> None:
     """A router's are given after its operations. The nearest wins."""
-    api.add_decorator(idempotent_operation(Idempotency(in_progress_status=429)), mode="operation")
+    api.add_decorator(idempotent_operation(Idempotency(in_progress_status=429)), mode="view")
     router = ninja.Router()
     router.post("/own", operation_id="own")(idempotent_operation(mismatch_status=409)(make()))
     router.post("/inherits", operation_id="inherits")(make())
     router.put("/put", operation_id="put")(make())
-    router.add_decorator(idempotent_operation(required=False), mode="operation")
+    router.add_decorator(idempotent_operation(required=False), mode="view")
     api.add_router("/r", router)
     assert api.urls  # Django Ninja before 1.6 applies the decorators here
     own, inherits = operation(api, "/api/r/own"), operation(api, "/api/r/inherits")

@@ -48,7 +48,7 @@ NINJA_ORDER = """
     @idempotent_operation
     def create_order(request, payload: OrderIn): ...
 
-    api.add_decorator(idempotent_operation, mode="operation")"""
+    api.add_decorator(idempotent_operation, mode="view")"""
 
 
 def refuse_view(view: Any) -> None:

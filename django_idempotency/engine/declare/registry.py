@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..conf import Idempotency, for_methods, get_settings, resolve
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.view_call import found, rendered
@@ -67,7 +68,7 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 def register(declaration: Declaration) -> None:
     """Let recovery find what has both an `operation` and a `reconcile` of its own. Others cannot be found by a name."""
-    operation, reconcile = (_given(declaration, name) for name in ("operation", "reconcile"))
+    operation, reconcile = (_nearest(declaration, name) for name in ("operation", "reconcile"))
     if operation is not None and reconcile is not None:
         # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
         key = dotted_name(declaration.target) if declaration.kind == "once" else id(reconcile)
@@ -97,7 +98,24 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
     return (*layers, layer) if name in VERBS and layer not in layers else layers
 
 
-def _given(declaration: Declaration, name: str) -> Any:
+def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
+    """What a decorator was called with: its options, and the view; None: the decorator gets the view next.
+
+    Raises:
+        IdempotencyConfigurationError: for options that cannot work.
+    """
+    if view is None:
+        return as_options(options), None
+    if not isinstance(view, Idempotency):
+        if options:
+            raise IdempotencyConfigurationError(f"pass options to {decorator} by keyword only, before the view.")
+        return Idempotency(), view
+    if options:
+        raise IdempotencyConfigurationError(f"pass an Idempotency or keyword options to {decorator}, not both.")
+    return view, None
+
+
+def _nearest(declaration: Declaration, name: str) -> Any:
     """The option as the nearest layer gives it. Without the project's settings, which cannot be read at import."""
     values = (layer.given()[name] for layer in declaration.layers if name in layer.given())
     return next(values, None)

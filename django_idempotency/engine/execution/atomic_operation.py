@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ...exceptions import IdempotencyConfigurationError
 from .handle import Handle
 from .operation import Operation
-
-if TYPE_CHECKING:
-    from ..protocol.digests import Identity
 
 
 class AtomicOperation(Operation):
@@ -19,8 +16,7 @@ class AtomicOperation(Operation):
     nothing.
     """
 
-    def __init__(self, identity: Identity | None, attempt: int = 1) -> None:
-        Handle.__init__(self, identity, attempt)
+    __init__ = Handle.__init__
 
     @property
     def in_doubt(self) -> tuple[str, ...]:

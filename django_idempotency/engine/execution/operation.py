@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from asgiref.sync import sync_to_async
-from django.db import Error, IntegrityError
+from django.db import Error, IntegrityError, transaction
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
+from ...models import IdempotencyStep
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Resource
 from ..stores import Store
 from .bridge import NoBridgeAbove
-from .durable import durable_step, durable_transaction, reconnecting_once
+from .durable import durable_transaction, reconnecting_once
 from .handle import Handle
 from .status_url import status_url_of
 from .steps import checked_name, refuse_coroutine, synchronous
 from .unhurried import finished
 from .values import as_kept, decode, encode_step
 
+Kind = IdempotencyStep.Kind
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -41,20 +44,23 @@ class Operation(Handle):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         super().__init__(wanted.identity, claim.attempt, claim.resource)
         self._store = store
-        self._wanted = wanted
+        self._journal = store.journal
         self._claim = claim
-        self._used: set[str] = set()
+        self._lease = wanted.lease or 0
         # The steps of earlier attempts, whose workers cannot add to them any more, and those of `reconcile`.
-        steps = store.steps(claim) if claim.attempt > 1 else {}
+        steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
+        self._begin()
         self.writing = False
         self._broke: BaseException | None = None
         """What a `write` has raised."""
 
-    def _begun_again(self) -> Operation:
-        """The same attempt after `reconcile`: the work may use the names of its steps, and gets what is recorded."""
-        self._used = set()
+    def _begin(self) -> Operation:
+        """The work begins, or begins again after `reconcile`: it may use each name, and gets what is recorded."""
+        self._used: set[str] = set()
+        self._unasked = {*self._doubts, *self._kept}
+        """What is recorded, and the work has not asked for."""
         return self
 
     @property
@@ -79,6 +85,7 @@ class Operation(Handle):
 
         A model instance is fetched again: this asks the database, and raises its `DoesNotExist`.
         """
+        self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -157,31 +164,15 @@ class Operation(Handle):
             LeaseLost: another worker has taken the key over. Everything is rolled back.
             ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
                 Everything is rolled back.
-            TransactionBroken: `function` lost what it had written first, and returned. The step is in doubt.
+            TransactionBroken: `function` lost what it had written first, and returned. The step is in doubt; or, after
+                a deadlock whose error `function` has caught, nothing was committed.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
         refuse_coroutine(name, function, "awrite")
         known, value = self._known_or_free(name)
         if known:
             return cast(T, value)
-        about = self._resource
-        try:
-            with durable_transaction(self._store, f"operation.write({name!r})"):
-                self._store.start_write(self._claim, name)
-                with NoBridgeAbove(), self._writing(name):
-                    value = function(*args, **kwargs)
-                    kept = encode_step(value)
-                self._store.finish_write(self._claim, name, kept)
-        except BaseException as error:
-            # The function's error, or that of the COMMIT: a constraint may be checked there.
-            self._broke, self._resource = error, about
-            # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
-            with suppress(Error, ClaimLost):
-                if name in self._store.steps(self._claim):
-                    self._doubts.add(name)
-            raise
-        self._kept[name] = kept
-        return cast(T, as_kept(value, kept))
+        return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
         """Start the lease again from now. For work that may take longer than `lease`.
@@ -189,7 +180,7 @@ class Operation(Handle):
         Raises:
             LeaseLost: another worker has taken the key over.
         """
-        self._store.renew(self._claim, self._wanted.lease or 0)
+        self._journal.renew(self._claim, self._lease)
 
     @overload
     async def acall(
@@ -206,7 +197,7 @@ class Operation(Handle):
         So put a limit of time into `function`.
         """
         call = self._acall(name, function, *args, **kwargs)
-        return await finished(call, at_most=self._wanted.lease or 0)
+        return await finished(call, at_most=self._lease)
 
     async def _acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         known, value = await sync_to_async(self._start)(name)
@@ -260,8 +251,8 @@ class Operation(Handle):
     def _start(self, name: str) -> tuple[bool, Any]:
         known, value = self._look_up(name)
         if not known:
-            with durable_step(self._store, f"operation.call({name!r})"):
-                self._store.start_call(self._claim, name, again=name in self._doubts)
+            with durable_transaction(self._store, f"operation.call({name!r})"):
+                self._journal.start_call(self._claim, name, again=name in self._doubts)
             self._doubts.add(name)
         return known, value
 
@@ -273,8 +264,8 @@ class Operation(Handle):
             error = not_storable  # the money has moved: keep that fact first
 
         def finish() -> None:
-            with durable_step(self._store, f"the end of operation.call({name!r})"):
-                self._store.finish_call(self._claim, name, kept)
+            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._journal.finish_call(self._claim, name, kept)
 
         reconnecting_once(self._store, finish)
         self._doubts.discard(name)
@@ -286,8 +277,8 @@ class Operation(Handle):
     def _note(self, name: str, error: BaseException) -> None:
         """Keep the reason why the call is in doubt, for the timeline. The call is in doubt without the reason, too."""
         try:
-            with durable_step(self._store, f"the end of operation.call({name!r})"):
-                self._store.note_error(self._claim, name, describe(error))
+            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
+                self._journal.note_error(self._claim, name, describe(error))
         except Exception:  # noqa: BLE001 (the call's own error is what the caller must see)
             return
 
@@ -305,22 +296,42 @@ class Operation(Handle):
             )
         return known, value
 
-    # --- what is kept in one statement ---------------------------------------------------------------------------
+    # --- the other steps -----------------------------------------------------------------------------------------
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
         # The server may have closed a connection that lay idle during a slow read.
         try:
-            reconnecting_once(self._store, lambda: self._store.keep_fetched(self._claim, name, kept))
-        except (IntegrityError, IdempotencyConfigurationError):
+            reconnecting_once(self._store, lambda: self._journal.keep_fetched(self._claim, name, kept))
+        except IntegrityError:
             # Of two tries, the first may have been committed, and its answer lost.
-            if self._store.connection.in_atomic_block or self._store.steps(self._claim).get(name) != (True, kept):
+            if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
         return as_kept(value, kept)
 
+    def _write(self, name: str, function: Callable[[], Any]) -> Any:
+        about = self._resource
+        try:
+            with durable_transaction(self._store, f"operation.write({name!r})"):
+                self._journal.start_write(self._claim, name)
+                with NoBridgeAbove(), self._writing(name):
+                    value = function()
+                    kept = encode_step(value)
+                self._journal.finish_write(self._claim, name, kept)
+        except BaseException as error:
+            # The function's error, or that of the COMMIT: a constraint may be checked there.
+            self._broke, self._resource = error, about
+            # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
+            with suppress(Error, ClaimLost):
+                if name in self._journal.steps(self._claim):
+                    self._doubts.add(name)
+            raise
+        self._kept[name] = kept
+        return as_kept(value, kept)
+
     def _keep_resource(self, resource: Resource) -> None:
-        self._store.refer(self._claim, resource)
+        self._journal.refer(self._claim, resource)
 
     def _use(self, name: str) -> None:
         if checked_name(name) in self._used:
@@ -328,6 +339,7 @@ class Operation(Handle):
                 f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
             )
         self._used.add(name)
+        self._unasked.discard(name)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -338,8 +350,8 @@ class Operation(Handle):
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
                 # What the function has written since its transaction ended is committed: the step must be, too.
-                with suppress(IntegrityError, IdempotencyConfigurationError):  # it is, if the end was a COMMIT
-                    self._store.start_write(self._claim, name)
+                with suppress(IntegrityError):  # it is, if the end was a COMMIT
+                    self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
             raise TransactionBroken(
@@ -356,6 +368,63 @@ class Operation(Handle):
         `write` that was rolled back after other steps: what they have done would be seen by nobody.
         """
         return not self._doubts and not (self._broke is error and self._kept)
+
+    def _left_behind(self) -> str:
+        """Why no answer of the work may complete the key, although it is final. Empty: it may.
+
+        A call was made, and the work has answered as if nothing had happened: it caught the error of a `write`, or a
+        condition of its own sent it away before it asked for what an earlier attempt has done. Completed, the charge
+        without its order would be seen by nobody. Reads do not count, and `reconcile` may decide as it likes.
+        """
+        if self._broke is None and not self._unasked:
+            return ""  # the usual end asks no database
+        kinds = self._journal.kinds(self._claim)
+        unasked = sorted(name for name in self._unasked if kinds.get(name) != Kind.FETCH)
+        if Kind.CALL not in kinds.values():
+            return ""
+        if self._broke is not None:
+            return f"A write raised after a call was made, and the work answered all the same: {describe(self._broke)}"
+        if not unasked:
+            return ""
+        return (
+            f"The work answered without asking for {', '.join(unasked)}, which an earlier attempt has recorded. Ask "
+            "for the steps first: a condition of the view must not answer before them."
+        )
+
+
+class UnkeyedOperation(Operation):
+    """Of a leased view without a key (`required=False`, or `ENABLED` is False): runs its steps and remembers nothing.
+
+    `key` is None and `attempt` is 1. `derive_key` is stable within this request only.
+    """
+
+    status_url = None
+    _lease = 0
+    _keep_resource = Handle._keep_resource  # there is no key to keep it with
+
+    def __init__(self, alias: str) -> None:
+        Handle.__init__(self, None)
+        self._alias = alias
+        self._doubts, self._kept = set(), {}
+        self._begin()
+
+    def renew(self) -> None:
+        pass
+
+    def _start(self, name: str) -> tuple[bool, Any]:
+        return self._look_up(name)
+
+    def _finish(self, name: str, value: Any) -> Any:
+        return value
+
+    _keep_fetched = _finish
+
+    def _note(self, name: str, error: BaseException) -> None:
+        pass
+
+    def _write(self, name: str, function: Callable[[], Any]) -> Any:
+        with transaction.atomic(using=self._alias):
+            return function()
 
 
 async def _awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

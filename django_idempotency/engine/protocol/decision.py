@@ -12,17 +12,16 @@ not `Conflicted`: "still being processed, retry later" would be wrong for ever. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from .digests import key_hash, scope_hash
-from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource
+from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource, TooOld
 from .snapshots import Snapshot, decode_headers
 
 if TYPE_CHECKING:
     from .claims import ClaimRequest
-    from .digests import Identity
 
 
 class Status(StrEnum):
@@ -56,18 +55,10 @@ class StoredKey:
     unleased: bool
     lease_left: float
     status_code: int | None
-    headers: str | None
-    body: bytes | None
+    headers: str | None = field(repr=False)
+    body: bytes | None = field(repr=False)
     resource: Resource | None = None
     unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
-
-    def belongs_to(self, identity: Identity) -> bool:
-        """Compare the texts: the row was found by hashes alone."""
-        return (self.scope, self.operation, self.key) == (identity.scope, identity.operation, identity.key)
-
-    def has_payload(self, fingerprint: bytes | None) -> bool:
-        """Compare the payloads. Without a fingerprint on either side, every payload counts as the same."""
-        return self.fingerprint is None or fingerprint is None or self.fingerprint == fingerprint
 
     @property
     def snapshot(self) -> Snapshot:
@@ -96,19 +87,21 @@ class Resume:
     """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
 
 
-Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt
+Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt | TooOld
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """What to do about a request whose key is stored already. The first rule that applies decides."""
-    if not stored.belongs_to(wanted.identity):
-        # Two identities share 128 bits of SHA-256. Fail closed: show nothing of the other caller's row.
+    of = wanted.identity
+    if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
+        # The row was found by hashes alone, and two identities share 128 bits of SHA-256. Fail closed: show nothing of
+        # the other caller's row.
         return Mismatched()
     if stored.expired:
-        return TakeOver()
+        return TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return Conflicted(lease_left=stored.lease_left)
-    if not stored.has_payload(wanted.fingerprint):
+    if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
         return Mismatched()
     if stored.status is Status.COMPLETED:
         return Completed(snapshot=stored.snapshot, resource=stored.resource)
@@ -138,4 +131,5 @@ def resumed(
         abandoned=abandoned,
         in_doubt=calls,
         resource=stored.resource,
+        fingerprint=stored.fingerprint,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Headers = tuple[tuple[str, str], ...]
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -11,11 +11,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again."""
+    """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again.
+
+    Its `repr` shows no headers and no body: both may hold what only the client may see, and errors are logged.
+    """
 
     status_code: int
-    headers: Headers
-    body: bytes | None
+    headers: Headers = field(repr=False)
+    body: bytes | None = field(repr=False)
 
     @property
     def is_tombstone(self) -> bool:

@@ -15,16 +15,20 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..conf import Idempotency
+from ..conf import Idempotency, resolve
 from ..stores import alias_of
 
 
 class TakenOver(set[str]):
-    """A view's `_non_atomic_requests`: what the project opted out of, and the alias that we open ourselves."""
+    """A view's `_non_atomic_requests`: what the project opted out of, and the alias that the package opens itself.
+
+    Django looks into it at each request, and its `non_atomic_requests` adds to it. The alias is asked for late: at
+    import the settings may not be ready, and routers may choose another alias for each request.
+    """
 
     def __init__(self, opted_out: Iterable[str], options: Callable[[], Idempotency]) -> None:
         super().__init__(opted_out)
-        self.options = options  # asked late: settings may not be ready at import
+        self.options = options
 
     def alias(self) -> str:
         return alias_of(self.options())
@@ -32,12 +36,11 @@ class TakenOver(set[str]):
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
 
-    def covers(self, alias: str) -> bool:
-        """Is it only because of us that Django opens no transaction on `alias`?"""
-        return not super().__contains__(alias) and alias == self.alias()
 
-
-NO_TRANSACTION: AbstractContextManager[Any] = nullcontext()
+def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
+    """Mark a protected callback. See Note [Taking ATOMIC_REQUESTS over]."""
+    opted_out = getattr(view, "_non_atomic_requests", ())
+    view._non_atomic_requests = TakenOver(opted_out, lambda: resolve(*layers()))
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
@@ -46,6 +49,6 @@ def as_django_would(request: Any) -> AbstractContextManager[Any]:
     mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match may lack func
     if isinstance(mark, TakenOver):
         alias = mark.alias()
-        if mark.covers(alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+        if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
-    return NO_TRANSACTION
+    return nullcontext()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from http.client import responses
-from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..conf import Idempotency, get_settings
 from ..protocol.snapshots import Headers, Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOP_BY_HOP = frozenset(
     {
@@ -40,14 +36,14 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
     A response that is too large, or that streams, leaves its `Location`. With `store_body=False` nothing but the status
     is kept: an address may carry a secret as well, such as an OAuth code or a link to reset a password.
     """
-    body = _body(response, options)
     if not options.store_body:
-        headers: Headers = ()
-    elif body is None:
-        headers = tuple((name, value) for name, value in response.headers.items() if name.lower() == "location")
-    else:
-        headers = tuple(_headers(response))
-    return Snapshot(status_code=response.status_code, headers=headers, body=body)
+        return Snapshot(status_code=response.status_code, headers=(), body=None)
+    body = None if response.streaming else bytes(response.content)  # type: ignore[attr-defined]
+    if body is None or len(body) > options.max_body_bytes:
+        location = response.headers.get("Location")
+        headers: Headers = () if location is None else (("Location", location),)
+        return Snapshot(status_code=response.status_code, headers=headers, body=None)
+    return Snapshot(status_code=response.status_code, headers=_headers(response), body=body)
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:
@@ -67,20 +63,17 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-def _body(response: Any, options: Idempotency) -> bytes | None:
-    if response.streaming or not options.store_body:
-        return None
-    content = bytes(response.content)
-    return None if len(content) > options.max_body_bytes else content
-
-
-def _headers(response: HttpResponseBase) -> Iterator[tuple[str, str]]:
+def _headers(response: HttpResponseBase) -> Headers:
     store_cookies = get_settings().store_cookies
     dropped = NEVER_KEPT - {"set-cookie"} if store_cookies else NEVER_KEPT
     if (named := response.headers.get("Connection")) is not None:
         dropped = dropped.union(name.strip() for name in named.lower().split(","))
-    yield from ((name, value) for name, value in response.headers.items() if name.lower() not in dropped)
+    kept = []
+    for name, value in response.headers.items():
+        if name.lower() not in dropped:
+            kept.append((name, value))
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
-        yield REASON, response.reason_phrase
+        kept.append((REASON, response.reason_phrase))
     if store_cookies:
-        yield from (("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
+        kept += [("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values()]
+    return tuple(kept)

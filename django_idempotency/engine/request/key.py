@@ -11,7 +11,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings
+from ..conf import Idempotency, get_settings, meta_name
 from ..protocol.key_syntax import InvalidKey, check_dated, check_key, parse_header
 
 
@@ -45,7 +45,7 @@ def read_key(request: Any, options: Idempotency) -> str | None:
             raise IdempotencyConfigurationError(f"key={options.key!r} returned {value!r}; return a str or None.")
         key = None if value is None else check_key(value)
     else:
-        field = request.META.get(conf.header_meta)
+        field = request.META.get(meta_name(conf.header))
         key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
     if key is not None and conf.key_validator is not None:
         _validate(key, conf.key_validator)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from django.db import transaction
 from django.http.response import HttpResponseBase
@@ -17,7 +18,7 @@ from django.http.response import HttpResponseBase
 from ..events import harmless
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from ..protocol.snapshots import Snapshot
 from ..stores import Store, alias_of, store_for
 from .fingerprints import UNREADABLE
@@ -32,54 +33,50 @@ WOULD: dict[type, str] = {
     Mismatched: "refused: the key was used for another request",
     Conflicted: "refused: the first request is still running",
     InDoubt: "refused: the outcome of an earlier attempt is unknown",
+    TooOld: "refused: the key is too old",
 }
 logger = logging.getLogger("django_idempotency")
 
 
-def observed(call: ViewCall, wish: Callable[[], object], run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def observed(
+    call: ViewCall, asked: Callable[[ViewCall], object], run: Callable[[ViewCall], HttpResponseBase]
+) -> HttpResponseBase:
     """Run the view, and log what protection would have done instead."""
-    wanted = _safely(wish)
+    wanted = _safely(partial(asked, call))
     if isinstance(wanted, Problem):
         _log(call, f"refused with {wanted.status}: {wanted.title}")
     if not isinstance(wanted, ClaimRequest):
-        return run()
+        return run(call)
     store = store_for(alias_of(call.options))
-    outcome = _in_its_own(store, lambda: _claim(store, wanted))
-    if not isinstance(outcome, Claimed):
-        if type(outcome) in WOULD:
-            _log(call, f"{WOULD[type(outcome)]} (key {wanted.identity.reference})")
-        return run()
+    observing = replace(wanted, wait=0, lease=LEASE, policy="retry", repeats_calls=True)
+    claim = _in_its_own(store, partial(store.claim, observing))
+    if not isinstance(claim, Claimed):
+        if type(claim) in WOULD:
+            _log(call, f"{WOULD[type(claim)]} (key {wanted.identity.reference})")
+        return run(call)
     try:
-        response = run()
+        response = run(call)
     except BaseException as error:
-        text = describe(error)
-        _in_its_own(store, lambda: store.fail(outcome, wanted, text))
+        _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
         raise
-    _in_its_own(store, lambda: _settle(call, store, wanted, outcome, response))
+    _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
     return response
 
 
-def _claim(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
-    return store.claim(replace(wanted, wait=0, lease=LEASE, repeats_calls=True))
-
-
-def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+        response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
         # A tombstone: the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
-        store.fail(claim, wanted, f"The view answered {response.status_code}.")
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
     """Run `work` in a transaction. Inside another one that is a savepoint: an error here cannot spoil the outer one."""
-
-    def in_transaction() -> T:
-        with transaction.atomic(using=store.alias):
-            return work()
-
-    return _safely(in_transaction)
+    return _safely(transaction.atomic(using=store.alias)(work))
 
 
 def _safely(work: Callable[[], T]) -> T | None:

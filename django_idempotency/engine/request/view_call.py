@@ -23,9 +23,6 @@ from .callers import scope_of
 from .capture import capture
 from .fingerprints import fingerprint_of
 
-RUNNING = "_idempotency_running"
-"""Set on the request while its protected view runs."""
-
 
 class ViewCall:
     """What the pipeline and the engine need to know of the framework around the view. It is a `Work`.
@@ -34,6 +31,8 @@ class ViewCall:
     asked_with: the request that the project's own callables (`scope`, `key`, …) get.
     view, args, kwargs: the unprotected view and how to call it.
     options: resolved, every option has a value.
+
+    While its protected view runs, the request has the attribute `_idempotency_runs`.
     """
 
     def __init__(
@@ -51,13 +50,10 @@ class ViewCall:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
+        # In upper case: a middleware may have set it otherwise, and Django's views answer it in any case.
+        self.method = (request.method or "").upper()
 
     # --- what is asked for
-
-    @property
-    def method(self) -> str:
-        """In upper case. A middleware may have set it otherwise, and Django's views answer it in any case."""
-        return (self.request.method or "").upper()
 
     def operation_name(self) -> str:
         """Method and route: what is asked for, without the arguments of the route."""
@@ -81,14 +77,15 @@ class ViewCall:
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
         """Call the view and judge its response."""
+        request: Any = self.request
         self._attach(operation)
-        setattr(self.request, RUNNING, True)
+        request._idempotency_runs = True
         try:
             response = self.ready(self.view(*self.args, **self.kwargs))
         finally:
-            delattr(self.request, RUNNING)
+            del request._idempotency_runs
         finished = self.judge(response)
-        if finished.verdict is Verdict.KEEP and response.status_code >= 400 and operation.in_doubt:
+        if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
             # A refusal says that nothing has happened. The view has caught the exception of a call, and does not know.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
@@ -96,12 +93,10 @@ class ViewCall:
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """The outcome table: what becomes of the business write and of the key."""
-        reason = f"The view answered {response.status_code}."
-        if response.status_code >= 500:
-            return Finished(value=response, verdict=Verdict.ROLL_BACK, reason=reason)
-        if not self.options.record(response):
-            return Finished(value=response, verdict=Verdict.RELEASE, reason=reason)
-        return final(response, self.options)
+        if response.status_code < 500 and self.options.record(response):
+            return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
+        verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
+        return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
         """Plain Django answers no exception here: it goes on to Django's own handlers, after the rollback."""
@@ -122,22 +117,16 @@ class ViewCall:
         if not isinstance(operation, AtomicOperation):  # nothing reconciles it: spare each request a reference cycle
             operation.request = self.asked_with
 
-    def pass_through(self) -> HttpResponseBase:
-        """Call the view as if it were not protected."""
-        response: HttpResponseBase = self.view(*self.args, **self.kwargs)
-        return response
-
     # --- answering
-
-    def ready(self, response: Any) -> HttpResponseBase:
-        """The view's return value as a response that can be kept and sent."""
-        return self.render(response)
 
     def render(self, response: Any) -> HttpResponseBase:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
             raise ValueError(self._no_response(response))
-        return rendered(response)
+        return rendered(response) if hasattr(response, "render") else response
+
+    ready = render
+    """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""
 
     def _no_response(self, returned: Any) -> str:
         """Django's own complaint, which would come after our COMMIT."""
@@ -183,9 +172,31 @@ def found(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResp
             f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
             "yet, let it raise: the doubt remains, and the next retry asks again."
         )
-    return final(response, options)
-
-
-def final(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
-    """A rendered response that completes the key."""
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
+
+
+class IdempotentHttpRequest(HttpRequest):
+    """The request that a protected view gets, for annotations."""
+
+    idempotency: Operation
+
+
+def get_operation(request: Any) -> Operation:
+    """The operation of the protected view that handles this request. `request.idempotency` is the same object.
+
+    In leased mode it has steps. In atomic mode it has a key, a reference and `refer_to`. Its `key` is None if the view
+    runs without a key.
+
+    Args:
+        request: Django's or the REST framework's request.
+
+    Raises:
+        IdempotencyConfigurationError: outside of protected views.
+    """
+    operation = getattr(request, "idempotency", None)
+    if not isinstance(operation, Operation):
+        raise IdempotencyConfigurationError(
+            "this request is not inside a protected view, so it has no operation. Protect the view with @idempotent or "
+            "with IdempotencyMixin."
+        )
+    return operation

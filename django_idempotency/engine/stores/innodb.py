@@ -1,22 +1,19 @@
-"""InnoDB, the engine of MariaDB and MySQL: its clock, its errors, a fence, and a cleanup that passes over locks."""
+"""InnoDB, the engine of MariaDB and MySQL: its clock, its errors, and locks that are free at once or not at all."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DatabaseError, IntegrityError, OperationalError, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError
 
-from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
+from ..protocol.decision import StoredKey
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from .dialect import Dialect
-from .innodb_checks import check_engines
-from .lease_queries import LeaseQueries
-from .leases import lease_lost
+from .queries import Values, values_of
+from .server_checks import check_engines, check_tables
 from .store import KeyLocked, Store
 
 if TYPE_CHECKING:
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
-DUPLICATE = 1062
-SEEN = frozenset({1048, DUPLICATE})
+SEEN = frozenset({1048, 1062})
 """Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
@@ -33,60 +29,30 @@ with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. 
 transaction that another node was faster to commit."""
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
-NO_SUCH_LETTER = 1366
-"""A text has a letter that the character set of its column lacks, such as latin1, or utf8mb3 where it is an emoji."""
-CLOCK = "UTC_TIMESTAMP(6)"
-LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
-SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
-
-
-class InnoDBLeaseQueries(LeaseQueries):
-    """Each UPDATE that is counted changes its row: only FOUND_ROWS would count a row that stays the same.
-
-    Django sets FOUND_ROWS, but a `client_flag` in the project's OPTIONS takes its place.
-    """
-
-    def __init__(self, dialect: Dialect, quote: Callable[[str], str]) -> None:
-        super().__init__(dialect, quote)
-        self._joined = LeaseQueries(dialect, quote)
-        self._joined.k = {name: f"{self.table}.{column}" for name, column in self.k.items()}
-
-    @cached_property
-    def restart_step(self) -> str:
-        return self._with_own_step(f"{self.steps}.{self.s['attempt']} = %s")
-
-    @cached_property
-    def finish_call(self) -> str:
-        return self._with_own_step(self.finished)
-
-    def _with_own_step(self, changes: str) -> str:
-        """Change the claimed row as `touch` does, and its step, by one UPDATE. The row is read and locked first."""
-        k = self._joined.k
-        return (
-            f"UPDATE {self.table} STRAIGHT_JOIN {self.steps} ON {self.s['key']} = {k['id']} "
-            f"SET {changes}, {self._touched} WHERE {self._joined.fence} AND {self.unfinished_step}"
-        )
-
-    @cached_property
-    def refer(self) -> str:
-        # An attempt may refer to what it, or an earlier one, has referred to.
-        return f"UPDATE {self.table} SET {self.set_resource}, {self._touched} WHERE {self.fence}"
-
-    @cached_property
-    def touch(self) -> str:
-        """Change the claimed row in a way that means nothing. Parameters: the fence's."""
-        return f"UPDATE {self.table} SET {self._touched} WHERE {self.fence}"
-
-    @cached_property
-    def _touched(self) -> str:
-        until = self.k["locked_until"]
-        return f"{until} = {until} + INTERVAL 1 MICROSECOND"
+DIALECT = Dialect(
+    clock="UTC_TIMESTAMP(6)",
+    later="DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)",
+    seconds_until="TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
+    # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
+    # another transaction holds.
+    delete_by_ids="DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
+    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id WHERE TRUE",
+    lock_at_once="FOR UPDATE NOWAIT",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+)
 
 
 class InnoDBStore(Store):
-    vendor = "mysql"
+    """READ COMMITTED, Django's default, is what the claim is made for: a plain read shows what is committed.
+
+    Under other levels a claim is as right, and conflicts more often. See the checks, and `docs/databases.md`.
+    """
+
+    dialect = DIALECT
     gave_up: ClassVar[frozenset[int]]
     """Errors of a statement that another transaction has held up."""
+    share: ClassVar[str]
+    """The SELECT of an identity, so that it shows what is committed under any isolation level, and does not wait."""
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return self.was_rolled_back(error)
@@ -103,12 +69,7 @@ class InnoDBStore(Store):
         return _code(error) in UNKNOWN
 
     def check(self) -> Iterable[CheckMessage]:
-        return check_engines(self.connection)
-
-    @property
-    def reads_committed(self) -> bool:
-        """Whether transactions are READ COMMITTED, Django's default. Then a read of a missing key locks nothing."""
-        return self._isolation == "read committed"
+        return [*check_tables(self.connection), *check_engines(self.connection)]
 
     @property
     def _isolation(self) -> str:
@@ -116,100 +77,39 @@ class InnoDBStore(Store):
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    @property
+    def reads_committed(self) -> bool:
+        """Whether transactions are READ COMMITTED. Then a read of a missing key locks nothing."""
+        return self._isolation == "read committed"
+
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         if self._isolation == "read uncommitted":
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
 
-    def fence(self, claimed: Claimed) -> None:
-        # Not a locking SELECT: a Galera node compares with the other nodes what a transaction has changed, and never
-        # what the transaction has locked.
-        self._execute_or(lease_lost, self._lease_sql.touch, claimed.fence)
+    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
+        return self.look(wanted) if self.reads_committed else Conflicted()
 
-    def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        try:
-            super().fail(claimed, wanted, error)
-        except (DatabaseError, UnicodeEncodeError) as refused:
-            if isinstance(refused, DatabaseError) and _code(refused) != NO_SUCH_LETTER:
-                raise
-            # The key must not wait for its lease because of a text.
-            super().fail(claimed, wanted, error.encode("ascii", "backslashreplace").decode())
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+        if self.reads_committed:
+            return super()._read(wanted)
+        with self._held_up():
+            return self._stored(self.share.format(self._sql.look), values_of(wanted))
 
-    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
-        if again:
-            with transaction.atomic(using=self.alias):  # its COMMIT ends a raw BEGIN, which no driver tells of
-                # One row or two: if `reconcile` has made the call in vain, in this attempt, the step stays the same.
-                if not self._execute(self._lease_sql.restart_step, [claimed.attempt, *claimed.fence, name]):
-                    raise lease_lost()
-            return
-        with self._name_of_its_own(name), transaction.atomic(using=self.alias):
-            self.fence(claimed)
-            super().start_call(claimed, name, again=False)
+    def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
+        with self._held_up():
+            return super()._take_over(stored, wanted)
 
-    def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
-        with self._name_of_its_own(name):
-            super().keep_fetched(claimed, name, result)
+    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+        with self._held_up():
+            return super()._resume(stored, wanted)
 
-    def start_write(self, claimed: Claimed, name: str) -> None:
-        self.fence(claimed)
-        with self._name_of_its_own(name):
-            super().start_write(claimed, name)
-
-    @contextmanager
-    def _name_of_its_own(self, name: str) -> Iterator[None]:
-        """Explain why a new step is refused, although the work has used its name nowhere else.
-
-        Only the server knows what the column's collation ignores. So no name is compared here.
-        """
-        try:
-            yield
-        except IntegrityError as error:
-            if _code(error) != DUPLICATE:
-                raise
-            raise IdempotencyConfigurationError(
-                f"database {self.alias!r} cannot tell step {name!r} from another step of this key: the collation of "
-                f"the column 'name' of table {self._lease_sql.steps} ignores capitals or accents, or spaces at the "
-                "end. Give this step another name. If a release has renamed the step, give it its earlier name."
-            ) from error
-
-    # --- the pieces of SQL
-
-    @cached_property
-    def _lease_sql(self) -> LeaseQueries:
-        return InnoDBLeaseQueries(self.dialect, self._quote)
-
-    @cached_property
-    def _insert_sql(self) -> str:
-        """Insert a new row. The SQL of its key_hash is still to be put in."""
-        sql = self._sql
-        return (
-            f"INSERT INTO {sql.table} ({sql.new_row}) "
-            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {CLOCK}, {LATER}, {LATER})"
-        )
-
-    @cached_property
-    def _seen_sql(self) -> str:
-        """Whether the key is stored already. Parameters: key_hash, scope_hash."""
-        return f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.same_hashes}"
-
-    @cached_property
-    def _read_expired_sql(self) -> str:
-        """Expired rows that no other transaction holds, oldest first. Parameters: not before, how many."""
-        sql = self._sql
-        expires_at = sql.k["expires_at"]
-        return (
-            f"SELECT {sql.k['id']}, {expires_at} FROM {sql.table} {self.dialect.by_expiry} WHERE {sql.expired} "
-            f"AND {expires_at} >= COALESCE(%s, '1000-01-01') "
-            f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked}"
-        )
-
-    # --- the claim
-
-    def _insert_row(self, sql: str, params: list[Any]) -> int | None:
+    def _insert_row(self, sql: str, values: Values) -> int | None:
         """Insert the row. Its id, or None if the key is stored already. Raises `KeyLocked`."""
         try:
-            with self._held_up(), self._cursor() as cursor:
-                cursor.execute(sql, params)
+            with self._held_up(), self.connection.cursor() as cursor:
+                cursor.execute(sql, values)
                 return int(cursor.lastrowid)
         except IntegrityError as error:
             if _code(error) not in SEEN:
@@ -230,27 +130,7 @@ class InnoDBStore(Store):
         """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
         if _code(error) != LOCK_WAIT_TIMEOUT or self.is_outermost(self.connection):
             return False
-        return bool(self._fetch("SELECT @@innodb_rollback_on_timeout", [])[0])
-
-    # --- cleanup
-
-    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        sql = self._sql
-        with self._cursor() as cursor:
-            # Two statements: a DELETE takes no LIMIT in a subquery, and no SKIP LOCKED.
-            cursor.execute(self._read_expired_sql, [not_before, batch_size])
-            rows = cursor.fetchall()
-            if rows:
-                ids = json.dumps([row[0] for row in rows])
-                # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for
-                # every row that another transaction holds.
-                for table, column in ((sql.steps, sql.s["key"]), (sql.table, sql.k["id"])):
-                    cursor.execute(
-                        f"DELETE {table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-                        f"STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
-                        [ids],
-                    )
-        return len(rows), rows[-1][1] if rows else not_before
+        return bool(self._fetch("SELECT @@innodb_rollback_on_timeout")[0])
 
 
 def _code(error: DatabaseError) -> int | None:

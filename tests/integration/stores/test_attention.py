@@ -30,21 +30,22 @@ FILL = """
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db
 def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -> None:
-    """No sequential scan of the keys or of their steps."""
+    """No sequential scan of the keys or of their steps. A key without a lease is found after its `ttl`."""
     for number in range(5):
         make_leased(f"half done {number}", "failed")
         make_leased(f"in doubt {number}", "failed", doubt=True)
         make_leased(f"stuck {number}", "in_progress", lapsed=True)
         make_leased(f"harmless {number}", "in_progress", lapsed=True, call=False)
+        make_leased(f"without a lease {number}", "in_progress", call=False)
     with connection.cursor() as cursor:
         cursor.execute(FILL)
         cursor.execute("ANALYZE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
-    failed, locked, doubt = "idempotency_failed_idx", "idempotency_locked_idx", "idempotency_doubt_idx"
+    failed, locked, doubt, expires = (f"idempotency_{name}_idx" for name in ("failed", "locked", "doubt", "expires"))
     expected = [
         (half_done(), 10, {failed, locked}),
-        (needs_attention(), 20, {failed, locked}),
-        (in_doubt(), 5, {doubt}),
-        (stuck(), 10, {locked}),
+        (needs_attention(), 25, {failed, locked, expires}),
+        (in_doubt(), 10, {doubt, expires}),
+        (stuck(), 15, {locked, expires}),
         (harmless(), 5, {locked}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
     ]

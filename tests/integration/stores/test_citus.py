@@ -127,10 +127,10 @@ def test_why_a_call_is_in_doubt_is_noted_under_the_fence(store: Store) -> None:
     with transaction.atomic():
         claimed = store.claim(a_claim(lease=60.0))
     assert isinstance(claimed, Claimed)
-    store.start_call(claimed, "charge", again=False)
-    store.note_error(claimed, "charge", "a time-out")
+    store.journal.start_call(claimed, "charge", again=False)
+    store.journal.note_error(claimed, "charge", "a time-out")
     with pytest.raises(LeaseLost):
-        store.note_error(replace(claimed, attempt=2), "charge", "too late")
+        store.journal.note_error(replace(claimed, attempt=2), "charge", "too late")
     assert IdempotencyStep.objects.get().error == "a time-out"
 
 

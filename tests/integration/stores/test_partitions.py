@@ -207,17 +207,17 @@ def test_every_statement_of_a_claim_reads_one_partition(store: Store) -> None:
     """The hashes stand in each: PostgreSQL need not look for the row in the other partitions."""
     with plans() as first, transaction.atomic():
         worker = claimed(store, lease=60.0)
-        store.start_call(worker, "charge", again=False)
-        store.start_call(worker, "charge", again=True)
-        store.note_error(worker, "charge", "it broke")
-        store.finish_call(worker, "charge", "{}")
-        store.fence(worker)
-        store.start_write(worker, "order")
-        store.finish_write(worker, "order", "{}")
-        store.renew(worker, 60.0)
-        store.steps(worker)
-        store.fail(worker, a_claim(), "it broke")
-        store.timeliness(worker.key_hash, worker.scope_hash)
+        store.journal.start_call(worker, "charge", again=False)
+        store.journal.start_call(worker, "charge", again=True)
+        store.journal.note_error(worker, "charge", "it broke")
+        store.journal.finish_call(worker, "charge", "{}")
+        store.journal.fence(worker)
+        store.journal.start_write(worker, "order")
+        store.journal.finish_write(worker, "order", "{}")
+        store.journal.renew(worker, 60.0)
+        store.journal.steps(worker)
+        store.journal.fail(worker, a_claim(), "it broke")
+        store.journal.timeliness(worker.key_hash, worker.scope_hash)
         store.complete(claimed(store, lease=60.0, repeats_calls=True), SNAPSHOT)
     expire()
     with plans() as second, transaction.atomic():
@@ -231,7 +231,7 @@ def test_a_decision_about_an_id_of_two_keys_is_refused(store: Store) -> None:
     """Nobody can tell which of them was meant."""
     for key in ("one", "two"):
         with transaction.atomic():
-            store.fail(claimed(store, key=key, lease=60.0), a_claim(), "it broke")
+            store.journal.fail(claimed(store, key=key, lease=60.0), a_claim(), "it broke")
     IdempotencyKey.objects.update(id=1)
     with pytest.raises(NotResolvable):
         release_for_retry(1, attempt=1)

@@ -56,7 +56,7 @@ def theirs() -> Iterator[None]:
         claimed = store.claim(a_claim(key="of tenant b", lease=60.0))
         assert isinstance(claimed, Claimed)
         assert (claimed.id, claimed.attempt) == (1, 1)
-        store.start_call(claimed, "mirror", again=False)
+        store.journal.start_call(claimed, "mirror", again=False)
     before = everything("tenant_b")
     switch("tenant_a")
     yield

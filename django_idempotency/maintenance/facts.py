@@ -1,0 +1,79 @@
+"""What is known about a key and its steps, read once: for its page, for a list, for a command, and under its lock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from django.utils import timezone
+
+from ..engine.stores.states import EXPIRED, Clock, Seen, State, states_of
+from ..models import IdempotencyKey, IdempotencyStep
+from .decisions import correctable
+
+Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
+CHUNK = 1000
+"""Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
+
+
+@dataclass(frozen=True)
+class Facts(Seen):
+    """A row and its steps in the order in which they were first started, in the words of a decision."""
+
+    @cached_property
+    def state(self) -> State:
+        """The worst state that is true of the key. That it has expired is told by its time."""
+        return next(state for state in states_of(self.row, self.steps, self.now) if state is not EXPIRED)
+
+    @cached_property
+    def in_doubt(self) -> list[str]:
+        """Names of the steps that were started and have no result, unless a worker is running them now."""
+        return [step.name for step in self.doubts]
+
+    @cached_property
+    def finished(self) -> list[str]:
+        """Names of the steps that have ended."""
+        return [step.name for step in self.steps if step.finished_at is not None]
+
+    @cached_property
+    def write_in_doubt(self) -> bool:
+        return any(step.kind == Kind.WRITE for step in self.doubts)
+
+    @cached_property
+    def recordable(self) -> list[str]:
+        """Names of the steps in doubt, and of those whose result a person has recorded."""
+        recorded = correctable(self.row)
+        return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
+
+    def needs_word(self, action: str) -> bool:
+        """Whether a person has to say what was found outside, before this action is taken.
+
+        A release makes calls in doubt again. Only the policy "retry" allows that without a look; a policy speaks of
+        calls, so never of a write in doubt, nor of what a key without a lease has committed. An answer by hand ends
+        all attention: a charge whose order is missing would be forgotten.
+        """
+        if action == "release":
+            on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
+            return on_hold or self.write_in_doubt or self.unleased
+        return action == "answer" and bool(self.called)
+
+
+def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
+    """Read what is known about these rows of one database, in their order: two queries. None if all are completed.
+
+    results: also read what may be large: the results and errors of the steps, of completed keys, too.
+    """
+    rows = list(rows)
+    open_ = [row.pk for row in rows if results or row.status != Status.COMPLETED]
+    if not open_:
+        return [Facts(row, [], timezone.now()) for row in rows]
+    using = str(rows[0]._state.db)
+    now = IdempotencyKey.objects.using(using).values_list(Clock(), flat=True).first() or timezone.now()
+    steps: dict[int, list[IdempotencyStep]] = defaultdict(list)
+    for start in range(0, len(open_), CHUNK):
+        found = IdempotencyStep.objects.using(using).filter(key__in=open_[start : start + CHUNK]).order_by("pk")
+        for step in found if results else found.defer("result", "error"):
+            steps[step.key_id].append(step)
+    return [Facts(row, steps[row.pk], now) for row in rows]

@@ -1,0 +1,258 @@
+"""The `idempotent_operation` decorator, and one request to an operation that it protects.
+
+# Note [Around the operation and around its function]
+Authentication, throttles and parsing stand in `Operation.run`, and the function is called last. The protection stands
+around the function. A second wrapper stands around `run`: it tells the function which operation is running, and it
+raises an exception that no handler of the API has answered. In `run` such an exception would ask the handler again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import getclosurevars, isfunction
+from typing import Any, NoReturn, TypeVar, Unpack, overload
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from ninja.decorators import decorate_view
+from ninja.operation import Operation, PathView
+from ninja.signature.utils import get_typed_signature
+
+from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
+from ..engine.declare.callables import dotted_name, unwrapped
+from ..engine.declare.placement import NINJA_ORDER, refuse_view
+from ..engine.declare.registry import MARK, Declaration, declare, given
+from ..engine.declare.wrapping import protected_form
+from ..engine.protocol.error_text import describe
+from ..engine.protocol.outcomes import Finished, Verdict
+from ..engine.request.callers import auth_scope
+from ..engine.request.view_call import ViewCall
+from ..engine.stores import alias_of
+from ..exceptions import IdempotencyConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
+RUNNING = "_idempotency_ninja"
+"""Set on a request while an operation runs: its `Running`."""
+
+
+@overload
+def idempotent_operation(view: F, /) -> F: ...
+
+
+@overload
+def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
+
+
+def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
+    """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
+
+    Opens the transaction that the operation runs in. Inside an outer `atomic()`, such as that of ATOMIC_REQUESTS, it is
+    a savepoint. An exception rolls it back, and the answer of the API's exception handlers is kept if it is final.
+
+    Use it bare, with options as keyword arguments, or with an `Idempotency`. Below the route decorator it protects the
+    methods of that route. In `add_decorator(…, mode="view")` of an API or a router it protects POST and PATCH, and the
+    options nearest to the operation win. Authentication, throttling and parsing come first, for a replay too.
+
+    Raises:
+        IdempotencyConfigurationError: where it could not protect the operation. Raised when the operation is decorated
+            or routed if that can be known then, else on the first request, before the operation runs.
+    """
+    layer, view = given("idempotent_operation", view, options)
+    return partial(_protect, layer) if view is None else _protect(layer, view)
+
+
+def _protect(layer: Idempotency, view: Any) -> Any:
+    run = next((level for level in unwrapped(view) if isinstance(getattr(level, "__self__", None), Operation)), None)
+    return _protected(view, layer) if run is None else _around(view, run.__self__, layer)
+
+
+def _protected(view: Any, own: Idempotency | None = None) -> Any:
+    """The protected form of a function. See Note [Around the operation and around its function].
+
+    Args:
+        own: its options, if the decorator stands on the function itself.
+    """
+    refuse_view(view)
+    if own is not None and hasattr(view, "_ninja_operation"):
+        _refuse(
+            f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in "
+            f'add_decorator(…, mode="operation"), which is the default. Use mode="view".{WAY_OUT}'
+        )
+
+    def view_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
+        request = args[0] if args else None
+        if not isinstance(request, HttpRequest):
+            _refuse(f"{unprotected!r} was called without a request of Django Ninja.{WAY_OUT}")
+        running: Running | None = getattr(request, RUNNING, None)
+        if running is None or protected not in unwrapped(running.operation.view_func):
+            _refuse(
+                f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
+                f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
+            )
+        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(running.operation, MARK).options)
+        call.running = running
+        return call
+
+    protected: Any = wraps(view)(protected_form(view, view_call))
+    # Annotations that are strings are resolved in the module of the function, not in ours.
+    protected.__signature__ = get_typed_signature(view)
+    declare(protected, Declaration(() if own is None else (own,), "ninja"))
+    if own is not None:
+        others = getattr(view, "_ninja_contribute_to_operation", ())
+        # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
+        protected._ninja_contribute_to_operation = []
+        decorate_view(lambda run: _around(run, run.__self__))(protected)
+        protected._ninja_contribute_to_operation += others
+    return protected
+
+
+def _around(run: Any, operation: Operation, inherited: Idempotency | None = None) -> Any:
+    """Around the whole operation, once for each mount of its router.
+
+    Args:
+        inherited: the options of its API or router; None: those of its function.
+    """
+    methods = sorted(set(operation.methods) - SAFE_METHODS)
+    name = operation.view_func.__qualname__
+    if not methods:
+        if inherited is not None:
+            return run
+        _refuse(
+            f"{name} answers {', '.join(operation.methods)}, which must not change anything: nothing to protect. "
+            "Remove idempotent_operation."
+        )
+    if getattr(operation, "stream_format", None) is not None:
+        _refuse(
+            f"{name} streams its items after the answer has begun, when there is no transaction any more. "
+            "idempotent_operation cannot protect it."
+        )
+    of_function: Any = getattr(operation.view_func, MARK, None)
+    if inherited is None:
+        # The decorator on a PUT route protects PUT.
+        layers = (*of_function.layers, for_methods(*methods))
+    elif getattr(operation, "api", operation) is None:  # no API has it yet. Django Ninja 1.5 tells later which one has
+        _refuse(f"idempotent_operation stands in decorate_view, above Django Ninja's authentication.{WAY_OUT}")
+    else:
+        if of_function is None or of_function.target is not operation.view_func:
+            operation.view_func = _protected(operation.view_func)
+        # Django Ninja begins with the decorators of the API, whose options are the farthest.
+        known: tuple[Idempotency, ...] = getattr(getattr(operation, MARK, None), "layers", ())
+        own = 2 if of_function is not None and of_function.layers else 0
+        layers = (*known[:own], inherited, *known[own:])
+    declare(operation, Declaration(layers, "ninja"))
+
+    def begin(request: HttpRequest) -> Running:
+        running = Running(operation)
+        setattr(request, RUNNING, running)
+        return running
+
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        running = begin(request)
+        return running.ended(run(request, *args, **kwargs))
+
+    async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        running = begin(request)
+        return running.ended(await run(request, *args, **kwargs))
+
+    return wraps(run)(aguarded if operation.is_async else guarded)
+
+
+@dataclass(slots=True)
+class Running:
+    """The operation that is running for a request.
+
+    unanswered: what the exception handler of the API has raised.
+    """
+
+    operation: Operation
+    unanswered: Exception | None = None
+
+    def ended(self, response: HttpResponseBase) -> HttpResponseBase:
+        if self.unanswered is not None:
+            raise self.unanswered
+        return response
+
+
+class NinjaViewCall(ViewCall):
+    """Runs below `Operation.run`: the caller is authenticated and within the throttles, the parameters are parsed."""
+
+    running: Running
+
+    def scope(self) -> str | None:
+        """The caller that the operation's own authentication found, unless `scope=` says who is calling."""
+        auth = getattr(self.request, "auth", None)
+        if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
+            return super().scope()
+        if isinstance(auth, str):
+            # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"? Its own for
+            # sessions set a user.
+            callbacks = self.running.operation.auth_callbacks
+            count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
+            if count > 1:
+                _refuse(
+                    f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
+                    "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+                )
+        return auth_scope(auth)
+
+    def ready(self, response: Any) -> HttpResponseBase:
+        """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse the result."""
+        operation = self.running.operation
+        # The `response` parameter of the operation carries the headers that the operation set.
+        temporal = self.kwargs.get(operation.signature.response_arg or "")
+        return self.render(converted(operation, self.request, response, temporal))
+
+    def answer(self, error: Exception) -> Finished[HttpResponseBase]:
+        """The exception handlers of the API, in a transaction of their own."""
+        try:
+            with transaction.atomic(using=alias_of(self.options)):
+                return self.judge(self.render(self.running.operation.api.on_exception(self.request, error)))
+        except Exception as unanswered:  # noqa: BLE001 (raised again, see `Running`)
+            self.running.unanswered = unanswered
+            return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
+
+
+def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
+    """The result of an operation as a response. `temporal` carries headers."""
+    if not isinstance(temporal, HttpResponse):
+        temporal = operation.api.create_temporal_response(request)
+    return operation._result_to_response(request, result, temporal)
+
+
+# --- what the engine asks, see `engine.declare.frameworks`
+
+
+def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
+    """The unsafe methods of the path whose `PathView` the URL's callback holds in its closure."""
+    enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
+    path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
+    if path_view is None:
+        return None
+    return (
+        (method, dotted_name(operation.view_func), getattr(operation, MARK, None))
+        for operation in path_view.operations
+        for method in operation.methods
+        if method not in SAFE_METHODS
+    )
+
+
+def view_call(*args: Any) -> None:
+    """Django Ninja hands out Django's own requests, and has a decorator of its own."""
+
+
+def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
+    """What an operation may return, its `reconcile` may return. Django Ninja needs a request: an empty one."""
+    if not isinstance(declaration.target, Operation):
+        return None
+    request = HttpRequest()
+    request.method = next(method for method in declaration.target.methods if method not in SAFE_METHODS)
+    found: HttpResponseBase = converted(declaration.target, request, returned)
+    return found
+
+
+def _refuse(message: str) -> NoReturn:
+    raise IdempotencyConfigurationError(message)

@@ -1,0 +1,210 @@
+"""A key whose call was made does not complete by accident: the answer is sent, and the key stays half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpResponse, HttpResponseRedirect
+from django.test import Client
+
+from django_idempotency import Operation, get_operation, run_once
+from django_idempotency.maintenance import half_done, in_doubt
+from django_idempotency.models import IdempotencyStep
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, as_if_killed, breaks, row
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+Post = Callable[..., HttpResponse]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+
+
+@pytest.fixture
+def post(client: Client) -> Post:
+    def send(path: str = "/hooked?status=200") -> Any:
+        return client.post(path, {"amount": 5}, content_type="application/json", headers={"Idempotency-Key": "k"})
+
+    return send
+
+
+def charge(operation: Operation) -> Any:
+    return operation.call("charge", GATEWAY.charge, operation.derive_key("charge"))
+
+
+def order(operation: Operation) -> Any:
+    return operation.write("order", Order.objects.create, reference="59").pk
+
+
+def swallows(step: str) -> Callable[[Any], str]:
+    """A view of an HTML app: it charges, catches the error of a later step, and says so with a 200."""
+
+    def view(request: Any) -> str:
+        operation = get_operation(request)
+        assert operation is not None
+        charge(operation)
+        try:
+            getattr(operation, step)("order", breaks)
+        except Broken:
+            return "a problem occurred"
+        raise AssertionError
+
+    return view
+
+
+def dies_after_the_charge(post: Post) -> None:
+    def dies(request: Any) -> None:
+        charge(get_operation(request))  # type: ignore[arg-type]
+        breaks()
+
+    HOOKS["view"] = dies
+    with pytest.raises(Broken):
+        post()
+    as_if_killed()
+
+
+def assert_not_kept(answer: HttpResponse, status: int = 200) -> None:
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (status, "false")
+    assert (row().status, half_done().count()) == ("failed", 1)
+
+
+class TestAWriteThatRaised:
+    def test_the_answer_is_sent_and_not_kept(self, post: Post) -> None:
+        """The retry runs again, makes no second charge, and can end it."""
+        HOOKS["view"] = swallows("write")
+        assert_not_kept(post())
+        assert row().last_error == (
+            "A write raised after a call was made, and the work answered all the same: "
+            "tests.leases.Broken: it broke, token=****"
+        )
+        HOOKS["view"] = lambda request: [charge(request.idempotency), order(request.idempotency)]
+        assert post().headers["Idempotency-Replayed"] == "false"
+        assert (row().status, GATEWAY.calls, half_done().count()) == ("completed", 1, 0)
+        assert post().headers["Idempotency-Replayed"] == "true"
+
+    def test_without_a_call_nothing_is_at_stake(self, post: Post) -> None:
+        """The view has dealt with it."""
+
+        def view(request: Any) -> str:
+            with pytest.raises(Broken):
+                request.idempotency.write("order", breaks)
+            return "written otherwise"
+
+        HOOKS["view"] = view
+        post()
+        assert row().status == "completed"
+
+    def test_a_read_that_raised_is_no_write(self, post: Post) -> None:
+        """It has changed nothing."""
+        HOOKS["view"] = swallows("fetch")
+        post()
+        assert row().status == "completed"
+
+    def test_the_same_without_http(self) -> None:
+        """`run_once` returns the value; the next run goes on."""
+
+        def work(operation: Operation) -> str:
+            charge(operation)
+            with pytest.raises(Broken):
+                operation.write("order", breaks)
+            return "a problem occurred"
+
+        for _ in range(2):
+            result = run_once(work, scope="s", key="k", operation="pay", lease=60)
+            assert (result.value, result.replayed) == ("a problem occurred", False)
+        assert (row().status, half_done().count(), GATEWAY.calls) == ("failed", 1, 1)
+
+
+class TestAnAnswerBeforeTheSteps:
+    def test_a_condition_of_the_view_does_not_complete_the_key(self, post: Post) -> None:
+        """The basket is empty: it was ordered, as far as the charge."""
+        dies_after_the_charge(post)
+        HOOKS["view"] = lambda request: "the basket is empty"
+        assert_not_kept(post())
+        assert row().last_error == (
+            "The work answered without asking for charge, which an earlier attempt has recorded. Ask for the steps "
+            "first: a condition of the view must not answer before them."
+        )
+
+    def test_nor_does_one_behind_the_first_step(self, post: Post) -> None:
+        """Charge and order are there; the view asks for the charge alone."""
+
+        def view(request: Any) -> None:
+            charge(request.idempotency)
+            order(request.idempotency)
+            breaks()
+
+        HOOKS["view"] = view
+        with pytest.raises(Broken):
+            post()
+        HOOKS["view"] = lambda request: charge(request.idempotency)
+        assert_not_kept(post())
+
+    def test_a_call_in_doubt_counts_too(self, post: Post) -> None:
+        """It may have happened."""
+        GATEWAY.after = breaks
+        HOOKS["view"] = lambda request: charge(request.idempotency)
+        with pytest.raises(Broken):
+            post()
+        GATEWAY.reset()
+        HOOKS["view"] = lambda request: "the basket is empty"
+        assert post().status_code == 200
+        assert (row().status, in_doubt().count()) == ("failed", 1)
+
+    def test_a_read_need_not_be_asked_for(self, post: Post) -> None:
+        """The retry may do without the rate."""
+
+        def view(request: Any) -> None:
+            request.idempotency.fetch("rate", lambda: 1.5)
+            charge(request.idempotency)
+            breaks()
+
+        HOOKS["view"] = view
+        with pytest.raises(Broken):
+            post()
+        HOOKS["view"] = lambda request: charge(request.idempotency)
+        post()
+        assert row().status == "completed"
+
+    def test_who_reads_the_results_has_asked(self, post: Post) -> None:
+        """The view knows what was done, and decides."""
+        dies_after_the_charge(post)
+        HOOKS["view"] = lambda request: sorted(request.idempotency.results)
+        assert post().status_code == 200
+        assert row().status == "completed"
+
+    def test_reconcile_may_decide(self, post: Post) -> None:
+        """Its response is a decision of the project, not an accident."""
+        HOOKS["between"] = breaks
+        with pytest.raises(Broken):
+            post("/pay/reconcile")
+        as_if_killed()
+        HOOKS["reconcile"] = lambda operation: HttpResponse("refunded")
+        assert post("/pay/reconcile").content == b"refunded"
+        assert row().status == "completed"
+
+    def test_after_reconcile_the_work_has_to_ask(self, post: Post) -> None:
+        """What `reconcile` has recorded is recorded for the work."""
+        GATEWAY.after = breaks
+        with pytest.raises(Broken):
+            post("/pay/reconcile")
+        HOOKS["reconcile"] = lambda operation: operation.call("charge", lambda: {"charge": "found"}) and None
+        HOOKS["between"] = breaks
+        with pytest.raises(Broken):
+            post("/pay/reconcile")
+        step = IdempotencyStep.objects.get()
+        assert (step.finished_at is None, half_done().count()) == (False, 1)
+
+
+def test_a_redirect_is_not_kept_either(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HTML apps answer."""
+    dies_after_the_charge(post)
+    monkeypatch.setattr("tests.integration.leased_urls.JsonResponse", lambda *args, **kwargs: HttpResponseRedirect("/"))
+    HOOKS["view"] = lambda request: None
+    assert_not_kept(post(), 302)
