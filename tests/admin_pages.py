@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency.admin.decisions import version
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.factories import UserFactory
@@ -93,11 +94,11 @@ def address(key: IdempotencyKey, decision: str) -> str:
 def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
     """Look at the preview, press the button; the text of the page afterwards."""
     given = {
-        "release": {"looked": "on"},
+        "release": {"confirmed": "on"},
         "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
         "answer": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},
     }[decision]
-    entered = {"attempt": key.attempt, "reason": "T-7", **given, **data}
+    entered = {"seen": version(key), "reason": "T-7", **given, **data}
     seen = client.post(address(key, decision), entered, follow=True)
     context: Any = seen.context or {}
     if not context.get("previewed"):

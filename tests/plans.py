@@ -24,9 +24,10 @@ def make_many(count: int) -> int:
     with connection.cursor() as cursor:
         cursor.execute(
             "WITH keys AS (INSERT INTO django_idempotency_idempotencykey "
-            "(key_hash, scope_hash, scope, operation, key, status, status_code, attempt, created_at, expires_at) "
-            "SELECT n, n, 's', 'o', 'k' || n, 'completed', 201, 1, now() - (%s - n) * interval '40 hours' / %s, now() "
-            "FROM generate_series(1, %s) AS n RETURNING id) "
+            "(key_hash, scope_hash, scope, operation, key, status, status_code, attempt, created_at, updated_at, "
+            "expires_at) "
+            "SELECT n, n, 's', 'o', 'k' || n, 'completed', 201, 1, now() - (%s - n) * interval '40 hours' / %s, now(), "
+            "now() FROM generate_series(1, %s) AS n RETURNING id) "
             "INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at) "
             "SELECT id, 'charge', 'call', 1, now(), now() FROM keys RETURNING key_id",
             [count] * 3,

@@ -1,15 +1,20 @@
-"""Decisions that operators take about a key. Each has a page of its own, which explains the consequences first."""
+"""Decisions about one key, on its page, or about the keys that are ticked in the list: one way for both.
+
+A page explains the consequences first, and shows the preview. What it judges, shows and decides about are the same
+rows: those that this person may decide about, and that are as they were when the page was opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
 from functools import partial
 from typing import Any
 
-from django.contrib import messages
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import Max, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -17,210 +22,180 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
-from ..exceptions import NotDecryptable, NotResolvable
-from ..maintenance.decisions import correctable
-from ..models import IdempotencyKey
-from .examples import past_result
-from .facts import Facts, facts_of
-from .forms import AnswerForm, DecisionForm, RecordForm, ReleaseForm
-from .permissions import may_resolve, may_see_responses
+from ..engine.stores.sealing import unseal
+from ..exceptions import NotDecryptable
+from ..maintenance.facts import Facts
+from ..maintenance.resolution import resolve_all
+from ..models import IdempotencyKey, IdempotencyStep
+from . import overview
+from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm
+from .links import Shown, may_see_responses, show, shown
 from .story import story_of
-from .texts import readable_operation
-from .timeline import pasteable
+from .timeline import pasteable, results_of, value_text
 
-TEMPLATES = "admin/django_idempotency/idempotencykey"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One button on the page of a key, and the page that the button opens.
-
-    Attributes:
-        name: the last part of the address.
-        label: of the button.
-        explanation: what will happen.
-        form: what the operator enters.
-        warning: what may go wrong while something is in doubt.
-        harmful: whether that is worse than an error. Such a button is red.
-        steps: the names of the steps that the decision can be about. None: it is about the key.
-    """
-
-    name: str
-    label: Any
-    explanation: Any
-    form: type[DecisionForm]
-    warning: Any = ""
-    harmful: bool = False
-    steps: Callable[[Facts], list[str]] | None = None
+Keys = QuerySet[IdempotencyKey]
+NAME = "django_idempotency_idempotencykey"
+PAGE = f"admin:{NAME}"
+EXAMPLES = 200
+"""Among how many of the latest results of a step an example is looked for."""
 
 
-def recordable(facts: Facts) -> list[str]:
-    """Return the names of the steps in doubt, and of those whose result a person has recorded."""
-    recorded = correctable(facts.row)
-    return [*facts.doubts, *(name for name in facts.finished if name in recorded)]
-
-
-DECISIONS = (
-    Decision(
-        name="record",
-        label=gettext_lazy("Record an outcome"),
-        explanation=gettext_lazy(
-            "The call gets the result that you enter and is not made again. The next retry of the client continues "
-            "with the step after the call. You can correct the result until the key is completed."
-        ),
-        form=RecordForm,
-        steps=recordable,
-    ),
-    Decision(
-        name="answer",
-        label=gettext_lazy("Answer by hand"),
-        explanation=gettext_lazy(
-            "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
-            "enter. This cannot be undone."
-        ),
-        form=AnswerForm,
-        warning=gettext_lazy(
-            "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
-            "other side first, and say in the reason what you have found."
-        ),
-    ),
-    Decision(
-        name="release",
-        label=gettext_lazy("Release for retry"),
-        explanation=gettext_lazy(
-            "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
-            "made again, with the same derived key."
-        ),
-        form=ReleaseForm,
-        harmful=True,
-        warning=gettext_lazy(
-            "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
-            "only if it did not happen, or if the called service honours the derived key."
-        ),
-    ),
-)
-"""The safe ones first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Button:
-    """A decision that a user may take about a key now."""
-
-    address: str
-    decision: Decision
-
-
-def possible_decisions(request: HttpRequest, obj: IdempotencyKey) -> list[Button]:
-    """Return the decisions that this user may take about this key now."""
-    facts = facts_of(obj)
-    if not may_resolve(request) or not facts.resolvable:
+def buttons_for(model_admin: Any, request: HttpRequest, facts: Facts) -> list[tuple[str, type[DecisionForm]]]:
+    """Return the decisions that this person may take about this key now, with their addresses."""
+    if not model_admin.may_decide(request, facts.row):
         return []
-    possible = (decision for decision in DECISIONS if decision.steps is None or decision.steps(facts))
-    return [Button(address=reverse(f"admin:{_url_name(made)}", args=[obj.pk]), decision=made) for made in possible]
+    return [(reverse(f"{PAGE}_{form.name}", args=[facts.row.pk]), form) for form in DECISIONS if form.fits(facts)]
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
+    view = model_admin.admin_site.admin_view
     return [
-        path(
-            f"<int:pk>/{decision.name}/",
-            model_admin.admin_site.admin_view(partial(_decide, model_admin, decision)),
-            name=_url_name(decision),
-        )
-        for decision in DECISIONS
+        path(f"<int:pk>/{form.name}/", view(partial(decide_one, model_admin, form)), name=f"{NAME}_{form.name}")
+        for form in DECISIONS
     ]
 
 
-def needs_a_look(facts: Facts) -> bool:
-    """Whether a release needs the operator's word: something is in doubt, and the policy is not to repeat it.
-
-    The policy speaks of calls. A write in doubt, or what a key without a lease has committed, would be made twice.
-    """
-    on_hold = bool(facts.doubts) and facts.row.policy != IdempotencyKey.Policy.RETRY
-    return on_hold or facts.write_in_doubt or facts.unleased
-
-
-def _url_name(decision: Decision) -> str:
-    return f"django_idempotency_idempotencykey_{decision.name}"
-
-
-def _decide(model_admin: Any, decision: Decision, request: HttpRequest, pk: int) -> HttpResponse:
-    """Show the form on GET; on POST show the preview, or carry out what the preview has shown."""
+def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
+    """A decision from the page of a key."""
     obj = model_admin.get_queryset(request).filter(pk=pk).first()
-    if not (may_resolve(request) and model_admin.has_view_permission(request, obj)):
+    if not model_admin.may_decide(request, obj):
         raise PermissionDenied
     if obj is None:
         raise Http404(f"There is no idempotency key with the id {pk}.")
-    facts = facts_of(obj)
-    key_page = reverse("admin:django_idempotency_idempotencykey_change", args=[pk])
-    if not facts.resolvable or (decision.steps is not None and not decision.steps(facts)):
-        model_admin.message_user(request, _("There is nothing to decide about this key now."), messages.ERROR)
-        return HttpResponseRedirect(key_page)
-    examples = _examples(model_admin, request, decision, facts)
-    given: dict[str, Any] = {"attempt": obj.attempt, "looked": needs_a_look(facts)}
-    if decision.steps is not None:
-        given |= {"steps": decision.steps(facts), "examples": examples}
-    form = decision.form(request.POST if request.method == "POST" else None, **given)
-    if form.is_valid() and form.was_previewed:
-        _carry_out(model_admin, request, obj, form)
-        return HttpResponseRedirect(key_page)
-    return _form_page(model_admin, request, decision, facts, form, examples)
+    page = _decide(model_admin, request, decision, [obj])
+    return page or HttpResponseRedirect(reverse(f"{PAGE}_change", args=[pk]))
 
 
-def _examples(model_admin: Any, request: HttpRequest, decision: Decision, facts: Facts) -> dict[str, str]:
-    """A past result of each step that can be recorded, as it is kept, for those who may see results."""
-    if decision.steps is None or not may_see_responses(request):
-        return {}
-    keys = model_admin.get_queryset(request)
-    found = {name: past_result(keys, facts.row, name) for name in decision.steps(facts)}
-    return {name: kept for name, kept in found.items() if kept is not None}
+@admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])
+def answer_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
+    return _decide_selected(model_admin, request, AnswerForm, queryset)
 
 
-def _carry_out(model_admin: Any, request: HttpRequest, obj: IdempotencyKey, form: DecisionForm) -> None:
-    """Carry the decision out and write it to the admin's log, in one transaction."""
-    using = obj._state.db
-    decide, needed, done = form.decision()
-    attempt, reason = form.cleaned_data["attempt"], form.cleaned_data["reason"]
-    by = request.user.get_username()
-    try:
-        with transaction.atomic(using=using):
-            decide(obj.pk, *needed, attempt=attempt, by=by, reason=reason, using=using)
-            model_admin.log_change(request, obj, done)
-    except NotResolvable:
-        text = _("Nothing was changed: this key has changed since you opened the page. Check the key again.")
-        model_admin.message_user(request, text, messages.ERROR)
-    except NotDecryptable as error:
-        model_admin.message_user(request, str(error), messages.ERROR)
-    else:
-        model_admin.message_user(request, done, messages.SUCCESS)
+@admin.action(description=gettext_lazy("Release the selected keys for retry"), permissions=["resolve"])
+def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
+    return _decide_selected(model_admin, request, ReleaseForm, queryset)
 
 
-def _form_page(
+def _decide_selected(
+    model_admin: Any, request: HttpRequest, decision: type[DecisionForm], queryset: Keys
+) -> HttpResponse | None:
+    """Only keys that were ticked, never "all that match": that could be the whole table."""
+    ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
+    rows = queryset.filter(pk__in=ticked).order_by("pk")
+    return _decide(model_admin, request, decision, list(rows), action=request.POST["action"])
+
+
+def version(row: IdempotencyKey) -> str:
+    """Name a key as it is now: another attempt or decision changes it."""
+    return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
+
+
+def _decide(
     model_admin: Any,
     request: HttpRequest,
-    decision: Decision,
-    facts: Facts,
-    form: DecisionForm,
-    examples: dict[str, str],
-) -> HttpResponse:
-    obj = facts.row
-    previewed = form.is_valid()
+    decision: type[DecisionForm],
+    rows: list[IdempotencyKey],
+    *,
+    action: str = "",
+) -> HttpResponse | None:
+    """Show the form with the keys; then the preview; then carry out what the preview has shown. None: there is an end,
+    and a message says which."""
+    show(rows, model_admin, request, results=True)
+    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row).facts)]
+    seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
+    keys = [key for key in keys if version(key.row) in seen]
+    if not keys:
+        text = _("There is nothing to decide now: no key is as it was when you opened the page, or none needs it.")
+        model_admin.message_user(request, text, messages.ERROR)
+        return None
+    steps = list(dict.fromkeys(name for key in keys for name in key.facts.recordable)) if decision is RecordForm else []
+    examples = _examples(model_admin, request, keys[0].row, steps)
+    form = decision(
+        request.POST if "seen" in request.POST else None,
+        about=[version(key.row) for key in keys],
+        steps=steps,
+        examples={name: json.loads(value_text(kept)) for name, kept in examples.items()},
+        user=request.user,
+        asks=any(key.facts.needs_word(decision.name) for key in keys),
+    )
+    if form.is_valid() and form.was_previewed:
+        _carry_out(model_admin, request, keys, form, asked_for=len(set(seen)))
+        return None
     context = {
         **model_admin.admin_site.each_context(request),
         "title": decision.label,
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
-        "object": obj,
-        "key": obj.key if may_see_responses(request) else obj.reference,
-        "operation": readable_operation(obj.operation),
         "decision": decision,
-        "in_doubt": decision.warning if facts.doubts else "",
-        "calls_in_doubt": facts.doubts,
-        "story": story_of(facts),
+        "keys": [(key, results_of(key)) for key in keys],
+        "story": None if action else story_of(keys[0].facts),
+        "action": action,
+        "checkbox": ACTION_CHECKBOX_NAME,
+        "doubts": sum(bool(key.facts.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
         "runbook": get_settings().runbook_url,
         "form": form,
-        "previewed": form.seen if previewed else "",
-        "preview": getattr(form, "preview", "") if previewed else "",
-        "warnings": form.warnings() if previewed else [],
+        "previewed": form.digest if form.is_valid() else "",
+        "preview": getattr(form, "preview", "") if form.is_valid() else "",
+        "warnings": form.warnings() if form.is_valid() else [],
     }
-    return TemplateResponse(request, f"{TEMPLATES}/decision.html", context)
+    return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
+
+
+def _carry_out(
+    model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, *, asked_for: int
+) -> None:
+    """Decide about each key as it was seen, in a transaction with its entry in the admin's log."""
+    decide, needed, done = form.decision()
+    said = {"by": request.user.get_username(), "reason": form.cleaned_data["reason"]}
+    confirmed = form.cleaned_data.get("confirmed", False)
+    resolved = 0
+    for key in keys:
+        try:
+            with transaction.atomic(using=key.row._state.db):
+                one = resolve_all([key.row], decide, *needed, **said, confirmed=confirmed)
+                if one.resolved:
+                    model_admin.log_change(request, key.row, done)
+        except NotDecryptable as error:  # the others need not wait for the missing encryption key
+            model_admin.message_user(request, str(error), messages.ERROR)
+        else:
+            resolved += one.resolved
+    if resolved:
+        text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
+        model_admin.message_user(request, text, messages.SUCCESS)
+    if refused := asked_for - resolved:
+        text = _("Left as they are, because they have changed since you opened the page or a worker holds them: %(n)d.")
+        model_admin.message_user(request, text % {"n": refused}, messages.ERROR)
+
+
+def _examples(model_admin: Any, request: HttpRequest, row: IdempotencyKey, steps: list[str]) -> dict[str, str]:
+    """What is kept of a past result of each step, for those who may see results."""
+    if not may_see_responses(request):
+        return {}
+    keys = model_admin.get_queryset(request)
+    found = {name: past_result(keys, row, name) for name in steps}
+    return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def past_result(keys: Keys, row: IdempotencyKey, step: str) -> str | None:
+    """Return what is kept of the newest result of this step under a completed key of the same operation.
+
+    Looks at the latest results only: a range of the primary key, then single rows.
+
+    Args:
+        keys: the keys that this person may see.
+        row: the key that needs the result.
+        step: the name of the step.
+    """
+    steps = IdempotencyStep.objects.using(keys.db)
+    newest = steps.aggregate(newest=Max("pk"))["newest"] or 0
+    same_name = steps.filter(pk__gt=newest - overview.FILTERED, name=step).exclude(result=None).exclude(key=row)
+    ids = dict(same_name.order_by("-pk").values_list("pk", "key_id")[:EXAMPLES])
+    done = keys.filter(pk__in=set(ids.values()), operation=row.operation, status=IdempotencyKey.Status.COMPLETED)
+    owners = {owner.pk: owner for owner in done}
+    pk = next((pk for pk, owner in ids.items() if owner in owners), None)
+    try:
+        kept = None if pk is None else unseal(owners[ids[pk]], "result", steps.get(pk=pk).result, step)
+        return kept and value_text(kept) and kept
+    except (NotDecryptable, ValueError):
+        return None

@@ -1,74 +1,95 @@
-"""What an operator enters for each decision. `decide` of each form carries the decision out, and says what was done."""
+"""The decisions: a button on the page of a key, a page that explains the consequences, and what an operator enters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
 from django import forms
-from django.core.exceptions import ValidationError
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.contrib.auth import get_permission_codename
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
-from ..engine.execution.values import encode_step
-from ..engine.protocol.snapshots import Snapshot
-from ..exceptions import ResultNotStorable
-from ..maintenance.entered import is_envelope, json_value, row_of
+from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
+from ..maintenance.facts import Facts
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
-from .bodies import as_utf8, encodable, readable_json
-from .timeline import value_text
+from .texts import as_utf8, encodable, readable_json
 
 CONTENT_TYPES = (
     ("application/json", "JSON"),
     ("application/problem+json", "JSON (RFC 9457)"),
-    ("text/plain; charset=utf-8", gettext_lazy("plain text")),
+    ("text/plain; charset=utf-8", _("plain text")),
 )
 """Nothing that a browser runs: the answer goes out in the name of the site."""
-AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""Browsers take the content type for true, and do not look into the body for HTML."""
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 """A function of `maintenance.resolution`, what it needs beside the key, and what was done in words."""
 
 
 class DecisionForm(forms.Form):
-    """A decision, and its reason.
+    """A decision about some keys, and its reason.
+
+    Attributes:
+        name: the last part of the address, and the action in the trail of decisions.
+        label: of the button.
+        explanation: what will happen.
+        warning: what may go wrong while something is in doubt.
+        harmful: whether that is worse than an error. Such a button is red.
+        word: what the operator has to say before this decision, where it can do harm.
+        previewed_fields: what a preview shows. Empty: there is no preview.
 
     Args:
-        attempt: the attempt that the operator sees. None: the form is about several keys.
-        looked: whether the operator has to say that the books of the other side were looked into.
+        about: names these keys as the operator sees them: see `decisions.version`.
+        steps: the names of the steps that a result may be recorded for.
+        examples: a past result of each step, as its value.
+        user: who decides.
+        asks: whether the operator has to say what was found outside.
     """
 
+    name = label = explanation = warning = word = ""
+    harmful = False
+    do_not_call_in_templates = True
     previewed_fields: tuple[str, ...] = ()
 
-    # The decision is refused if a worker has started another attempt since the page was opened.
-    attempt = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=2**31 - 1)
+    seen = forms.CharField(widget=forms.HiddenInput)
+    confirmed = forms.BooleanField(error_messages={"required": _("Look first.")})
     reason = forms.CharField(
-        label=gettext_lazy("reason or ticket"),
+        label=_("reason or ticket"),
         max_length=1000,
         widget=forms.TextInput(attrs={"class": "vTextField"}),
-        help_text=gettext_lazy("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
+        help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
     # What the operator has seen in the preview.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
-    def __init__(self, *args: Any, attempt: int | None = None, looked: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["attempt"].initial = attempt
-        if attempt is None:
-            del self.fields["attempt"]
-        self.order_fields([*(name for name in self.fields if name not in ("reason", "looked")), "looked", "reason"])
+    def __init__(
+        self, data: Any, *, about: list[str], steps: list[str], examples: Mapping[str, Any], user: Any, asks: bool
+    ) -> None:
+        super().__init__(data)
+        self.about, self.examples, self.user = about, examples, user
+        self.fields["seen"].initial = " ".join(about)
+        self.fields["confirmed"].label = self.word
+        if not asks:
+            del self.fields["confirmed"]
+        self.order_fields([*(name for name in self.fields if name not in ("confirmed", "reason")), "confirmed"])
+        if "step" in self.fields:
+            self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        """Whether there is something to decide about this key now."""
+        return facts.idle
 
     @property
     def was_previewed(self) -> bool:
-        """Whether the operator has seen exactly what this form would do. Ask a valid form only."""
-        return not self.previewed_fields or self.cleaned_data["previewed"] == self.seen
+        """Whether the operator has seen exactly what this form would do to which keys. Ask a valid form only."""
+        return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
-    def seen(self) -> str:
-        """What names the decision that a preview has shown."""
-        entered = [str(self.cleaned_data[name]) for name in self.previewed_fields]
+    def digest(self) -> str:
+        """What names the decision that a preview has shown: what was entered, and the keys as they are."""
+        entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
     def decision(self) -> Decide:
@@ -82,71 +103,61 @@ class DecisionForm(forms.Form):
 class ReleaseForm(DecisionForm):
     """Release, which may charge twice."""
 
-    looked = forms.BooleanField(
-        label=gettext_lazy("I looked in the other side's books: what is in doubt did not happen."),
-        error_messages={"required": gettext_lazy("Look first. Under “hold” no call may be made twice.")},
+    name, label, harmful = "release", _("Release for retry"), True
+    explanation = _(
+        "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
+        "made again, with the same derived key."
     )
-
-    def __init__(self, *args: Any, looked: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, looked=looked, **kwargs)
-        if not looked:
-            del self.fields["looked"]
+    warning = _(
+        "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
+        "only if it did not happen, or if the called service honours the derived key."
+    )
+    word = _("I looked in the other side's books: what is in doubt did not happen.")
 
     def decision(self) -> Decide:
-        return release_for_retry, (), _("Released for retry.")
+        return release_for_retry, (), gettext("Released for retry.")
 
 
 class RecordForm(DecisionForm):
-    """The result of a step.
+    """The result of a step."""
 
-    Args:
-        steps: the names that may be chosen.
-        examples: what is kept of a past result, by the name of the step.
-    """
-
+    name, label = "record", _("Record an outcome")
+    explanation = _(
+        "The call gets the result that you enter and is not made again. The next retry of the client continues "
+        "with the step after the call. You can correct the result until the key is completed."
+    )
     previewed_fields = ("step", "result")
 
-    step = forms.ChoiceField(label=gettext_lazy("call"))
+    step = forms.ChoiceField(label=_("call"))
     result = forms.CharField(
-        label=gettext_lazy("result"),
+        label=_("result"),
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
-        help_text=gettext_lazy(
-            "The return value of the call, as JSON. Look it up in the records of the called service."
-        ),
+        help_text=_("The return value of the call, as JSON. Look it up in the records of the called service."),
     )
-
-    def __init__(self, *args: Any, steps: list[str], examples: dict[str, str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
-        self._examples = examples
-
-    def clean_result(self) -> Any:
-        return parsed(self.cleaned_data["result"])
 
     def clean(self) -> None:
         super().clean()
         if "result" not in self.cleaned_data:
             return
-        value = self.cleaned_data["result"]
         try:
-            if is_envelope(value) and not self._past_is_envelope():
-                raise ValidationError(
-                    _("This is the envelope in which a result is kept. Enter only what stands inside “value”.")
-                )
-            self.cleaned_data["value"] = _row_of(value)
-            encode_step(self.cleaned_data["value"])
-        except (ValidationError, ResultNotStorable) as error:
-            self.add_error("result", str(error) if isinstance(error, ResultNotStorable) else error)
+            value = self.cleaned_data["result"] = json_value(self.cleaned_data["result"])
+            value = result_of(value, envelope=is_envelope(self._past()), allowed=self._may_see)
+            self.cleaned_data["value"] = value
+        except ValueError as error:
+            self.add_error("result", encodable(str(error)))
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        return facts.idle and bool(facts.recordable)
 
     def warnings(self) -> list[str]:
-        past = self._past()
+        past, value = self._past(), self.cleaned_data["result"]
         if past is None:
             return []
-        value = self.cleaned_data["result"]
         if type(past) is not type(value):
-            return [_("The example is of another type. The view may fail with this result.")]
+            return [gettext("The example is of another type. The view may fail with this result.")]
         if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
-            return [_("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
+            return [gettext("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
         return []
 
     @property
@@ -155,31 +166,41 @@ class RecordForm(DecisionForm):
 
     def decision(self) -> Decide:
         step = self.cleaned_data["step"]
-        done = _("Recorded the outcome of the call “%(step)s”.") % {"step": step}
+        done = gettext("Recorded the outcome of the call “%(step)s”.") % {"step": step}
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _past(self) -> Any:
-        kept = self._examples.get(self.cleaned_data.get("step", ""))
-        return None if kept is None else json.loads(value_text(kept))
+        return self.examples.get(self.cleaned_data.get("step", ""))
 
-    def _past_is_envelope(self) -> bool:
-        return is_envelope(self._past())
+    def _may_see(self, model: Any) -> bool:
+        """Without it, the form would tell which primary keys of any model exist."""
+        return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
     """The final response of a key."""
 
+    name, label = "answer", _("Answer by hand")
+    explanation = _(
+        "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
+        "enter. This cannot be undone."
+    )
+    warning = _(
+        "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
+        "other side first, and say in the reason what you have found."
+    )
     previewed_fields = ("status", "content_type", "body")
+    word = _("The finished calls are settled: what they paid for exists, or the money went back.")
 
     status = forms.IntegerField(
-        label=gettext_lazy("status code"),
+        label=_("status code"),
         min_value=200,
         max_value=499,
-        help_text=gettext_lazy("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
+        help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
     )
-    content_type = forms.ChoiceField(label=gettext_lazy("content type"), choices=CONTENT_TYPES)
+    content_type = forms.ChoiceField(label=_("content type"), choices=CONTENT_TYPES)
     body = forms.CharField(
-        label=gettext_lazy("body"),
+        label=_("body"),
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
@@ -187,13 +208,12 @@ class AnswerForm(DecisionForm):
 
     def clean(self) -> None:
         super().clean()
-        body: str = self.cleaned_data.get("body", "")
-        # An empty body, such as that of a 204, is no JSON and needs none.
-        if body and self.cleaned_data.get("content_type", "").endswith("json"):
-            try:
-                parsed(body)
-            except ValidationError as error:
-                self.add_error("body", error)
+        data = self.cleaned_data
+        try:
+            if not self.errors:
+                data["answer"] = answer_of(data["status"], data["content_type"], data["body"])
+        except ValueError as error:
+            self.add_error("body", str(error))
 
     @property
     def preview(self) -> str:
@@ -202,24 +222,12 @@ class AnswerForm(DecisionForm):
 
     def decision(self) -> Decide:
         data = self.cleaned_data
-        headers = (("Content-Type", data["content_type"]), AS_IT_IS)
-        snapshot = Snapshot(status_code=data["status"], headers=headers, body=data["body"].encode())
-        return close_with, (snapshot,), _("Answered by hand with status %(status)s.") % {"status": data["status"]}
+        return (
+            close_with,
+            (data["answer"],),
+            gettext("Answered by hand with status %(status)s.") % {"status": data["status"]},
+        )
 
 
-def parsed(text: str) -> Any:
-    """Return the value of a JSON text. Raises `ValidationError`."""
-    try:
-        return json_value(text)
-    except ValueError as error:
-        raise ValidationError(_("This is not JSON: %(error)s.") % {"error": error}) from error
-
-
-def _row_of(value: Any) -> Any:
-    try:
-        return row_of(value)
-    except LookupError as error:
-        raise ValidationError(
-            _("There is no %(model)s with the primary key %(pk)s.")
-            % {"model": value["model"], "pk": encodable(str(value["pk"]))}
-        ) from error
+DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
+"""The safe ones first."""

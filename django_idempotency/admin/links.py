@@ -1,10 +1,11 @@
-"""What a key is about and who has sent it, each with a link to its own page, where this user may see that page."""
+"""What the pages show of a key beside its row: how far this person may look, and links to its caller and resource."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
@@ -15,33 +16,81 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
-from ..engine.conf.fields import address_of_a_page
-from ..engine.protocol.snapshots import decode_headers
-from ..engine.stores.sealing import unseal
-from ..exceptions import NotDecryptable
+from ..maintenance.facts import Facts, facts_of
 from ..models import IdempotencyKey
-from .permissions import may_see_responses
-from .texts import shortened
+from .story import to_do
+from .texts import badge, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(?P<model>\w+\.\w+):(?P<pk>.+)")
 """The scope of a user of the default database: see `scope_of_user`."""
 TEXT_LENGTH = 24
-"""Characters of a caller or of an address in the list."""
+"""Characters of a caller or of a resource in the list."""
 
 
-def attach_links(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest) -> None:
-    """Note on each row its caller and its resource as HTML. One query for each model of callers, one for headers."""
-    site = model_admin.admin_site
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A key as one person sees it.
+
+    Attributes:
+        facts: the row, its steps, and what follows from them.
+        secrets: whether this person may see responses and results. The key itself is among them: where callers are
+            anonymous, the key gets the response.
+        caller, resource: HTML, with a link to its own page where this person may see that page.
+    """
+
+    facts: Facts
+    secrets: bool
+    caller: Any
+    resource: Any
+
+    @property
+    def row(self) -> IdempotencyKey:
+        return self.facts.row
+
+    @property
+    def name(self) -> str:
+        return self.row.key if self.secrets else self.row.reference
+
+    @property
+    def badge(self) -> Any:
+        return badge(self.facts.state.name)
+
+    @property
+    def operation(self) -> str:
+        return readable_operation(self.row.operation)
+
+    @property
+    def to_do(self) -> str:
+        return to_do(self.facts)
+
+
+def shown(row: Any) -> Shown:
+    """Return what `show` has noted on this row."""
+    noted: Shown = row.shown
+    return noted
+
+
+def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
+    """Note on each row how this person sees it. Two queries for the steps, one for each model of callers.
+
+    results: also read the results and errors of the steps.
+    """
+    rows, site = list(rows), model_admin.admin_site
     callers = _callers(rows, site, request)
-    locations = _locations(rows) if may_see_responses(request) else {}
-    for row in rows:
-        row.caller_link = callers.get(row.scope, shortened(row.scope, TEXT_LENGTH))  # type: ignore[attr-defined]
-        row.resource_link = (  # type: ignore[attr-defined]
-            _resource(row, site, request) if row.resource_id else locations.get(row.pk, "-")
-        )
+    secrets = may_see_responses(request)
+    for facts in facts_of(rows, results=results):
+        row: Any = facts.row
+        caller = callers.get(row.scope, shortened(row.scope, TEXT_LENGTH))
+        resource = _resource(row, site, request) if row.resource_id else "-"
+        row.shown = Shown(facts=facts, secrets=secrets, caller=caller, resource=resource)
 
 
-def _callers(rows: Iterable[IdempotencyKey], site: Any, request: HttpRequest) -> dict[str, Any]:
+def may_see_responses(request: HttpRequest) -> bool:
+    """Whether this user may see stored responses and results, and the keys that get them."""
+    return request.user.has_perm("django_idempotency.view_response")
+
+
+def _callers(rows: list[IdempotencyKey], site: Any, request: HttpRequest) -> dict[str, Any]:
     """The link of each scope that is an account which this user may see."""
     wanted: dict[type[Model], dict[Any, str]] = defaultdict(dict)
     for scope in {row.scope for row in rows}:
@@ -88,30 +137,3 @@ def _registered(site: Any, name: str, request: HttpRequest) -> type[Model] | Non
 def _page(site: Any, of: Any, pk: Any = None) -> str:
     view = f"admin:{of._meta.app_label}_{of._meta.model_name}_change"
     return reverse(view, args=[quote(of.pk if pk is None else pk)], current_app=site.name)
-
-
-def _locations(rows: Iterable[IdempotencyKey]) -> dict[int, Any]:
-    """The `Location` of each completed key that names no resource."""
-    keys = {row.pk: row for row in rows if row.status == IdempotencyKey.Status.COMPLETED and not row.resource_id}
-    if not keys:
-        return {}
-    using = next(iter(keys.values()))._state.db
-    stored = IdempotencyKey.objects.using(using).filter(pk__in=keys).values_list("pk", "headers")
-    links = {}
-    for pk, headers in stored:
-        try:
-            plain = unseal(keys[pk], "headers", headers)
-        except NotDecryptable:
-            continue
-        address = next((value for name, value in decode_headers(plain) if name.lower() == "location"), None)
-        if address:
-            links[pk] = _address(address)
-    return links
-
-
-def _address(address: str) -> Any:
-    """A link only to a page: the view may have taken the address from a client."""
-    text = shortened(address, TEXT_LENGTH)
-    if address_of_a_page(address) is not None:
-        return text
-    return format_html('<a href="{}" rel="noopener noreferrer">{}</a>', address, text)

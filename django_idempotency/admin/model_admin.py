@@ -1,11 +1,11 @@
-"""The admin pages of keys: read-only, except for decisions about keys that are stuck or in doubt."""
+"""The admin pages of keys: read-only, except for decisions about keys that are stuck, in doubt or half done."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import flatten
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -15,33 +15,58 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
-from ..engine.protocol.snapshots import decode_headers
 from ..engine.stores import alias_for
-from ..engine.stores.sealing import unseal_response
+from ..engine.stores.states import ATTENTION
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .badges import badge
-from .bodies import encodable, readable_body
-from .decisions import decision_urls, possible_decisions
-from .facts import expiry, facts_of
-from .filters import DateFilter, OperationFilter, ResponseFilter, StateFilter
-from .links import attach_links
-from .listing import BoundedChangeList, BoundedPaginator
-from .permissions import may_resolve, may_see_responses
-from .sealed import or_why_not, readable_error
+from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter
+from .decisions import answer_selected, buttons_for, decision_urls, release_selected
+from .links import Shown, show, shown
 from .search import search
-from .selections import answer_selected, release_selected
-from .story import story_of
-from .texts import moment, readable_operation, shortened
+from .story import expiry, story_of
+from .texts import moment, readable_body, readable_error, readable_headers, shortened
 from .timeline import last_decision, timeline
 
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[IdempotencyKey]
-else:  # Django's class takes no parameters when it runs
-    _ModelAdmin = admin.ModelAdmin
+
+def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
+    """A column of the list, or a field of a page: its title, and its text for one person."""
+
+    @admin.display(description=title)
+    def display(model_admin: Any, obj: Any) -> Any:
+        return text(shown(obj))
+
+    return display
+
+
+def _response(text: Callable[[IdempotencyKey], Any]) -> Callable[[Shown], Any]:
+    """A part of the stored response, or why it is not shown."""
+
+    def display(key: Shown) -> Any:
+        if not key.secrets:
+            return gettext("You need the permission “Can view stored response bodies” to see the response.")
+        try:
+            return text(key.row)
+        except NotDecryptable as error:
+            return str(error)
+        except ValueError:
+            return gettext("This response cannot be read.")
+
+    return display
+
+
+def _headers(row: IdempotencyKey) -> Any:
+    rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', readable_headers(row))
+    return format_html("<table>{}</table>", rows) if rows else "-"
+
+
+def _body(row: IdempotencyKey) -> Any:
+    if row.body is None:
+        return gettext("Not stored.")
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_body(row))
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(_ModelAdmin):
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameters when it runs
     """The admin of keys, registered by this package. Subclass it, for example to limit `get_queryset()`.
 
     A user needs `view_idempotencykey` to see that there are keys, `view_response` to see the keys themselves and stored
@@ -49,8 +74,8 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     """
 
     actions = (answer_selected, release_selected)
-    list_display = ("short_key", "resource", "route", "caller", "state", "age", "response_status")
-    list_filter = (StateFilter, OperationFilter, DateFilter, ResponseFilter)
+    list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
+    list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
     # Facets count every key of the table for every choice of every filter.
     show_facets = admin.ShowFacets.NEVER
@@ -63,17 +88,36 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     )
     fieldsets = (
         (_("Timeline"), {"fields": ("timeline",)}),
-        (None, {"fields": ("key", "resource", "route", "caller", "scope", "policy_text", "attempt", "error")}),
+        (
+            None,
+            {"fields": ("full_key", "resource", "route", "caller", "scope", "policy", "attempt", "worker", "error")},
+        ),
         (_("Times"), {"fields": ("created", "updated", "completed", "expires", "lease")}),
         (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
         (_("Request"), {"fields": ("fingerprint_hex",)}),
     )
-    readonly_fields = (
-        *("state", "resource", "route", "caller", "policy_text", "error", "timeline", "age"),
-        *("created", "updated", "completed", "expires", "lease"),
-        *("response_headers", "response_body", "fingerprint_hex"),
-        *("reference", "error_unless_encrypted", "response_hidden", "timeline_without_results"),
+
+    # Where callers are anonymous, the key gets the response: who may not see the one does not see the other.
+    short_key = _field(_("key"), lambda key: shortened(key.name) if key.secrets else key.name)
+    full_key = _field(_("key"), lambda key: key.name)
+    resource = _field(_("resource"), lambda key: key.resource)
+    route = _field(_("operation"), lambda key: key.operation)
+    caller = _field(_("caller"), lambda key: key.caller)
+    state = _field(_("state"), lambda key: key.badge)
+    age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
+    created = _field(_("claimed"), lambda key: moment(key.row.created_at))
+    updated = _field(_("last change"), lambda key: moment(key.row.updated_at))
+    completed = _field(_("completed"), lambda key: moment(key.row.completed_at))
+    expires = _field(_("expires"), lambda key: expiry(key.facts))
+    lease = _field(_("locked until"), lambda key: moment(key.row.locked_until))
+    error = _field(
+        _("last error"),
+        lambda key: readable_error(key.row, "last_error", key.row.last_error, allowed=key.secrets) or "-",
     )
+    timeline = _field(_("timeline"), timeline)
+    response_headers = _field(_("headers"), _response(_headers))
+    response_body = _field(_("body"), _response(_body))
+    fingerprint_hex = _field(_("fingerprint"), lambda key: bytes(key.row.fingerprint or b"").hex() or "-")
 
     class Media:
         css = {"all": ["django_idempotency/admin.css"]}
@@ -91,6 +135,14 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def has_view_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        """Whether this person may take decisions at all. Without it, the list has no actions."""
+        return request.user.has_perm("django_idempotency.resolve_idempotencykey")
+
+    def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
+        """Whether this person may decide about this key: the one question of its page and of the list's actions."""
+        return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BoundedChangeList
 
@@ -106,25 +158,13 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[IdempotencyKey], search_term: str
     ) -> tuple[QuerySet[IdempotencyKey], bool]:
-        return search(queryset, search_term), False
-
-    def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """For the actions on a selection."""
-        return may_resolve(request)
+        return search(queryset, search_term, request), False
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> IdempotencyKey | None:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            attach_links([found], self, request)
+            show([found], self, request, results=True)
         return found
-
-    def get_list_display(self, request: HttpRequest) -> Any:
-        return self.list_display if may_see_responses(request) else _without_secrets(self.list_display)
-
-    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
-        if may_see_responses(request):
-            return self.fieldsets
-        return [(name, {**options, "fields": _without_secrets(options["fields"])}) for name, options in self.fieldsets]
 
     def get_urls(self) -> list[Any]:
         return [*decision_urls(self), *super().get_urls()]
@@ -132,126 +172,14 @@ class IdempotencyKeyAdmin(_ModelAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        obj = kwargs["obj"]
-        facts = facts_of(obj)
+        key = shown(kwargs["obj"])
         context |= {
-            "decisions": possible_decisions(request, obj),
-            "story": story_of(facts),
-            "badge": badge(facts.state),
-            "needs_attention": facts.needs_attention,
-            "last_decision": last_decision(obj, results=may_see_responses(request)),
+            "decisions": buttons_for(self, request, key.facts),
+            "story": story_of(key.facts),
+            "badge": key.badge,
+            "needs_attention": key.facts.state in ATTENTION,
+            "last_decision": last_decision(key),
             "runbook": get_settings().runbook_url,
-            "subtitle": f"{readable_operation(obj.operation)} {obj.reference}",
+            "subtitle": f"{key.operation} {key.row.reference}",
         }
         return super().render_change_form(request, context, *args, **kwargs)
-
-    @admin.display(description=_("key"))
-    def short_key(self, obj: IdempotencyKey) -> str:
-        return shortened(obj.key)
-
-    @admin.display(description=_("reference"))
-    def reference(self, obj: IdempotencyKey) -> str:
-        return obj.reference
-
-    @admin.display(description=_("resource"))
-    def resource(self, obj: IdempotencyKey) -> str:
-        return obj.resource_link  # type: ignore[attr-defined, no-any-return]
-
-    @admin.display(description=_("operation"))
-    def route(self, obj: IdempotencyKey) -> str:
-        return readable_operation(obj.operation)
-
-    @admin.display(description=_("caller"))
-    def caller(self, obj: IdempotencyKey) -> str:
-        return obj.caller_link  # type: ignore[attr-defined, no-any-return]
-
-    @admin.display(description=_("state"))
-    def state(self, obj: IdempotencyKey) -> str:
-        return badge(obj.worst_state)  # type: ignore[attr-defined]
-
-    @admin.display(description=_("age"))
-    def age(self, obj: IdempotencyKey) -> str:
-        return timesince(obj.created_at, depth=1)
-
-    @admin.display(description=_("status"), empty_value="-")
-    def response_status(self, obj: IdempotencyKey) -> int | None:
-        return obj.status_code
-
-    @admin.display(description=_("policy"))
-    def policy_text(self, obj: IdempotencyKey) -> str:
-        return obj.get_policy_display() or "-"
-
-    @admin.display(description=_("claimed"))
-    def created(self, obj: IdempotencyKey) -> str:
-        return moment(obj.created_at)
-
-    @admin.display(description=_("last change"))
-    def updated(self, obj: IdempotencyKey) -> str:
-        return moment(obj.updated_at)
-
-    @admin.display(description=_("completed"))
-    def completed(self, obj: IdempotencyKey) -> str:
-        return moment(obj.completed_at)
-
-    @admin.display(description=_("expires"))
-    def expires(self, obj: IdempotencyKey) -> str:
-        return expiry(facts_of(obj))
-
-    @admin.display(description=_("locked until"))
-    def lease(self, obj: IdempotencyKey) -> str:
-        return moment(obj.locked_until)
-
-    @admin.display(description=_("last error"))
-    def error(self, obj: IdempotencyKey) -> str:
-        return readable_error(obj, "last_error", obj.last_error, allowed=True) or "-"
-
-    @admin.display(description=_("last error"))
-    def error_unless_encrypted(self, obj: IdempotencyKey) -> str:
-        return readable_error(obj, "last_error", obj.last_error, allowed=False) or "-"
-
-    @admin.display(description=_("timeline"))
-    def timeline(self, obj: IdempotencyKey) -> str:
-        return timeline(obj, results=True)
-
-    @admin.display(description=_("timeline"))
-    def timeline_without_results(self, obj: IdempotencyKey) -> str:
-        return timeline(obj, results=False)
-
-    @admin.display(description=_("response"))
-    def response_hidden(self, obj: IdempotencyKey) -> str:
-        return gettext("You need the permission “Can view stored response bodies” to see the response.")
-
-    @admin.display(description=_("headers"))
-    @or_why_not
-    def response_headers(self, obj: IdempotencyKey) -> str:
-        headers, _body = unseal_response(obj)
-        shown = ((encodable(name), encodable(value)) for name, value in decode_headers(headers))
-        rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', shown)
-        return format_html("<table>{}</table>", rows) if rows else "-"
-
-    @admin.display(description=_("body"))
-    @or_why_not
-    def response_body(self, obj: IdempotencyKey) -> str:
-        if obj.body is None:
-            return gettext("Not stored.")
-        return format_html('<pre class="idempotency-body">{}</pre>', readable_body(obj))
-
-    @admin.display(description=_("fingerprint"))
-    def fingerprint_hex(self, obj: IdempotencyKey) -> str:
-        return bytes(obj.fingerprint).hex() if obj.fingerprint else "-"
-
-
-WITHOUT_RESPONSE: dict[str, tuple[str, ...]] = {
-    "key": ("reference",),
-    "short_key": ("reference",),
-    "error": ("error_unless_encrypted",),
-    "timeline": ("timeline_without_results",),
-    "response_headers": (),
-    "response_body": ("response_hidden",),
-}
-"""What is shown instead of a field to a person who may not see responses. The key itself is among these fields: where
-callers are anonymous, the key gets the response."""
-
-
-def _without_secrets(fields: Any) -> tuple[Any, ...]:
-    return tuple(shown for field in flatten(fields) for shown in WITHOUT_RESPONSE.get(field, (field,)))

@@ -1,62 +1,45 @@
-"""The search: by key, reference, resource or caller, each by an index or within the latest keys."""
+"""The search: by key, reference, resource or caller, each by an index."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django.contrib.auth import get_user_model
-from django.db.models import Q
+from django.contrib.auth import get_permission_codename, get_user_model
 
 from ..maintenance.erasure import scope_of_user
-from ..maintenance.lookups import find_key
-from . import limits
-from .attention import find
-from .filters import latest
+from ..maintenance.lookups import find_key, refers_to
+from . import overview
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
+    from django.http import HttpRequest
 
     from ..models import IdempotencyKey
 
     Keys = QuerySet[IdempotencyKey]
 
 
-def search(keys: Keys, term: str) -> Keys:
+def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     """Return those of the keys that the text names: 2,000 of each kind at most, in the order of an index."""
     text = term.strip()
     if not text:
         return keys
-    found = {pk for part in (_named(keys, text), _about(keys, text)) for pk in _some(part)}
-    return keys.filter(pk__in=[*found, *_sent_by(keys, text)])
+    named = find_key(text, using=keys.db).order_by("key_hash", "scope_hash")
+    about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
+    parts = [named, about]
+    if scopes := _scopes(text, request):
+        sent = keys.filter(scope__in=scopes)
+        # The index on `scope` does not know which keys are the newest.
+        parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
+    found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
+    return keys.filter(pk__in=found)
 
 
-def _some(keys: Keys) -> list[int]:
-    return list(keys.values_list("pk", flat=True)[: limits.LISTED])
-
-
-def _named(keys: Keys, text: str) -> Keys:
-    """By key or reference: the leading column of the unique index."""
-    return find_key(text, using=keys.db).order_by("key_hash", "scope_hash")
-
-
-def _about(keys: Keys, text: str) -> Keys:
-    """By resource: "59", "order 59", "shop.Order 59". The ID is the leading column of a partial index."""
-    type_, _space, id_ = text.rpartition(" ")
-    by_both = Q(resource_type__iexact=type_.strip()) | Q(resource_type__iendswith=f".{type_.strip()}")
-    about = Q(resource_id=text) | (Q(resource_id=id_) & by_both) if type_ else Q(resource_id=text)
-    return keys.filter(about).order_by("resource_id", "resource_type")
-
-
-def _sent_by(keys: Keys, text: str) -> list[int]:
-    """By user name or scope: no index has callers, so among the latest keys, and all that need attention."""
-    scopes = {text} if ":" in text or text == "anonymous" else set()
+def _scopes(text: str, request: HttpRequest) -> set[str]:
+    """The scope as the page shows it, or that of the user with this name, for those who may see users."""
     users = get_user_model()
-    for user in users._default_manager.filter(**{users.USERNAME_FIELD: text})[:1]:
-        scopes.add(scope_of_user(user))
-    if not scopes:
-        return []
-    of_caller = keys.filter(scope__in=scopes)
-    return [
-        *_some(latest(of_caller, limits.FILTERED).order_by("-pk")),
-        *find("attention", of_caller).ids[: limits.LISTED],
-    ]
+    scopes = {text} if ":" in text or text == "anonymous" else set()
+    if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):
+        for user in users._default_manager.filter(**{users.USERNAME_FIELD: text})[:1]:
+            scopes.add(scope_of_user(user))
+    return scopes

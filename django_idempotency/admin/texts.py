@@ -1,16 +1,44 @@
-"""Times, operations and long texts as a person reads them."""
+"""Times, operations, long texts, JSON and what is encrypted at rest, as a person reads them on the pages of the admin.
+
+The templates escape each text. None of these functions asks a database.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from django.contrib.admindocs.views import simplify_regex
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import is_naive, localtime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..engine.protocol.snapshots import decode_headers
+from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
+from ..engine.stores.states import STATES
+from ..exceptions import NotDecryptable
+from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
 """Characters of a key in the list: enough to tell keys apart by eye."""
+SHOWN = 64 * 1024
+"""The longest text on a page: bytes of the stored body, and characters after indentation."""
+INDENTED_LEVELS = 20
+"""Deeper JSON is shown as it is stored: indentation would make megabytes of a few kilobytes of brackets."""
+ENCRYPTED = gettext_lazy("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
+SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
+"""The shape of each state beside its word: the colour says nothing that they do not say. The style sheet has a class
+for each."""
+
+
+def badge(state: str) -> SafeString:
+    """Return the state of a key at a glance: a shape and a word."""
+    html = '<span class="idempotency-badge idempotency-{}"><span aria-hidden="true">{}</span> {}</span>'
+    return format_html(html, state, SHAPES[state], STATES[state].label)
 
 
 def moment(value: datetime | None) -> str:
@@ -36,3 +64,72 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
     if len(text) <= length:
         return text
     return format_html('<span title="{}">{}…</span>', text, text[:length])
+
+
+def readable(row: Row, column: str, stored: str | None, step: str = "") -> str:
+    """Return a stored text decrypted, or the reason why that cannot be done: the rest of the page is still needed."""
+    try:
+        return unseal(row, column, stored, step) or ""
+    except NotDecryptable as error:
+        return str(error)
+
+
+def readable_error(row: Row, column: str, stored: str | None, step: str = "", *, allowed: bool) -> str:
+    """Return a stored error. One that is encrypted may quote a request, so it is shown as responses are."""
+    return str(ENCRYPTED) if is_sealed(stored) and not allowed else readable(row, column, stored, step)
+
+
+def readable_headers(row: IdempotencyKey) -> list[tuple[str, str]]:
+    """Return the stored headers. Raises `NotDecryptable`."""
+    headers, _body = unseal_response(row)
+    return [(encodable(name), encodable(value)) for name, value in decode_headers(headers)]
+
+
+def readable_body(row: IdempotencyKey) -> str:
+    """Return the stored body: JSON indented, text as it is, bytes as their number. Raises `NotDecryptable`."""
+    body = unseal_response(row)[1] or b""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return _("%(size)d bytes that are no text in UTF-8") % {"size": len(body)}
+    return readable_json(body)
+
+
+def readable_json(body: bytes) -> str:
+    """Return JSON indented. Anything else, and what indentation would change or make too long, is as it is stored."""
+    text = body[:SHOWN].decode(errors="replace")
+    shown = _indented(text) if len(body) <= SHOWN else text
+    if len(body) > SHOWN or len(shown) > SHOWN:
+        shown = shown[:SHOWN] + "\n" + _("… (%(size)d bytes in all)") % {"size": len(body)}
+    return encodable(shown)
+
+
+def _indented(text: str) -> str:
+    try:
+        value = json.loads(text)
+        if _levels(value) > INDENTED_LEVELS:
+            return text
+        indented = json.dumps(value, indent=2, ensure_ascii=False)
+        return indented if _exactly(indented) == _exactly(text) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def _levels(value: Any) -> int:
+    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_levels, inner), default=0)
+
+
+def _exactly(text: str) -> Any:
+    """Parse with numbers as they are written and every name: 1.10 is not 1.1, and equal names all count."""
+    return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=tuple)
+
+
+def as_utf8(json_text: str) -> bytes:
+    """Return JSON encoded, half surrogate pairs as the escapes that they have in JSON."""
+    return json_text.encode(errors="backslashreplace")
+
+
+def encodable(text: str) -> str:
+    """Spell out half surrogate pairs, which no page can encode: "\\ud800" in JSON has them."""
+    return as_utf8(text).decode()

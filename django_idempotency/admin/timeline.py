@@ -1,4 +1,7 @@
-"""All that ever happened under a key, in the order of time: its claim, its steps, and what people have decided."""
+"""All that ever happened under a key, in the order of time: its claim, its steps, and what people have decided.
+
+Each function takes a key as one person sees it: results of steps, and what is encrypted, may hold personal data.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..engine.protocol.digests import derived_key, stored_identity
-from ..engine.stores.sealing import is_sealed
+from ..engine.stores.sealing import is_sealed, unseal
 from ..exceptions import NotDecryptable
 from ..maintenance.decisions import Decision, decisions_of
+from ..maintenance.facts import Facts
 from ..models import IdempotencyKey, IdempotencyStep
-from .badges import badge
-from .bodies import as_utf8, encodable, readable_json
-from .facts import Facts, facts_of
-from .sealed import ENCRYPTED, readable, readable_error
-from .texts import moment
+from .links import Shown
+from .texts import ENCRYPTED, as_utf8, badge, encodable, moment, readable_error, readable_json
 
 Kind = IdempotencyStep.Kind
 
@@ -36,21 +37,16 @@ class Entry:
     facts: list[tuple[str, Any]] = field(default_factory=list)
 
 
-def timeline(obj: IdempotencyKey, *, results: bool) -> SafeString:
-    """Return what happened as a list, the oldest first.
-
-    Args:
-        obj: the key.
-        results: whether to show the results of the steps, and what is encrypted. Both may hold personal data.
-    """
-    facts = facts_of(obj)
+def timeline(key: Shown) -> SafeString:
+    """Return what happened as a list, the oldest first."""
+    row = key.row
     entries = [
-        Entry(at=obj.created_at, title=_("Claimed")),
-        *(_step(facts, step, results=results) for step in facts.steps),
-        *_decisions(obj, results=results),
+        Entry(at=row.created_at, title=_("Claimed")),
+        *(_step(key, step) for step in key.facts.steps),
+        *_decisions(key),
     ]
-    if obj.completed_at:
-        entries.append(Entry(at=obj.completed_at, title=_("Completed with status %(s)s") % {"s": obj.status_code}))
+    if row.completed_at:
+        entries.append(Entry(at=row.completed_at, title=_("Completed with status %(s)s") % {"s": row.status_code}))
     items = (
         (moment(entry.at), entry.title, entry.mark, _facts(entry)) for entry in sorted(entries, key=lambda e: e.at)
     )
@@ -64,27 +60,28 @@ def _facts(entry: Entry) -> SafeString | str:
     return format_html("<dl>{}</dl>", pairs) if shown else ""
 
 
-def _step(facts: Facts, step: IdempotencyStep, *, results: bool) -> Entry:
-    row = facts.row
+def _step(key: Shown, step: IdempotencyStep) -> Entry:
     return Entry(
         at=step.started_at,
         title=step.name,
-        mark=_end(facts, step),
+        mark=_end(key.facts, step),
         facts=[
             (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
-            (_("error"), readable_error(row, "error", step.error, step.name, allowed=results)),
-            (_("derived key"), "" if step.kind == Kind.WRITE else copyable(_derived(row, step.name))),
-            (_("result"), _result(row, step) if results else ""),
+            (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
+            (_("derived key"), _derived(key.row, step.name, step.kind)),
+            (_("result"), result_of(key, step)),
         ],
     )
 
 
 def _kind(kind: str, attempt: Any) -> dict[str, Any]:
-    return {"kind": Kind(kind).label, "attempt": attempt}
+    return {"kind": dict(Kind.choices).get(kind, kind), "attempt": attempt}
 
 
-def _derived(row: IdempotencyKey, step: str) -> str:
-    return derived_key(stored_identity(scope=row.scope, operation=row.operation, key=row.key), step)
+def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
+    """What the other side may know a call by. Nothing is sent outside by a write."""
+    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+    return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
 
 
 def copyable(text: str) -> SafeString:
@@ -99,64 +96,71 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
         return _("done after %(seconds).3f s") % {"seconds": seconds}
     if facts.live:
         return _("running")
-    return badge("in_doubt") if facts.resolvable else _("no result")
+    return badge("in_doubt") if facts.idle else _("no result")
 
 
-def _result(row: IdempotencyKey, step: IdempotencyStep) -> SafeString | str:
-    if step.finished_at is None:
+def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
+    """Return the result of a finished step as the value that a person would paste into a form, or why not."""
+    if step.finished_at is None or not key.secrets:
         return ""
     try:
-        return pasteable(readable(row, "result", step.result, step.name))
-    except ValueError:  # the reason why it cannot be decrypted
-        return readable(row, "result", step.result, step.name) or ""
+        return pasteable(unseal(key.row, "result", step.result, step.name))
+    except NotDecryptable as error:
+        return str(error)
+
+
+def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
+    """Return the finished steps by name, with their results: what a person has to know before a decision."""
+    return [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None]
 
 
 def pasteable(kept: str | None) -> SafeString | str:
-    """Return the result as the value that a person would paste into a form. Raises `ValueError` for other texts."""
+    """Return what is kept of a result as the value that a person would paste into a form."""
     if kept is None:
         return _("Done, but the result could not be stored.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(as_utf8(value_text(kept))))
+    try:
+        text = as_utf8(value_text(kept))
+    except ValueError:
+        return _("This result cannot be read.")
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(text))
 
 
 def value_text(kept: str) -> str:
     """Return the JSON of the value in a kept result; of a model instance, what names it. Raises `ValueError`."""
     value = json.loads(kept)
-    return json.dumps(value.get("value", value), ensure_ascii=False)
+    return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
-def last_decision(obj: IdempotencyKey, *, results: bool) -> str:
-    """Return who has decided what, when and why at last. Empty if there was no decision. Arguments as of `timeline`."""
-    made, hidden = _trail(obj, results=results)
+def last_decision(key: Shown) -> str:
+    """Return who has decided what, when and why at last. Empty if there was no decision."""
+    made, hidden = _trail(key)
     if not made:
         return hidden
     values = {"decided": decided(made[-1]), "time": moment(made[-1].moment), "why": made[-1].reason}
     return encodable(_("%(decided)s, %(time)s. Reason: %(why)s") % values)
 
 
-def _trail(obj: IdempotencyKey, *, results: bool) -> tuple[list[Decision], str]:
+def _trail(key: Shown) -> tuple[list[Decision], str]:
     """The decisions, or why they cannot be shown."""
-    if is_sealed(obj.decisions) and not results:
+    if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
-        return decisions_of(obj), ""
+        return decisions_of(key.row), ""
     except NotDecryptable as error:
         return [], str(error)
 
 
-def _decisions(obj: IdempotencyKey, *, results: bool) -> Iterator[Entry]:
-    decisions, hidden = _trail(obj, results=results)
+def _decisions(key: Shown) -> Iterator[Entry]:
+    decisions, hidden = _trail(key)
     if hidden:
-        yield Entry(at=obj.updated_at or obj.created_at, title=_("Decisions"), mark=hidden)
+        yield Entry(at=key.row.updated_at, title=_("Decisions"), mark=hidden)
     for made in decisions:
-        yield Entry(
-            at=made.moment,
-            title=encodable(decided(made)),
-            facts=[
-                (_("reason"), encodable(made.reason)),
-                *((_("in doubt then"), _past_doubt(obj, step)) for step in made.steps),
-                (_("replaced result"), pasteable(made.replaced) if made.replaced and results else ""),
-            ],
-        )
+        facts = [
+            (_("reason"), encodable(made.reason)),
+            *((_("in doubt then"), _past_doubt(key.row, step)) for step in made.steps),
+            (_("replaced result"), pasteable(made.replaced) if made.replaced and key.secrets else ""),
+        ]
+        yield Entry(at=made.moment, title=encodable(decided(made)), facts=facts)
 
 
 def decided(made: Decision) -> str:
@@ -174,7 +178,7 @@ def decided(made: Decision) -> str:
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
-def _past_doubt(obj: IdempotencyKey, step: dict[str, Any]) -> SafeString:
+def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """A step that a decision may have deleted: nothing that was in doubt disappears from view."""
     name = str(step["name"])
     started = moment(datetime.fromisoformat(str(step["started_at"])))
@@ -183,5 +187,4 @@ def _past_doubt(obj: IdempotencyKey, step: dict[str, Any]) -> SafeString:
         **_kind(step["kind"], step["attempt"]),
         "time": started,
     }
-    derived = "" if step["kind"] == Kind.WRITE else copyable(_derived(obj, name))
-    return format_html("{}<br>{} {}", what, encodable(str(step["error"] or "")), derived)
+    return format_html("{}<br>{} {}", what, encodable(str(step["error"] or "")), _derived(row, name, step["kind"]))

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
+from ..engine.protocol.digests import reference_of
 from ..engine.stores.sealing import Row, seal, unseal
 from ..exceptions import NotDecryptable
 
@@ -96,10 +97,32 @@ def _read(row: Row, stored: str | None) -> list[Decision]:
     return [
         Decision(**{name: value for name, value in entry.items() if name in NAMES})
         for entry in _entries(row, stored)
-        if isinstance(entry, dict) and {"action", "at"} <= entry.keys()
+        if isinstance(entry, dict) and _is_readable(entry)
     ]
 
 
+def _is_readable(entry: dict[str, Any]) -> bool:
+    """Whether the pages can show this entry: what is not as this version writes it is left alone, and left out."""
+    try:
+        for step in entry.get("steps", ()):
+            datetime.fromisoformat(step["started_at"])
+            {name: step[name] for name in ("name", "kind", "attempt", "error")}
+        datetime.fromisoformat(entry["at"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return isinstance(entry.get("action"), str)
+
+
 def _entries(row: Row, stored: str | None) -> list[Any]:
+    """All of the trail, also what this version cannot read. Raises `NotDecryptable`."""
     text = unseal(row, "decisions", stored)
-    return [] if text is None else list(json.loads(text))
+    try:
+        entries = json.loads(text or "[]")
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list):
+        raise NotDecryptable(
+            f"The decisions about idempotency key {reference_of(row.key_hash)} cannot be read: the column 'decisions' "
+            "holds no JSON list. It was changed in the database. Until it is put right, no decision can be added."
+        )
+    return entries

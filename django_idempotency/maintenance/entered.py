@@ -1,22 +1,63 @@
-"""What a person enters as the result of a step, in the admin or in a command."""
+"""What a person enters for a decision, in the admin or in a command: the result of a step, or an answer."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import router
+from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
+from django.utils.translation import gettext as _
+
+from ..engine.execution.values import encode_step
+from ..engine.protocol.snapshots import Snapshot
+from ..exceptions import ResultNotStorable
+
+AS_IT_IS = ("X-Content-Type-Options", "nosniff")
+"""Browsers take the content type for true, and do not look into the body for HTML."""
+
+
+def answer_of(status: int, content_type: str, body: str) -> Snapshot:
+    """Return the answer of a key that is closed by hand. Raises `ValueError` for a body that is not of its type."""
+    if body and content_type.endswith("json"):  # an empty body, such as that of a 204, is no JSON and needs none
+        json_value(body)
+    headers = (("Content-Type", content_type), AS_IT_IS)
+    return Snapshot(status_code=status, headers=headers, body=body.encode())
+
+
+def result_of(
+    value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
+) -> Any:
+    """Return the result of a step that a person has entered as JSON, in the way in which results are shown.
+
+    Args:
+        value: as `json_value` has read it. What names a model and a primary key stands for that row.
+        envelope: whether the step itself returns objects that look like the form in which results are kept.
+        allowed: whether this person may know which rows of a model exist.
+
+    Raises:
+        ValueError: it cannot be the result. The text says why.
+    """
+    if is_envelope(value) and not envelope:
+        raise ValueError(_("This is the envelope in which a result is kept. Enter only what stands inside “value”."))
+    result = _row_of(value, allowed)
+    try:
+        encode_step(result)
+    except ResultNotStorable as error:
+        raise ValueError(str(error)) from error
+    return result
 
 
 def json_value(text: str) -> Any:
     """Return the value of a JSON text. Raises `ValueError`, also for NaN and Infinity, which Python reads."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
+    except (RecursionError, ValueError) as error:
+        raise ValueError(_("This is not JSON: %(error)s.") % {"error": error}) from error
 
 
 def _refuse_constant(name: str) -> Any:
@@ -28,17 +69,15 @@ def is_envelope(value: Any) -> bool:
     return isinstance(value, dict) and list(value) == ["value"]
 
 
-def row_of(value: Any) -> Any:
-    """Return the model instance that a value names in the way in which results are shown, else the value itself.
-
-    Raises `LookupError` if the model has no such row.
-    """
+def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     if not (isinstance(value, dict) and {"model", "pk"} <= set(value) <= {"model", "pk", "using"}):
         return value
     try:
         model = apps.get_model(str(value["model"]))
     except (LookupError, ValueError):
         return value
+    if not allowed(model):
+        raise ValueError(_("You need the permission to view %(model)s.") % {"model": value["model"]})
     missing = (ObjectDoesNotExist, ConnectionDoesNotExist, ValidationError, ArithmeticError, ValueError, TypeError)
     try:
         if "\0" in str(value["pk"]):
@@ -46,4 +85,5 @@ def row_of(value: Any) -> Any:
         # The retry fetches the row from the same alias: never from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
-        raise LookupError(f"There is no {value['model']} with the primary key {value['pk']}.") from error
+        text = _("There is no %(model)s with the primary key %(pk)s.")
+        raise ValueError(text % {"model": value["model"], "pk": value["pk"]}) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +30,7 @@ from ..engine.protocol.claims import ClaimRequest
 from ..engine.protocol.digests import stored_identity
 from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
+from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
@@ -142,19 +144,35 @@ def recover_idempotency_keys(
     if operations:
         keys = keys.filter(operation__in=operations)
     _import_views(urlconf)
-    run = _Run(store, progress, dry_run=dry_run)
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
     # What was asked about has changed, and so comes last the next time.
-    listed = unchanged_for(keys, age)
-    found = {}
-    for operation, count in listed.order_by("operation").values_list("operation").annotate(count=Count("pk")):
-        found[operation] = _declared(operation)
-        if isinstance(reason := found[operation], str):
-            run.tell(Asked(reference="", operation=operation, outcome="left", reason=reason, keys=count))
-    askable = {name: declared for name, declared in found.items() if not isinstance(declared, str)}
-    rows = listed.filter(operation__in=askable).values_list("key_hash", "scope_hash", "pk", "attempt", "operation")
-    complete = run.through(list(rows), askable, limit, max_seconds, stop or Event())
+    old = unchanged_for(keys, age)
+    askable: dict[str, Declaration] = {}
+    told: Counter[Outcome] = Counter()
+
+    def tell(asked: Asked) -> None:
+        told[asked.outcome] += 1
+        _log(asked, store.alias)
+        progress(asked)
+
+    for operation, count in old.order_by("operation").values_list("operation").annotate(Count("pk")):
+        if isinstance(declared := _declared(operation), str):
+            tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
+        else:
+            askable[operation] = declared
+    rows = old.filter(operation__in=askable).values_list("key_hash", "scope_hash", "pk", "attempt")
+    complete = True
+    for number, (key_hash, scope_hash, row_id, attempt) in enumerate(list(rows)):
+        late = deadline is not None and time.monotonic() >= deadline
+        if late or number == limit or (stop is not None and stop.is_set()):
+            complete = False
+            break
+        row = _same(store.alias, key_hash, scope_hash, row_id).filter(attempt=attempt).first()
+        if row is not None:
+            outcome, reason = _outcome(store, row, askable[row.operation], dry_run=dry_run)
+            tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
     left = keys.filter(created_at__lte=Later(-age)).count()
-    return Recovered(completed=run.completed, failed=run.failed, left=left, complete=complete)
+    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=complete)
 
 
 def _import_views(urlconf: str | None) -> None:
@@ -180,87 +198,61 @@ def _declared(operation: str) -> Declaration | str:
     return found[0] if found[0].options.lease is not None else "its view has no lease"
 
 
-class _Run:
-    """One run, key by key."""
-
-    def __init__(self, store: Store, progress: Callable[[Asked], None], *, dry_run: bool) -> None:
-        self.completed = self.failed = 0
-        self._store, self._progress, self._dry_run = store, progress, dry_run
-
-    def through(
-        self,
-        keys: list[tuple[int, int, int, int, str]],
-        askable: dict[str, Declaration],
-        limit: int | None,
-        max_seconds: float | None,
-        stop: Event,
-    ) -> bool:
-        """Ask about each key, up to a limit. Whether every key was looked at."""
-        deadline = None if max_seconds is None else time.monotonic() + max_seconds
-        asked = 0
-        for key_hash, scope_hash, row_id, attempt, operation in keys:
-            reached = limit is not None and asked >= limit
-            if reached or stop.is_set() or (deadline is not None and time.monotonic() >= deadline):
-                return False
-            if (row := self._same(key_hash, scope_hash, row_id).filter(attempt=attempt).first()) is not None:
-                asked += 1
-                outcome, reason = self._outcome(row, askable[operation])
-                self.completed += outcome == "completed"
-                self.failed += outcome == "failed"
-                self.tell(Asked(reference=row.reference, operation=operation, outcome=outcome, reason=reason))
-        return True
-
-    def _outcome(self, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
-        options = declared.options
-        if self._dry_run:
-            return "would ask", dotted_name(options.reconcile)
-        wanted = _wanted(row, options)
-        claim = take_over(self._store, wanted, row.attempt)
-        if isinstance(claim, InDoubt):
-            return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
-        if not isinstance(claim, Claimed):
+def _outcome(store: Store, row: IdempotencyKey, declared: Declaration, *, dry_run: bool) -> tuple[Outcome, str]:
+    options = declared.options
+    if dry_run:
+        return "would ask", dotted_name(options.reconcile)
+    wanted = _wanted(row, options)
+    claim = take_over(store, wanted, row.attempt)
+    if isinstance(claim, InDoubt):
+        return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
+    if not isinstance(claim, Claimed):
+        return "passed", FASTER
+    asking = _Asking(declared, _last_error(row))
+    try:
+        outcome = run_claimed(store, wanted, claim, asking.run)
+        report_outcome(outcome, wanted.identity, store.alias)
+    except Exception as error:
+        logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
+        if not store.connection.in_atomic_block:  # as in a TestCase
+            store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
+        return "failed", f"reconcile raised {describe(error)}"
+    match outcome:
+        case Finished(verdict=Verdict.KEEP, snapshot=Snapshot(status_code=status)):
+            reason = f"reconcile has answered {status}"
+            _remember(store.alias, row, claim.attempt, reason)
+            return "completed", reason
+        case Finished():
+            if asking.recorded:
+                _remember(store.alias, row, claim.attempt, asking.what_is_left)
+            return "left", asking.what_is_left
+        case _:
             return "passed", FASTER
-        asking = _Asking(declared, _last_error(row))
-        try:
-            outcome = run_claimed(self._store, wanted, claim, asking.run)
-            report_outcome(outcome, wanted.identity, self._store.alias)
-        except Exception as error:
-            logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-            if not self._store.connection.in_atomic_block:  # as in a TestCase
-                self._store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
-            return "failed", f"reconcile raised {describe(error)}"
-        if not isinstance(outcome, Finished):
-            return "passed", FASTER
-        completed = outcome.verdict is Verdict.KEEP and outcome.snapshot is not None
-        reason = f"reconcile has answered {outcome.snapshot.status_code}" if completed else asking.what_is_left
-        if completed or asking.recorded:
-            self._remember(row, claim.attempt, reason)
-        return "completed" if completed else "left", reason
 
-    def _remember(self, row: IdempotencyKey, attempt: int, reason: str) -> None:
-        """Add what `reconcile` has found out to the key's trail, which lives longer than the log of this run."""
-        rows = self._same(row.key_hash, row.scope_hash, row.pk)
-        at = timezone.now().isoformat(timespec="seconds")
-        made = Decision(action="recover", at=at, by=BY, attempt=attempt, detail=reason)
-        with transaction.atomic(using=self._store.alias):
-            if (held := locked(rows).first()) is not None:
-                try:
-                    rows.update(decisions=with_decision(held, held.decisions, made))
-                except NotDecryptable:  # what reconcile has found out is kept all the same
-                    text = "Idempotency key %s of %s: its trail has no entry about this recovery."
-                    logger.exception(text, row.reference, row.operation)
 
-    def _same(self, key_hash: int, scope_hash: int, row_id: int) -> QuerySet[IdempotencyKey]:
-        """By its hashes, too: an id alone may name several rows of a partitioned table."""
-        keys = IdempotencyKey.objects.using(self._store.alias)
-        return keys.filter(key_hash=key_hash, scope_hash=scope_hash, pk=row_id)
+def _remember(alias: str, row: IdempotencyKey, attempt: int, reason: str) -> None:
+    """Add what `reconcile` has found out to the key's trail, which lives longer than the log of this run."""
+    rows = _same(alias, row.key_hash, row.scope_hash, row.pk)
+    at = timezone.now().isoformat(timespec="seconds")
+    made = Decision(action="recover", at=at, by=BY, attempt=attempt, detail=reason)
+    with transaction.atomic(using=alias):
+        if (held := locked(rows).first()) is not None:
+            try:
+                rows.update(decisions=with_decision(held, held.decisions, made))
+            except NotDecryptable:  # what reconcile has found out is kept all the same
+                text = "Idempotency key %s of %s: its trail has no entry about this recovery."
+                logger.exception(text, row.reference, row.operation)
 
-    def tell(self, asked: Asked) -> None:
-        with harmless():
-            facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
-            more = {"database": self._store.alias, "outcome": asked.outcome}
-            logger.info("Idempotency key %s", asked, extra={**facts, **more})
-        self._progress(asked)
+
+def _same(alias: str, key_hash: int, scope_hash: int, row_id: int) -> QuerySet[IdempotencyKey]:
+    """By its hashes, too: an id alone may name several rows of a partitioned table."""
+    return IdempotencyKey.objects.using(alias).filter(key_hash=key_hash, scope_hash=scope_hash, pk=row_id)
+
+
+def _log(asked: Asked, alias: str) -> None:
+    facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
+    with harmless():
+        logger.info("Idempotency key %s", asked, extra={**facts, "database": alias, "outcome": asked.outcome})
 
 
 class _Asking:
@@ -317,7 +309,7 @@ def _wanted(row: IdempotencyKey, options: Idempotency) -> ClaimRequest:
         ttl=options.ttl_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
-        holds=options.on_abandoned == "hold",
+        policy=options.policy,
     )
 
 

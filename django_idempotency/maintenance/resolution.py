@@ -23,11 +23,11 @@ from ..engine.execution.values import encode_step
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.sealing import seal, seal_response, unseal
+from ..engine.stores.states import UNDECIDED, Clock
 from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import Decision, as_kept, recorded_steps, with_decision
 from .facts import Facts
-from .lookups import database_clock, undecided
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -112,7 +112,7 @@ def record_outcome(
         if named.finished_at is not None:
             made = replace(made, action="correct", replaced=unseal(key.row, "result", named.result, step))
         key.decide(made)
-        finished = {} if named.finished_at else {"finished_at": key.clock}
+        finished = {} if named.finished_at else {"finished_at": Clock()}
         key.steps.filter(pk=named.pk).update(result=seal(key.row, "result", result, step), **finished)
 
 
@@ -145,12 +145,10 @@ def close_with(
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
-    made = Decision(
-        action="answer", at=_now(), by=by, reason=reason, attempt=attempt, detail=str(snapshot.status_code)
-    )
+    made = Decision(action="answer", at=_now(), by=by, reason=reason, attempt=attempt, detail=str(snapshot.status_code))
     with _locked(row_id, made, seen, confirmed, using) as key:
         headers, body = seal_response(key.row, snapshot)
-        answer = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": key.clock}
+        answer = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": Clock()}
         key.decide(made, status=IdempotencyKey.Status.COMPLETED, **answer)
 
 
@@ -214,7 +212,7 @@ def _now() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Locked:
-    """A key whose row this transaction has locked, with its steps, and the database's clock."""
+    """A key whose row this transaction has locked, with its steps."""
 
     facts: Facts
     alias: str
@@ -222,10 +220,6 @@ class _Locked:
     @property
     def row(self) -> IdempotencyKey:
         return self.facts.row
-
-    @property
-    def clock(self) -> Any:
-        return database_clock(self.alias)
 
     @property
     def steps(self) -> QuerySet[IdempotencyStep]:
@@ -237,7 +231,7 @@ class _Locked:
         No fence of the attempt holds any more. The view may have a longer `ttl` than the project: a late retry must
         not find the key gone.
         """
-        row, doubts = self.row, [as_kept(self.row, step) for step in self.facts.steps if step.finished_at is None]
+        row, doubts = self.row, [as_kept(self.row, step) for step in self.facts.doubts]
         # By its hashes, too: an id alone may name several rows of a partitioned table, or another tenant's row.
         same = IdempotencyKey.objects.using(self.alias).filter(
             key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk
@@ -246,7 +240,7 @@ class _Locked:
             "status": IdempotencyKey.Status.FAILED,
             "locked_until": None,
             "last_error": Coalesce("last_error", Value(DECIDED)),
-            "updated_at": self.clock,
+            "updated_at": Clock(),
             "decisions": with_decision(row, row.decisions, replace(made, steps=doubts)),
             "expires_at": max(row.expires_at, self.facts.now + timedelta(seconds=resolve().ttl_seconds)),
         }
@@ -259,9 +253,9 @@ def _locked(
 ) -> Iterator[_Locked]:
     """Lock the key's row until the transaction ends, if it may be decided about and is as the person has seen it."""
     alias = store_for(alias_for(using)).alias
-    keys = undecided(using=alias).defer("headers", "body").annotate(now=database_clock(alias))
+    keys = IdempotencyKey.objects.using(alias).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=alias):
-        found = list(_for_update(keys.filter(pk=row_id, attempt=made.attempt))[:2])
+        found = list(_for_update(keys.filter(UNDECIDED, pk=row_id, attempt=made.attempt))[:2])
         # Two: in a partitioned table, only a sequence makes ids unique.
         if len(found) != 1 or (seen is not None and found[0].updated_at != seen):
             raise NotResolvable(
@@ -270,7 +264,7 @@ def _locked(
             )
         row = found[0]
         steps = list(_for_update(IdempotencyStep.objects.using(alias).filter(key=row_id).order_by("pk")))
-        facts = Facts(row=row, steps=steps, now=row.now)  # type: ignore[attr-defined]
+        facts = Facts(row, steps, row.now)  # type: ignore[attr-defined]
         if not confirmed and facts.needs_word(made.action):
             raise NotResolvable("Nothing was changed: first look outside at what was called under this key.")
         yield _Locked(facts=facts, alias=alias)

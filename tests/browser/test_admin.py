@@ -115,7 +115,7 @@ def test_a_release_under_hold_needs_a_look(admin: Any, client: Any) -> None:
     admin.fill("[name=reason]", "T-7")
     admin.click("input[value='Release for retry']")
     admin.wait_for_selector(".errorlist >> text=Look first.")
-    admin.check("[name=looked]")
+    admin.check("[name=confirmed]")
     admin.click("input[value='Release for retry']")
     admin.wait_for_selector(".messagelist .success")
     assert "in doubt then" in admin.inner_text(".idempotency-timeline")

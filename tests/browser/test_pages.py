@@ -94,7 +94,7 @@ def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
     admin.keyboard.press("Enter")
     admin.wait_for_url("**/release/")
     admin.fill("[name=reason]", "TICKET-1")
-    admin.check("[name=looked]")
+    admin.check("[name=confirmed]")
     assert "input Release for retry" in tabbed(admin)
     admin.focus("input[value='Release for retry']")
     admin.keyboard.press("Enter")

@@ -146,6 +146,7 @@ class TestTheCallersTransaction:
     def test_a_refusal_is_not_kept_after_it(self) -> None:
         """The second claim would be a new transaction, and the caller would commit the refusal alone."""
         from django_idempotency.engine.execution.execute import execute
+
         from django_idempotency.engine.protocol.outcomes import Finished, Verdict
         from django_idempotency.engine.stores import store_for
 

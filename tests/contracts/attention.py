@@ -288,7 +288,7 @@ class TestAttentionContract:
     @pytest.mark.parametrize("lease", [None, 60.0])
     def test_the_same_goes_for_a_key_that_a_worker_may_have(self, store: Store, lease: float | None) -> None:
         """Its lease has begun anew, or it has none: then a person decides."""
-        claim = claimed(store, lease=lease)
+        claimed(store, lease=lease)
         with transaction.atomic():
             assert fail_if_harmless(row()) is False
         assert row().status == "in_progress"

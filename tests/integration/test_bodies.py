@@ -13,10 +13,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.http.request import RawPostDataException
 from django.test import AsyncRequestFactory, RequestFactory
+from django_idempotency.engine.request.bodies import open_body
 
 from django_idempotency import idempotent
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.bodies import open_body
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import replayed
 from tests.integration import view_urls

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
-from functools import partial, wraps
+from inspect import iscoroutinefunction
 from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
@@ -23,7 +21,7 @@ from ...exceptions import (
     StoreBusy,
 )
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
-from ..events import REPLAYED, report, report_outcome
+from ..events import report, report_outcome
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
@@ -42,6 +40,7 @@ from ..protocol.snapshots import Snapshot
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
 from .atomic_operation import AtomicOperation
+from .bridge import in_thread
 from .leased import run_leased
 from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
@@ -108,7 +107,7 @@ def run_once(
     outcome = run(store_for(alias), wanted, _Function(work, resolved.reconcile))
     report_outcome(outcome, wanted.identity, alias)
     if isinstance(outcome, Completed):
-        report(REPLAYED, wanted.identity, alias, resource=outcome.resource)
+        report("replayed", wanted.identity, alias, resource=outcome.resource)
     return _result(outcome, wanted)
 
 
@@ -133,21 +132,11 @@ async def arun_once(
         work: `def` or `async def`. Both run inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options))
-    run, cancelled = synchronous(work), False
 
-    @wraps(work)
-    def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
-        # A caller who was cancelled during the claim has no work yet to cancel, and the thread goes on.
-        if cancelled:
-            raise asyncio.CancelledError
-        return run(*args, **kwargs)
+    def run(form: Callable[..., Any]) -> Result[Any]:
+        return run_once(form, scope=scope, key=key, payload=payload, **options)
 
-    call = partial(run_once, unless_cancelled, scope=scope, key=key, payload=payload, **options)
-    try:
-        return await sync_to_async(call)()
-    except asyncio.CancelledError:
-        cancelled = True
-        raise
+    return await in_thread(run, work if iscoroutinefunction(work) else synchronous(work))
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
@@ -235,7 +224,7 @@ def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payloa
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
-        holds=options.on_abandoned == "hold",
+        policy=options.policy,
     )
 
 

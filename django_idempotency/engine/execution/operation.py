@@ -398,7 +398,7 @@ class UnkeyedOperation(Operation):
     `key` is None and `attempt` is 1. `derive_key` is stable within this request only.
     """
 
-    status_url = None  # type: ignore[assignment]
+    status_url = None
     _lease = 0
     _keep_resource = Handle._keep_resource  # there is no key to keep it with
 

@@ -56,7 +56,7 @@ def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
     row = rows.only("status", "attempt", "created_at", "completed_at", "expires_at").first()
     if row is None:
         return None
-    expired, abandoned = store_for(alias).timeliness(key_hash, scope_hash)
+    expired, abandoned = store_for(alias).journal.timeliness(key_hash, scope_hash)
     if expired:
         return None
     steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")

@@ -123,7 +123,7 @@ class ViewCall:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
             raise ValueError(self._no_response(response))
-        return rendered(response)
+        return rendered(response) if hasattr(response, "render") else response
 
     ready = render
     """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""

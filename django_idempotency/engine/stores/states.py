@@ -30,7 +30,18 @@ if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
 Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
-SQL = tuple[str, list[Any]]
+
+
+CLOCKS = {
+    "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
+    "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
+    # Text that sorts as Django's own datetimes do. The percent signs are doubled for the parameters.
+    "sqlite": (
+        "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
+        "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
+    ),
+}
+"""How a database spells its clock, and the clock plus a parameter in seconds."""
 
 
 class Clock(Func):
@@ -42,35 +53,19 @@ class Clock(Func):
     arity = 0
     output_field = DateTimeField()
 
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        return "statement_timestamp()", []
-
-    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        return "UTC_TIMESTAMP(6)", []
-
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        # Text that sorts as Django's own datetimes do. The percent signs are doubled for the parameters.
-        return "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')", []
+    def as_sql(self, compiler: Any, connection: Any, *args: Any, **context: Any) -> Any:
+        return CLOCKS[connection.vendor][0], []
 
 
-class Later(Func):
+class Later(Clock):
     """The clock and some seconds more."""
-
-    arity = 0
-    output_field = DateTimeField()
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
 
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        return "statement_timestamp() + %s * interval '1 second'", [self.seconds]
-
-    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        return "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)", [self.seconds]
-
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> SQL:
-        return "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')", [self.seconds]
+    def as_sql(self, compiler: Any, connection: Any, *args: Any, **context: Any) -> Any:
+        return CLOCKS[connection.vendor][1], [self.seconds]
 
 
 CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
@@ -186,7 +181,7 @@ HALF_DONE = State(
         "A call took effect outside, and the operation did not end. The next retry goes on from there. If none comes, "
         "undo the call there and answer, or finish the work and answer."
     ),
-    condition=_IDLE & has_step(CALLED),
+    condition=_IDLE & Q(has_step(CALLED)),
     fits=lambda seen: seen.idle and not seen.unleased and bool(seen.called),
 )
 STUCK = State(
@@ -211,7 +206,7 @@ EXPIRED = State(
     name="expired",
     label=_("expired"),
     to_do=_("The key counts as never seen, and the next cleanup deletes it."),
-    condition=_DUE & (Q(status=Status.COMPLETED) | (Q(status=Status.FAILED) & ~HAS_EFFECTS)),
+    condition=_DUE & (Q(status=Status.COMPLETED) | (Q(status=Status.FAILED) & Q(~HAS_EFFECTS))),
     fits=lambda seen: seen.row.expires_at <= seen.now and seen.settled,
     order=("expires_at",),
 )

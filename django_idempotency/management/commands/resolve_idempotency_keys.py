@@ -1,67 +1,81 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
+from django.utils.timesince import timesince
 
-from ...engine.execution.values import encode_step
-from ...engine.protocol.snapshots import Snapshot
-from ...exceptions import IdempotencyError
-from ...maintenance.resolution import resolve_all
-from ...maintenance.entered import is_envelope, json_value, row_of
-from ...maintenance.resolution import close_with, record_outcome, release_for_retry
-from ..chosen_keys import STATES, Chosen, choose
-from ..output import EscapingCommand
+from ...engine.protocol.error_text import describe
+from ...engine.stores import alias_for
+from ...engine.stores.sealing import unseal
+from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION, UNDECIDED
+from ...exceptions import IdempotencyError, NotDecryptable
+from ...maintenance.entered import answer_of, json_value, result_of
+from ...maintenance.facts import Facts, facts_of
+from ...maintenance.lookups import find_key, refers_to, unchanged_for
+from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
+from ...models import IdempotencyKey, IdempotencyStep
+from ..base import EscapingCommand, known, several
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
-AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""As the admin's answers by hand: no browser takes a text for a page."""
+STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
+REPEATED = ("operation", "state", "key", "id")
+SELECTORS = (*REPEATED, "older_than", "resource")
+SHOWN = 200
+"""Characters of the result of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is to be decided about each key: a function of `maintenance.resolution`, its arguments, and what to show."""
+    """What is to be decided about each key: a function of `maintenance.resolution`, and its words.
 
-    verb: str
-    decision: Callable[..., None]
+    Attributes:
+        decision, args: the function, and what it needs beside the key. None: the keys are listed only.
+        action: as in the trail of decisions.
+        verbs: what would be done, and what was done.
+        word: the option by which a person says what was found outside. Without it, keys that need it are passed over.
+        step: the step that a result is recorded for.
+    """
+
+    decision: Callable[..., None] | None = None
     args: tuple[Any, ...] = ()
-    preview: str = ""
+    action: str = ""
+    verbs: tuple[str, str] = ("", "")
+    word: str = ""
+    step: str | None = None
 
 
 class Command(EscapingCommand):
     help = (
-        "Decide about idempotency keys that need attention, as the admin does, in bulk and in scripts. Without --apply "
-        "the keys are only listed. With it, exactly the listed keys are decided about. Each line begins with the "
-        "number of the key's row, for --id, and names the caller. Each decision is kept with its key: who, when, why. "
-        "Exit status, also without --apply: 0 done, 1 error, 3 a key was refused or passed over, or a --key or --id "
-        "selects nothing."
+        "List idempotency keys that need attention, and decide about them, as the admin does, in bulk and in scripts. "
+        "Without --release, --record or --close the keys are listed. With one of them, what would be decided is said; "
+        "with --apply too, exactly the listed keys are decided about. Each line begins with the number of the key's "
+        "row, for --id, and names the caller. Each decision is kept with its key: who, when, why. Exit status, also "
+        "without --apply: 0 done, 1 error, 3 a key was refused or passed over, or the options select nothing."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        chosen = parser.add_argument_group("which keys (at least one; all given ones must apply)")
+        chosen = parser.add_argument_group("which keys (all given options must apply)")
         chosen.add_argument("--operation", action="append", help="Operation, such as 'POST pay/'. May be repeated.")
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all of them.")
         chosen.add_argument(
             "--older-than", type=float, metavar="S", help="Keys whose state has not changed for S seconds."
         )
         chosen.add_argument("--resource", help="What the operation is about: an id, or 'TYPE ID'.")
-        chosen.add_argument(
-            "--key",
-            action="append",
-            help="A key, or its reference in the log. May be repeated. If it selects the rows of several callers or "
-            "operations, it is refused: choose by --id.",
-        )
+        chosen.add_argument("--key", action="append", help="A key, or its reference in the log. May be repeated.")
         chosen.add_argument(
             "--id", action="append", type=int, metavar="N", help="The number of a key's row. May be repeated."
         )
         chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
-        decision = parser.add_argument_group("the decision")
-        one = decision.add_mutually_exclusive_group(required=True)
+        decision = parser.add_argument_group("the decision (needs an option that selects keys)")
+        one = decision.add_mutually_exclusive_group()
         one.add_argument(
             "--release",
             action="store_true",
@@ -75,7 +89,10 @@ class Command(EscapingCommand):
             "recorded.",
         )
         one.add_argument(
-            "--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499, and nothing runs again."
+            "--close",
+            type=int,
+            metavar="STATUS",
+            help="Retries get this status, 200 to 499, and nothing runs again. Only keys without finished calls.",
         )
         decision.add_argument(
             "--calls-did-not-happen",
@@ -83,46 +100,141 @@ class Command(EscapingCommand):
             help="With --release: also other keys. You have looked: what is in doubt did not take effect.",
         )
         decision.add_argument(
+            "--finished-calls-are-settled",
+            action="store_true",
+            help="With --close: also other keys. You have looked: the order exists, or the money went back.",
+        )
+        decision.add_argument(
             "--body", default="", help="With --close: the body, JSON, or a plain text that does not begin with { or [."
         )
-        decision.add_argument("--reason", required=True, help="Why, or the ticket. Kept with each key.")
+        decision.add_argument("--reason", default="", help="Why, or the ticket. Kept with each key.")
         decision.add_argument("--by", help="Who decides. Default: the user of the operating system.")
         decision.add_argument("--apply", action="store_true", help="Decide. Without it, nothing is changed.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        options |= {name: several(options[name]) for name in REPEATED}
         try:
-            choice = _choice(options)
-            chosen = choose(options)
-            for line in (*chosen.lines(), choice.preview):
-                if line:
-                    self.stdout.write(line)
-            if chosen.ambiguous is not None:
-                raise CommandError(chosen.ambiguous)
-            if options["record"] is not None and len(chosen.keys) > 1:
-                raise CommandError(
-                    f"--record: {len(chosen.keys)} keys are selected. A result belongs to one: add --id."
-                )
-            self._decide(choice, chosen, options)
-        except (IdempotencyError, DatabaseError, ValueError) as error:
+            self._decide(_choice(options), options)
+        except DatabaseError as error:  # without what the database quotes of a row
+            raise CommandError(describe(error)) from error
+        except (IdempotencyError, ValueError) as error:
             raise CommandError(str(error)) from error
 
-    def _decide(self, choice: Choice, chosen: Chosen, options: dict[str, Any]) -> None:
-        why = "because their policy is not retry, or a write is in doubt"
-        held = f" Passed over, {why}: {len(chosen.passed_over)}." if chosen.passed_over else ""
-        left = bool(chosen.passed_over or chosen.missed)
-        if options["apply"]:
-            if not options["reason"].strip():
-                raise CommandError("--reason is empty. Say why, or name the ticket.")
-            by = options["by"] or _user()
-            result = resolve_all(chosen.keys, choice.decision, *choice.args, by=by, reason=options["reason"])
-            refused = f" Refused, because they had changed: {result.refused}." if result.refused else ""
-            self.stdout.write(f"{choice.verb}: {result.resolved}.{refused}{held}")
-            left = left or bool(result.refused)
+    def _decide(self, choice: Choice, options: dict[str, Any]) -> None:
+        names = _names(options)
+        keys = _chosen(options, choice, names)
+        confirmed = not choice.word or options[choice.word.replace("-", "_")]
+        passed_over = [] if confirmed else [key.row.pk for key in keys if key.needs_word(choice.action)]
+        for key in keys:
+            self.stdout.write(_line(key) + (" Passed over." if key.row.pk in passed_over else ""))
+        missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
+        for name in missed:
+            self.stdout.write(_why_not(name, names[name], options, choice))
+        for answer in choice.args if choice.action == "answer" else ():
+            body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
+            self.stdout.write(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+        if not keys and (choice.decision or _selects(options)):
+            raise CommandError("No key is selected.", returncode=REFUSED)
+        rows, refused = [key.row for key in keys if key.row.pk not in passed_over], 0
+        if choice.decision is None:
+            done = f"{_counted(rows)}. Decide by --release, --record or --close." if keys else "0 keys."
+        elif not options["apply"]:
+            _refuse_several(keys, names, choice)
+            done = f"Would {choice.verbs[0]} {_counted(rows)}. Add --apply to do it."
         else:
-            self.stdout.write(f"{choice.verb}: {len(chosen.keys)}. Nothing was changed: --apply is missing.{held}")
-        if left:
-            text = "Some keys were not decided about." if options["apply"] else "Some keys would not be decided about."
-            raise CommandError(text, returncode=REFUSED)
+            _refuse_several(keys, names, choice)
+            said = {"by": options["by"] or _user(), "reason": options["reason"], "confirmed": confirmed}
+            result = resolve_all(rows, choice.decision, *choice.args, **said)
+            refused = result.refused
+            done = f"{choice.verbs[1]} {_counted(range(result.resolved))}."
+        done += f" Refused, because they had changed: {refused}." if refused else ""
+        done += (
+            f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}." if passed_over else ""
+        )
+        self.stdout.write(done)
+        if refused or passed_over or missed:
+            raise CommandError("Not all keys that were named are decided about.", returncode=REFUSED)
+
+
+def _names(options: dict[str, Any]) -> dict[str, set[int]]:
+    """The rows under each value of --key and --id."""
+    using = known(options["database"])
+    found = {f"--key {key!r}": find_key(key, using=using) for key in options["key"] or ()}
+    rows = IdempotencyKey.objects.using(alias_for(using))
+    found |= {f"--id {id_}": rows.filter(pk=id_) for id_ in options["id"] or ()}
+    return {name: set(keys.values_list("pk", flat=True)) for name, keys in found.items()}
+
+
+def _chosen(options: dict[str, Any], choice: Choice, names: dict[str, set[int]]) -> list[Facts]:
+    """The keys that the options select, as they are now. One that is named may need no attention, as in the admin."""
+    rows = IdempotencyKey.objects.using(alias_for(known(options["database"])))
+    keys = rows.filter(UNDECIDED if names else NEEDS_ATTENTION).order_by("pk").defer("headers", "body", "last_error")
+    for option in ("--key", "--id"):
+        if given := [ids for name, ids in names.items() if name.startswith(option)]:
+            keys = keys.filter(pk__in=set().union(*given))
+    if options["operation"]:
+        keys = keys.filter(operation__in=options["operation"])
+    if options["resource"] is not None:
+        keys = keys.filter(refers_to(options["resource"]))
+    if options["state"]:
+        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"])))
+    if options["older_than"] is not None:
+        keys = unchanged_for(keys, options["older_than"])
+    facts = facts_of(keys, results=True)
+    if choice.step is None:
+        return facts
+    # A script that runs twice must not replace what a person has found out: only of a named key.
+    return [key for key in facts if choice.step in (key.recordable if names else key.in_doubt)]
+
+
+def _refuse_several(keys: list[Facts], names: dict[str, set[int]], choice: Choice) -> None:
+    for name, ids in names.items():
+        if len(mine := [key.row.pk for key in keys if key.row.pk in ids]) > 1:
+            raise CommandError(
+                f"{name} selects {len(mine)} keys, of several callers or operations. Choose by the number at the "
+                f"beginning of the line, such as --id {mine[0]}."
+            )
+    if choice.step is not None and len(keys) > 1:
+        raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --id.")
+
+
+def _why_not(name: str, ids: set[int], options: dict[str, Any], choice: Choice) -> str:
+    """Why a name selects nothing."""
+    rows = IdempotencyKey.objects.using(alias_for(known(options["database"]))).filter(pk__in=ids).order_by("pk")
+    reasons = [f"{key.row.pk} {key.row}: {_reason(key, choice)}" for key in facts_of(rows)]
+    return "\n".join(f"{name} selects nothing. {reason}" for reason in reasons or ["There is no such key."])
+
+
+def _reason(key: Facts, choice: Choice) -> str:
+    if key.row.status == IdempotencyKey.Status.COMPLETED:
+        return "it is completed."
+    if key.live and key.row.locked_until is not None:
+        return f"a worker holds its lease until {key.row.locked_until.isoformat(' ', 'seconds')}."
+    if choice.step is not None and choice.step not in key.recordable:
+        return f"it has no step {choice.step!r} in doubt. In doubt: {', '.join(key.in_doubt) or 'none'}."
+    return "the other options exclude it."
+
+
+def _line(key: Facts) -> str:
+    row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
+    about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
+    return (
+        f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
+        f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
+        f"{row.worker or 'unknown'}, in doubt: {', '.join(key.in_doubt) or 'none'}, done: {', '.join(done) or 'none'}"
+        f"{about}."
+    )
+
+
+def _result(key: Facts, step: IdempotencyStep) -> str:
+    try:
+        return (unseal(key.row, "result", step.result, step.name) or "(not kept)")[:SHOWN]
+    except NotDecryptable:
+        return "(cannot be decrypted)"
+
+
+def _counted(keys: Sized) -> str:
+    return f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}"
 
 
 def _user() -> str:
@@ -132,50 +244,35 @@ def _user() -> str:
         raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
 
 
+def _selects(options: dict[str, Any]) -> bool:
+    return any(options[name] is not None for name in SELECTORS)
+
+
 def _choice(options: dict[str, Any]) -> Choice:
+    """What the options ask for. Raises `CommandError` and `ValueError` for what cannot work."""
+    if empty := [name for name in REPEATED if options[name] == []]:
+        raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
+    choice = Choice()
     if options["release"]:
-        return Choice(verb="Release", decision=release_for_retry)
-    if options["record"] is not None:
+        verbs = ("release", "Released")
+        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word="calls-did-not-happen")
+    elif options["record"] is not None:
         step, separator, text = options["record"].partition("=")
         if not separator:
             raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        return Choice(verb="Record", decision=record_outcome, args=(step, _result(text)))
-    status, body = options["close"], options["body"]
-    if not 200 <= status < 500:
-        raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
-    media_type = _media_type(body)
-    answer = Snapshot(status_code=status, headers=(("Content-Type", media_type), AS_IT_IS), body=body.encode())
-    preview = f"Retries get {status}, {media_type}, with {f'this body: {body}' if body else 'an empty body.'}"
-    return Choice(verb="Close", decision=close_with, args=(answer,), preview=preview)
-
-
-def _result(text: str) -> Any:
-    """The value of `--record`, as the admin's form reads it."""
-    try:
-        value = json_value(text)
-    except ValueError as error:
-        raise CommandError(f"--record: {text!r} is not JSON ({error}). Put a text in double quotes.") from error
-    if is_envelope(value):
-        raise CommandError(
-            f'--record: {text!r} is the envelope in which a result is kept. Enter only what stands inside "value". If '
-            "the step itself returns such an object, call record_outcome() in a shell."
-        )
-    try:
-        result = row_of(value)
-    except LookupError as error:
-        raise CommandError(f"--record: {error}") from error
-    encode_step(result)
-    return result
-
-
-def _media_type(body: str) -> str:
-    try:
-        json_value(body)
-    except ValueError as error:
-        if body.lstrip().startswith(("{", "[")):
-            raise CommandError(
-                f"--body: {body!r} is not JSON ({error}). Check the quotes: names and texts stand in double quotes, "
-                "the whole body in single quotes for the shell. A plain text must not begin with { or [."
-            ) from error
-        return "text/plain; charset=utf-8"
-    return "application/json"
+        verbs, value = ("record a result for", "Recorded a result for"), result_of(json_value(text))
+        choice = Choice(decision=record_outcome, args=(step, value), action="record", verbs=verbs, step=step)
+    elif options["close"] is not None:
+        status, body = options["close"], options["body"]
+        if not 200 <= status < 500:
+            raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
+        content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
+        args, word = (answer_of(status, content_type, body),), "finished-calls-are-settled"
+        choice = Choice(decision=close_with, args=args, action="answer", verbs=("close", "Closed"), word=word)
+    if choice.decision is None and options["apply"]:
+        raise CommandError("--apply: say what to decide, by --release, --record or --close.")
+    if choice.decision is not None and not _selects(options):
+        raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
+    if options["apply"] and not options["reason"].strip():
+        raise CommandError("--reason is missing. Say why, or name the ticket.")
+    return choice

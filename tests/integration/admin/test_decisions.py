@@ -1,32 +1,92 @@
-"""What a person may decide about a key in the admin: each decision on a page of its own."""
+"""What a person may decide about keys in the admin: on the page of one key, and about the keys ticked in the list."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
+from django_idempotency.admin import IdempotencyKeyAdmin
+from django_idempotency.admin.decisions import version
+from django_idempotency.maintenance import record_outcome
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import address, decide, detail, make_key, staff
+from tests.admin_pages import LIST, address, decide, detail, make_key, staff, step
+from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY
-from tests.leases import as_if_killed, row
+from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DECISIONS = ("record", "answer", "release")
+DANGER = "the customer may be charged twice"
+LOOKED = "I looked in the other side&#x27;s books"
+SETTLED = "The finished calls are settled"
+CHANGED = "There is nothing to decide now: no key is as it was when you opened the page, or none needs it."
+ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}'}
+HALF = r'{"\ud800": "\udfff"}'
+"""JSON with two halves of surrogate pairs."""
 
 
-class TestDecisions:
+def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
+    return client.get(address(key, decision)).content.decode()
+
+
+def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
+    """The page after the first click."""
+    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
+
+
+def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    ticked = [str(row.pk) for row in rows]
+    return client.post(reverse(LIST), {"action": action, "index": "0", "_selected_action": ticked, **data}, follow=True)
+
+
+def confirm(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    """Enter the form of the second page, and confirm its preview."""
+    given = {"seen": " ".join(map(version, rows)), "reason": "T-7", **data}
+    page = send(client, action, rows, **given)
+    previewed = (page.context or {}).get("previewed")
+    return send(client, action, rows, **given, previewed=previewed) if previewed else page
+
+
+def statuses() -> list[str]:
+    return list(IdempotencyKey.objects.order_by("pk").values_list("status", flat=True))
+
+
+def fail_in_doubt(post: Post, key: str) -> IdempotencyKey:
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/hold", key=key)
+    GATEWAY.after = lambda: None
+    return IdempotencyKey.objects.get(key=key)
+
+
+@pytest.fixture
+def keys() -> list[IdempotencyKey]:
+    rows = [make_key(f"k-{number}", status="failed", policy="retry") for number in range(3)]
+    for made in rows:
+        step(made)
+    return rows
+
+
+class TestWho:
     def test_buttons_are_for_those_who_may_and_while_they_apply(self, in_doubt: IdempotencyKey) -> None:
-        """Their own permission; recording needs a doubt."""
+        """The safe decisions come first, and only the harmful one is red. Recording needs a doubt."""
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
-        assert all(f'href="{address(in_doubt, decision)}"' in page for decision in DECISIONS)
+        places = [page.index(f'href="{address(in_doubt, decision)}"') for decision in DECISIONS]
+        assert places == sorted(places)
+        assert f'class="button idempotency-danger" href="{address(in_doubt, "release")}"' in page
+        assert page.count("idempotency-danger") == 1
         assert "Release for retry" not in staff(VIEW).get(detail(in_doubt)).content.decode()
         IdempotencyStep.objects.all().delete()
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
@@ -34,16 +94,62 @@ class TestDecisions:
 
     @pytest.mark.parametrize("decision", DECISIONS)
     @pytest.mark.parametrize("permissions", [(VIEW,), (RESOLVE,), ()])
-    def test_they_need_both_permissions(
+    def test_a_page_needs_both_permissions(
         self, in_doubt: IdempotencyKey, decision: str, permissions: tuple[str, ...]
     ) -> None:
         """403, and nothing is changed."""
         client = staff(*permissions)
         assert client.get(address(in_doubt, decision)).status_code == 403
         decide(client, in_doubt, decision)
-        assert row().status == "failed"
-        assert IdempotencyStep.objects.get().finished_at is None
+        assert (row().decisions, IdempotencyStep.objects.get().finished_at) == (None, None)
 
+    @pytest.mark.parametrize("action", ["answer_selected", "release_selected"])
+    def test_an_action_needs_the_permission(self, keys: list[IdempotencyKey], action: str) -> None:
+        """Without it, there are no actions, and a forged form does nothing."""
+        client = staff(VIEW, "view_response")
+        assert 'name="action"' not in client.get(reverse(LIST)).content.decode()
+        confirm(client, action, keys, **ANSWER, confirmed="on")
+        assert {key.decisions for key in IdempotencyKey.objects.all()} == {None}
+
+    @pytest.mark.parametrize("rule", ["has_resolve_permission", "has_view_permission", "may_decide"])
+    def test_a_projects_own_rule_holds_on_the_page_and_in_the_list(
+        self, operator: Client, keys: list[IdempotencyKey], monkeypatch: pytest.MonkeyPatch, rule: str
+    ) -> None:
+        """One function is asked for both: this project lets nobody decide, or not about this key."""
+
+        class Own(IdempotencyKeyAdmin):
+            pass
+
+        def refuses(model_admin: Any, request: Any, obj: Any = None) -> bool:
+            return rule != "has_resolve_permission" and (obj is None or obj.key != "k-0")
+
+        setattr(Own, rule, refuses)
+        monkeypatch.setattr(site._registry[IdempotencyKey], "__class__", Own)
+        assert operator.get(address(keys[0], "release")).status_code == 403
+        decide(operator, keys[0], "release")
+        confirm(operator, "release_selected", keys)
+        decided = {key.key for key in IdempotencyKey.objects.exclude(decisions=None)}
+        assert decided == (set() if rule == "has_resolve_permission" else {"k-1", "k-2"})
+
+    @pytest.mark.parametrize("decision", DECISIONS)
+    @pytest.mark.parametrize("pk", [0, 10**30])
+    def test_an_unknown_key_is_not_found(self, operator: Client, decision: str, pk: int) -> None:
+        """404, also for a number that no database column holds; without permission still 403."""
+        gone = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[pk])
+        assert operator.get(gone).status_code == 404
+        assert operator.post(gone, {"seen": "1"}).status_code == 404
+        assert staff(VIEW).get(gone).status_code == 403
+
+    def test_keys_need_the_permission_for_responses(self, keys: list[IdempotencyKey]) -> None:
+        """References are shown instead, and no results."""
+        IdempotencyStep.objects.update(finished_at=timezone.now(), result='{"value": "ch_secret"}')
+        client = staff(VIEW, RESOLVE)
+        for page in (send(client, "answer_selected", keys).content.decode(), page_of(client, keys[0], "answer")):
+            assert keys[0].reference in page
+            assert (">k-0<" in page, "ch_secret" in page) == (False, False)
+
+
+class TestWhatHappens:
     @pytest.mark.parametrize(
         ("decision", "text"),
         [
@@ -53,14 +159,17 @@ class TestDecisions:
         ],
     )
     def test_a_page_says_what_will_happen(
-        self, operator: Client, in_doubt: IdempotencyKey, decision: str, text: str
+        self, operator: Client, in_doubt: IdempotencyKey, settings: Any, decision: str, text: str
     ) -> None:
-        """And does nothing."""
+        """And does nothing. The project's own runbook is linked beside what to do."""
+        settings.IDEMPOTENCY = {"RUNBOOK_URL": "https://wiki.example.com/keys"}
         before = list(IdempotencyKey.objects.values())
-        page = operator.get(address(in_doubt, decision)).content.decode()
+        page = page_of(operator, in_doubt, decision)
         policy = "Policy: hold: wait for a decision"
-        for shown in (text, in_doubt.key, "POST pay/hold", "Calls in doubt: charge", "Attempts so far: 1", policy):
+        for shown in (text, in_doubt.key, "POST pay/hold", "In doubt: charge", "Attempts so far: 1", policy):
             assert shown in page
+        for text in (page, operator.get(detail(in_doubt)).content.decode()):
+            assert '<a href="https://wiki.example.com/keys" rel="noopener noreferrer">Runbook</a>' in text
         assert list(IdempotencyKey.objects.values()) == before
 
     def test_release(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
@@ -69,48 +178,66 @@ class TestDecisions:
         assert post("/pay/hold").status_code == 201
         assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
 
-    def test_record(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
-        """The retry goes on with the pasted answer."""
-        assert "Recorded the outcome of the call “charge”." in decide(operator, in_doubt, "record")
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_record(self, operator: Client, post: Post, in_doubt: IdempotencyKey, killed: bool) -> None:
+        """The retry goes on with the pasted answer; also when the worker has died in the call."""
+        if killed:
+            as_if_killed()
+        assert "Recorded the outcome of the call “charge”." in decide(operator, row(), "record")
         assert post("/pay/hold").json()["charge"] == "ch_1"
         assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
-
-    def test_close(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
-        """Retries get the given response."""
-        assert "Answered by hand with status 200." in decide(operator, in_doubt, "answer")
-        answer = post("/pay/hold")
-        assert (answer.status_code, answer.content) == (200, b"refunded by hand")
-        assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
-        assert answer.headers["X-Content-Type-Options"] == "nosniff"
-        assert answer.headers["Idempotency-Replayed"] == "true"
 
     @pytest.mark.parametrize(
         ("status", "content_type", "body"),
         [
+            (200, "text/plain; charset=utf-8", "refunded by hand"),
             (200, "application/json", '{"total": 1.50}'),
             (409, "application/problem+json", '{"title": "refunded"}'),
             (204, "application/json", ""),
         ],
     )
-    def test_close_with_json(
+    def test_answer(
         self, operator: Client, post: Post, in_doubt: IdempotencyKey, status: int, content_type: str, body: str
     ) -> None:
-        """As it was entered; an answer without a body needs none."""
-        decide(operator, in_doubt, "answer", status=status, content_type=content_type, body=body)
+        """Retries get it as it was entered and previewed. An answer without a body needs none."""
+        entered = {"status": status, "content_type": content_type, "body": body}
+        seen = preview(operator, in_doubt, "answer", **entered)
+        assert seen.context["preview"] == f"HTTP {status}\nContent-Type: {content_type}\n\n{body}"
+        assert row().status == "failed"
+        assert f"Answered by hand with status {status}." in decide(operator, in_doubt, "answer", **entered)
         answer = post("/pay/hold")
         assert (answer.status_code, answer.content.decode()) == (status, body)
         assert answer.headers["Content-Type"] == content_type
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Idempotency-Replayed"] == "true"
 
     @pytest.mark.parametrize("decision", DECISIONS)
-    def test_each_is_written_to_the_admins_log(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
-        """Who, what, on which key; shown in its history."""
-        decide(operator, in_doubt, decision)
+    def test_it_is_told_who_decided_what_when_and_why(
+        self, operator: Client, in_doubt: IdempotencyKey, decision: str
+    ) -> None:
+        """On the page of the key above all else, and in the admin's log without the reason."""
+        page = decide(operator, in_doubt, decision, reason="T-7: seen in the books")
+        (made,) = decisions_of(row())
+        assert (made.action, made.reason) == (decision, "T-7: seen in the books")
+        above = page[page.index("Last decision") : page.index("idempotency-timeline")]
+        assert made.by in above
+        assert "Reason: T-7: seen in the books" in above
         entry = LogEntry.objects.get()
         assert (entry.action_flag, entry.object_id) == (CHANGE, str(in_doubt.pk))
         assert entry.user_id == int(operator.session["_auth_user_id"])
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
         assert entry.get_change_message() in operator.get(history).content.decode()
 
+    def test_pages_do_not_run_what_a_client_sent(self, operator: Client) -> None:
+        """Keys and scopes are a client's text."""
+        key = make_key("<script>x</script>", scope="<b>", operation="<i>", status="failed")
+        for page in (detail(key), address(key, "release")):
+            text = operator.get(page).content.decode()
+            assert "<script>x" not in text
+            assert "&lt;script&gt;x" in text
+
+
+class TestRefused:
     @pytest.mark.parametrize(
         ("decision", "data", "error"),
         [
@@ -120,46 +247,70 @@ class TestDecisions:
             ("record", {"step": "mail"}, "Select a valid choice"),
             ("answer", {"status": 500}, "less than or equal to 499"),
             ("answer", {"status": 199}, "greater than or equal to 200"),
+            ("answer", {"status": ""}, "This field is required"),
             ("answer", {"content_type": "a/b\r\nSet-Cookie: x=1"}, "Select a valid choice"),
             ("answer", {"content_type": "text/html", "body": "<script>"}, "Select a valid choice"),
             ("answer", {"content_type": "image/svg+xml", "body": "<svg>"}, "Select a valid choice"),
             ("answer", {"content_type": "application/json"}, "This is not JSON"),
             ("answer", {"content_type": "application/problem+json", "body": "[NaN]"}, "NaN is not a JSON value"),
-            ("answer", {"status": ""}, "This field is required"),
-            ("release", {"attempt": ""}, "Please correct"),
-            ("release", {"attempt": 10**30}, "Please correct"),
-            ("release", {"looked": ""}, "Look first. Under “hold” no call may be made twice."),
+            ("release", {"seen": ""}, CHANGED),
+            ("release", {"confirmed": ""}, "Look first."),
             ("release", {"reason": " "}, "This field is required"),
             ("record", {"reason": ""}, "This field is required"),
             ("answer", {"reason": ""}, "This field is required"),
             ("record", {"result": '{"value": {"charge": "ch_1"}}'}, "This is the envelope in which a result is kept"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": 0}'}, "There is no shopapp.Order with the primary"),
-            (
-                "record",
-                {"result": '{"model": "shopapp.Order", "pk": []}'},
-                "There is no shopapp.Order with the primary",
-            ),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": []}'}, "There is no shopapp.Order with the primar"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": 1, "using": "x"}'}, "There is no shopapp.Order"),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": 1e999}'}, "with the primary key inf"),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": "\\u0000"}'}, "There is no shopapp.Order with"),
+            ("record", {"result": '{"model": "shopapp.Order", "pk": "\\ud800"}'}, "There is no shopapp.Order with"),
+            ("record", {"result": '{"model": "auth.User", "pk": 1}'}, "You need the permission to view auth.User."),
             ("record", {"result": '"' + "x" * 1024**2 + '"'}, "1048576 are kept at most"),
         ],
     )
-    def test_bad_input_is_refused_in_the_form(
-        self, operator: Client, in_doubt: IdempotencyKey, decision: str, data: dict[str, Any], error: str
-    ) -> None:
+    def test_bad_input(self, in_doubt: IdempotencyKey, decision: str, data: dict[str, Any], error: str) -> None:
         """With what is wrong; nothing is changed."""
-        page = decide(operator, in_doubt, decision, **data)
-        assert error in page
-        assert (row().status, LogEntry.objects.count()) == ("failed", 0)
+        client = staff(VIEW, RESOLVE, "view_response", "view_order")
+        assert error in decide(client, in_doubt, decision, **data)
+        assert (row().decisions, LogEntry.objects.count()) == (None, 0)
+
+    def test_which_rows_exist_is_told_only_to_those_who_may_view_them(self, in_doubt: IdempotencyKey) -> None:
+        """Else the form would answer for any primary key of any model."""
+        order = Order.objects.create(reference="made")
+        client = staff(VIEW, RESOLVE, "view_response")
+        answers = {
+            "You need the permission to view shopapp.Order."
+            in decide(client, in_doubt, "record", result=f'{{"model": "shopapp.Order", "pk": {pk}}}')
+            for pk in (order.pk, order.pk + 1)
+        }
+        assert answers == {True}
 
     @pytest.mark.parametrize("decision", DECISIONS)
-    def test_a_later_attempt_is_refused(self, operator: Client, in_doubt: IdempotencyKey, decision: str) -> None:
-        """A worker has started another attempt since the page was opened."""
-        IdempotencyKey.objects.update(attempt=2)
-        assert "this key has changed since you opened the page" in decide(operator, in_doubt, decision)
-        assert (row().status, LogEntry.objects.count()) == ("failed", 0)
+    @pytest.mark.parametrize("change", ["another attempt", "another decision"])
+    def test_a_key_that_has_changed(
+        self, operator: Client, in_doubt: IdempotencyKey, decision: str, change: str
+    ) -> None:
+        """Since the page was opened, a worker has started another attempt, or another person has decided."""
+        if change == "another attempt":
+            IdempotencyKey.objects.update(attempt=2)
+        else:
+            IdempotencyKey.objects.update(updated_at=timezone.now())
+        assert CHANGED in decide(operator, in_doubt, decision)
+        assert (row().decisions, LogEntry.objects.count()) == (None, 0)
+
+    def test_a_key_that_changes_after_the_preview(self, operator: Client, in_doubt: IdempotencyKey) -> None:
+        """A decision that another person has taken meanwhile stands."""
+        entered = {"step": "charge", "result": '"ch_2"'}
+        seen = preview(operator, in_doubt, "record", **entered)
+        record_outcome(in_doubt.pk, "charge", "ch_1", attempt=1, by="bob")
+        late = {**entered, "previewed": seen.context["previewed"]}
+        operator.post(address(in_doubt, "record"), {"seen": version(in_doubt), "reason": "T-7", **late})
+        assert [made.by for made in decisions_of(row())] == ["bob"]
+        assert IdempotencyStep.objects.get().result == '{"value": "ch_1"}'
 
     @pytest.mark.parametrize("decision", DECISIONS)
-    def test_a_live_lease_is_refused(self, operator: Client, post: Post, decision: str) -> None:
+    def test_a_live_lease(self, operator: Client, post: Post, decision: str) -> None:
         """On the page as well as behind it."""
         pages: list[str] = []
 
@@ -169,34 +320,236 @@ class TestDecisions:
 
         GATEWAY.before = look
         assert post("/pay/hold").status_code == 201
-        assert all("There is nothing to decide about this key now." in page for page in pages)
+        assert all(CHANGED in page for page in pages)
         assert LogEntry.objects.count() == 0
 
-    def test_a_lease_that_is_over_is_no_obstacle(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
-        """The worker has died in the call."""
-        as_if_killed()
-        decide(operator, in_doubt, "record")
-        assert post("/pay/hold").json()["attempt"] == 2
-
-    def test_a_completed_key_needs_no_decision(self, operator: Client, post: Post) -> None:
-        """The page of the key says so."""
-        post("/pay")
-        for decision in DECISIONS:
-            assert "There is nothing to decide" in decide(operator, row(), decision)
+    @pytest.mark.parametrize("decision", DECISIONS)
+    def test_a_completed_key(self, operator: Client, decision: str) -> None:
+        """It needs no decision."""
+        assert CHANGED in decide(operator, make_key(), decision)
+        assert CHANGED in send(operator, "release_selected", [row()]).content.decode()
 
     @pytest.mark.parametrize("decision", DECISIONS)
-    @pytest.mark.parametrize("pk", [0, 10**30])
-    def test_an_unknown_key_is_not_found(self, operator: Client, decision: str, pk: int) -> None:
-        """404, also for a number that no database column holds; without permission still 403."""
-        gone = reverse(f"admin:django_idempotency_idempotencykey_{decision}", args=[pk])
-        assert operator.get(gone).status_code == 404
-        assert operator.post(gone, {"attempt": 1}).status_code == 404
-        assert staff(VIEW).get(gone).status_code == 403
+    @pytest.mark.parametrize("trail", ["encrypted", "[", "7", '{"a": 1}'])
+    def test_a_trail_that_cannot_be_read(
+        self, operator: Client, in_doubt: IdempotencyKey, decision: str, trail: str, settings: Any
+    ) -> None:
+        """The pages say so, and no decision is added to it."""
+        if trail == "encrypted":
+            settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+            record_outcome(in_doubt.pk, "charge", 1, attempt=1)
+            IdempotencyStep.objects.update(finished_at=None)
+            settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+            trail = str(row().decisions)
+        IdempotencyKey.objects.update(decisions=trail)
+        unread = "be decrypted by any key" if trail.startswith("enc1:") else "cannot be read"
+        assert unread in operator.get(detail(in_doubt)).content.decode()
+        assert unread in decide(operator, row(), decision)
+        assert (row().decisions, LogEntry.objects.count()) == (trail, 0)
 
-    def test_pages_do_not_run_what_a_client_sent(self, operator: Client) -> None:
-        """Keys and scopes are a client's text."""
-        key = make_key("<script>x</script>", scope="<b>", operation="<i>", status="failed")
-        for page in (detail(key), address(key, "release")):
-            text = operator.get(page).content.decode()
-            assert "<script>x" not in text
-            assert "&lt;script&gt;x" in text
+
+class TestWord:
+    """What a person has to say before a decision that could do harm."""
+
+    @pytest.mark.parametrize(("policy", "asked"), [("hold", True), (None, True), ("retry", False)])
+    def test_a_release_of_what_is_held(
+        self, operator: Client, in_doubt: IdempotencyKey, policy: str | None, asked: bool
+    ) -> None:
+        """The danger is named under each policy."""
+        IdempotencyKey.objects.update(policy=policy)
+        page = page_of(operator, in_doubt, "release")
+        assert (DANGER in page, LOOKED in page) == (True, asked)
+        assert ("Released for retry." in decide(operator, row(), "release", confirmed="")) is not asked
+
+    def test_without_a_doubt_there_is_no_danger(self, operator: Client) -> None:
+        page = page_of(operator, make_key(status="failed", policy="hold"), "release")
+        assert (DANGER in page, LOOKED in page) == (False, False)
+
+    def test_an_answer_after_finished_calls(self, operator: Client) -> None:
+        """The results are shown: what was charged must exist, or the money went back."""
+        key = make_key("half", status="failed", policy="retry")
+        step(key, finished=True)
+        IdempotencyStep.objects.update(result='{"value": "ch_7"}')
+        page = page_of(operator, key, "answer")
+        assert (SETTLED in page, "“charge” has ended" in page, "ch_7" in page) == (True, True, True)
+        assert "Look first." in decide(operator, key, "answer")
+        assert row().status == "failed"
+        assert "Answered by hand" in decide(operator, key, "answer", confirmed="on")
+
+    def test_an_answer_of_a_doubt_is_warned_about(self, operator: Client, in_doubt: IdempotencyKey) -> None:
+        """Nothing asks again after it. And there is no default status: 200 would say that all is well."""
+        page = page_of(operator, in_doubt, "answer")
+        assert "After this answer, nothing asks again" in page
+        assert '<input type="number" name="status" min="200" max="499" required' in page
+        assert "After this answer" not in page_of(operator, make_key(status="failed"), "answer")
+
+    @pytest.mark.parametrize("what", ["hold", "a write in doubt", "no lease"])
+    @pytest.mark.parametrize("across", [{}, {"select_across": "1"}])
+    def test_one_of_the_selected_keys_is_enough(
+        self, operator: Client, keys: list[IdempotencyKey], what: str, across: dict[str, str]
+    ) -> None:
+        """Also under "retry", which speaks of calls: a repeated write is a second order."""
+        if what == "no lease":
+            IdempotencyKey.objects.filter(pk=keys[0].pk).update(status="in_progress", locked_until=None)
+            keys[0].steps.all().delete()
+        elif what == "hold":
+            IdempotencyKey.objects.filter(pk=keys[0].pk).update(policy="hold")
+        else:
+            keys[0].steps.update(kind="write")
+        assert "Look first." in confirm(operator, "release_selected", keys, **across).content.decode()
+        assert IdempotencyKey.objects.exclude(decisions=None).count() == 0
+        confirm(operator, "release_selected", keys, **across, confirmed="on")
+        assert IdempotencyKey.objects.exclude(decisions=None).count() == 3
+
+    def test_selected_keys_with_finished_calls(self, operator: Client, keys: list[IdempotencyKey]) -> None:
+        """Asked under "select all", too."""
+        keys[1].steps.update(finished_at=timezone.now())
+        for across in ({}, {"select_across": "1"}):
+            assert "Look first." in confirm(operator, "answer_selected", keys, **ANSWER, **across).content.decode()
+        confirm(operator, "answer_selected", keys, **ANSWER, confirmed="on")
+        assert statuses() == ["completed"] * 3
+
+
+class TestRecord:
+    def test_nothing_is_recorded_before_the_preview(self, operator: Client, in_doubt: IdempotencyKey) -> None:
+        """What is entered after the preview is previewed again. So is what was previewed for another key."""
+        seen = preview(operator, in_doubt, "record", step="charge", result='{"id":1}')
+        assert "{\n  &quot;id&quot;: 1\n}</pre>" in seen.content.decode()
+        changed = {"step": "charge", "result": '{"id":2}', "previewed": seen.context["previewed"]}
+        assert "&quot;id&quot;: 2" in preview(operator, in_doubt, "record", **changed).content.decode()
+        other = make_key("other", status="failed")
+        step(other)
+        preview(operator, other, "record", **{**changed, "result": '{"id":1}'})
+        assert not IdempotencyStep.objects.exclude(finished_at=None).exists()
+
+    def test_a_past_result_of_the_step_is_the_example(
+        self, operator: Client, post: Post, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The newest under a completed key of the same operation, among the latest results."""
+        assert post("/pay/hold", key="k-1").status_code == 201
+        step(make_key("other operation"), finished=True)
+        IdempotencyStep.objects.filter(key__key="other operation").update(result='{"value": "wrong"}')
+        key = fail_in_doubt(post, "k-2")
+        page = page_of(operator, key, "record")
+        assert "A past result of “charge”, of another key" in page
+        assert f"&quot;charge&quot;: &quot;{GATEWAY.charges[0]}&quot;" in page
+        assert "wrong" not in page
+        assert "A past result" not in page_of(staff(VIEW, RESOLVE), key, "record")
+        for result, warning in (
+            ('{"id": 1}', "The example also has these names: charge."),
+            ("[]", "The example is of another type."),
+            ('{"charge": "ch_1"}', ""),
+        ):
+            warned = preview(operator, key, "record", step="charge", result=result).content.decode()
+            assert (warning in warned, "The example " in warned) == (True, bool(warning))
+        monkeypatch.setattr("django_idempotency.admin.decisions.EXAMPLES", 1)
+        assert "A past result" not in page_of(operator, key, "record")
+
+    @pytest.mark.parametrize("kept", ["enc1:x", "no json"])
+    def test_an_example_that_cannot_be_read_is_left_out(self, operator: Client, post: Post, kept: str) -> None:
+        """The page is needed all the same."""
+        post("/pay/hold", key="k-1")
+        IdempotencyStep.objects.filter(name="charge").update(result=kept)
+        page = page_of(operator, fail_in_doubt(post, "k-2"), "record")
+        assert "A past result" not in page
+        assert "The return value of the call" in page
+
+    def test_an_example_with_half_a_character_is_shown(self, operator: Client, post: Post) -> None:
+        """And the names that a result lacks."""
+        post("/pay/hold", key="k-1")
+        IdempotencyStep.objects.filter(name="charge").update(result=f'{{"value": {HALF}}}')
+        key = fail_in_doubt(post, "k-2")
+        assert r"\ud800" in page_of(operator, key, "record")
+        warned = preview(operator, key, "record", step="charge", result="{}").content.decode()
+        assert r"also has these names: \ud800." in warned
+
+    def test_an_envelope_that_the_step_returns_is_accepted(self, operator: Client, post: Post) -> None:
+        """The example shows it."""
+        post("/pay/hold", key="k-1")
+        IdempotencyStep.objects.filter(name="charge").update(result='{"value": {"value": "ch_1"}}')
+        key = fail_in_doubt(post, "k-2")
+        assert "Recorded the outcome" in decide(operator, key, "record", result='{"value": "ch_2"}')
+
+    def test_a_row_is_recorded_as_it_is_shown(self, in_doubt: IdempotencyKey) -> None:
+        """Of a step that returns a model instance."""
+        order = Order.objects.create(reference="by hand")
+        shown = f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
+        decide(staff(VIEW, RESOLVE, "view_order"), in_doubt, "record", result=shown)
+        assert IdempotencyStep.objects.get().result == shown
+
+    @pytest.mark.parametrize("result", ['{"model": "gpt", "pk": 1}', HALF, '"\\ud800"', '"\\u0000"'])
+    def test_a_value_is_recorded_as_the_call_would_return_it(
+        self, operator: Client, in_doubt: IdempotencyKey, result: str
+    ) -> None:
+        """Also what only looks like a row, and half a character, which the pages spell out."""
+        assert "Recorded the outcome" in decide(operator, in_doubt, "record", result=result)
+        assert IdempotencyStep.objects.get().result == f'{{"value": {result}}}'
+        assert operator.get(detail(in_doubt)).status_code == 200
+        assert "Recorded the outcome" in decide(operator, row(), "record", result="1")  # a correction
+        assert operator.get(detail(in_doubt)).status_code == 200
+
+    def test_a_recorded_result_can_be_corrected(self, operator: Client, post: Post, in_doubt: IdempotencyKey) -> None:
+        """A result in a wrong shape no longer breaks the key for ever."""
+        decide(operator, in_doubt, "record", result='["ch_1"]')
+        with pytest.raises(TypeError):
+            post("/pay/hold")
+        assert address(row(), "record") in operator.get(detail(row())).content.decode()
+        assert "Recorded the outcome" in decide(operator, row(), "record")
+        assert post("/pay/hold").json()["charge"] == "ch_1"
+        assert address(row(), "record") not in operator.get(detail(row())).content.decode()
+        assert GATEWAY.calls == 1
+
+    def test_a_result_of_the_worker_cannot_be_changed(self, operator: Client, in_doubt: IdempotencyKey) -> None:
+        """The gateway has said it."""
+        IdempotencyStep.objects.update(finished_at=timezone.now(), result='{"value": 1}')
+        assert CHANGED in decide(operator, in_doubt, "record")
+
+
+class TestSelected:
+    def test_they_are_answered_by_hand(self, operator: Client, keys: list[IdempotencyKey]) -> None:
+        """Each key says who, why and with what; the others are left alone."""
+        page = confirm(operator, "answer_selected", keys[:2], **ANSWER).content.decode()
+        assert "Answered by hand with status 410. Keys: 2." in page
+        assert statuses() == ["completed", "completed", "failed"]
+        trail = [decisions_of(row) for row in IdempotencyKey.objects.order_by("pk")]
+        assert [[(made.action, made.reason) for made in made_] for made_ in trail] == [[("answer", "T-7")]] * 2 + [[]]
+        assert LogEntry.objects.count() == 2
+
+    def test_they_are_released(self, operator: Client, keys: list[IdempotencyKey]) -> None:
+        """The danger is named first."""
+        page = send(operator, "release_selected", keys).content.decode()
+        assert DANGER in page
+        assert "3 keys have a call in doubt." in page
+        assert all(f">{row.key}</a>" in page for row in keys)
+        assert IdempotencyKey.objects.filter(steps__isnull=False).count() == 3
+        confirm(operator, "release_selected", keys)
+        assert IdempotencyKey.objects.filter(steps__isnull=False).count() == 0
+
+    def test_a_key_that_has_changed_is_left_alone(self, operator: Client, keys: list[IdempotencyKey]) -> None:
+        """A worker has started another attempt, or holds the key, since the page was opened."""
+        IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2)
+        later = timezone.now() + timedelta(hours=1)
+        IdempotencyKey.objects.filter(pk=keys[1].pk).update(status="in_progress", locked_until=later)
+        page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
+        assert "Answered by hand with status 410. Keys: 1." in page
+        assert "or a worker holds them: 2." in page
+        assert statuses() == ["failed", "in_progress", "completed"]
+
+    def test_what_was_not_ticked_is_never_decided(self, operator: Client, keys: list[IdempotencyKey]) -> None:
+        """Not by "select all", and not by other keys in the form."""
+        confirm(operator, "answer_selected", keys[:1], **ANSWER, select_across="1")
+        confirm(operator, "answer_selected", keys[1:2], **ANSWER, seen=f"x {version(keys[2])} {keys[2].pk}")
+        assert statuses() == ["completed", "failed", "failed"]
+        assert "data-actions-icnt" in operator.get(reverse(LIST)).content.decode()
+
+    def test_one_that_cannot_be_decrypted_does_not_stop_the_others(
+        self, operator: Client, keys: list[IdempotencyKey], settings: Any
+    ) -> None:
+        """The page says which encryption key is missing."""
+        IdempotencyKey.objects.filter(pk=keys[0].pk).update(decisions="enc1:x")
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+        page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
+        assert statuses() == ["failed", "completed", "completed"]
+        assert page.count("What is stored in &#x27;decisions&#x27;") == 1
+        assert "Keys: 2." in page
+        assert "or a worker holds them: 1." in page

@@ -1,0 +1,103 @@
+"""The list of keys and its filters: never a query over the whole table."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from ..engine.stores.states import ATTENTION, STATES
+from ..models import IdempotencyKey
+from . import overview
+from .links import show
+from .texts import SHAPES, readable_operation
+
+Keys = QuerySet[IdempotencyKey]
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes no parameters when it runs
+    """Counts up to a limit: the changelist asks its paginator, and count(*) reads the whole table."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: Any = self.object_list
+        return int(rows.values("pk")[: overview.LISTED].count())
+
+
+class BoundedChangeList(ChangeList):
+    """The newest keys first; of those that need attention, the oldest. `?o=` would sort the whole table."""
+
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
+        return ["pk"] if self._oldest_first else ["-pk"]
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
+        """Look the keys of a state up last, so that the other filters and the search choose among all of them.
+
+        Other filters look at the latest keys only. A search is by an index, and needs no such limit.
+        """
+        found = super().get_queryset(request, exclude_parameters)
+        if self._state in overview.BY_INDEX:
+            ids, _limited = overview.find(self._state, found)
+            return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
+        return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        show(self.result_list, self.model_admin, request)
+        # Above the plain list only: a search, a filter or another page does not wait for the overview.
+        self.overview = None if request.GET else overview.overview(self.root_queryset)
+        if self.overview:
+            show(self.overview.oldest, self.model_admin, request)
+
+    @property
+    def _state(self) -> str:
+        return str(self.params.get(StateFilter.parameter_name))
+
+    @property
+    def _oldest_first(self) -> bool:
+        return self._state in ("attention", *(state.name for state in ATTENTION))
+
+
+class StateFilter(admin.SimpleListFilter):
+    """By state. The list looks the keys up after all other filters: see `BoundedChangeList`."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        return [("attention", _("needs attention")), *((name, STATES[name].label) for name in SHAPES)]
+
+    def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
+        if self.value() is None or self.value() in overview.BY_INDEX:
+            return queryset  # found later
+        return queryset.filter(status="completed") if self.value() == "completed" else queryset.none()
+
+
+class OperationFilter(admin.SimpleListFilter):
+    """By operation. It offers those of the keys that the list pages through."""
+
+    title = _("operation")
+    parameter_name = "operation"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        recent = overview.latest(model_admin.get_queryset(request), overview.LISTED).order_by()
+        found = set(recent.values_list("operation", flat=True).distinct())
+        if (chosen := request.GET.get(self.parameter_name)) is not None:
+            found.add(chosen)
+        return [(operation, readable_operation(operation)) for operation in sorted(found)]
+
+    def has_output(self) -> bool:
+        return True
+
+    def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
+        operation = self.value()
+        if operation is None:
+            return queryset
+        # PostgreSQL refuses to look for NUL.
+        return queryset.none() if "\0" in operation else queryset.filter(operation=operation)

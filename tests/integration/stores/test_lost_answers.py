@@ -1,0 +1,123 @@
+"""Leased mode: the server has done what a message says, and the connection breaks. See Note [Lost answers]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_idempotency import Operation, run_once
+from django_idempotency.engine.stores import store_for
+from django_idempotency.models import IdempotencyKey
+from tests.http import post_empty
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import lapse, row
+from tests.shopapp.models import Order
+from tests.tap import Tap, tapped
+from tests.works import RUNS, pay
+
+pytestmark = [
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls("tests.integration.leased_urls"),
+]
+
+
+@pytest.fixture
+def tap() -> Iterator[Tap]:
+    with tapped() as tap:
+        yield tap
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    GATEWAY.reset()
+    HOOKS.clear()
+    RUNS.clear()
+
+
+def test_nothing_happens_twice_whichever_answer_is_lost(tap: Tap, key: str) -> None:
+    """One charge and one order; the client gets its answer, at the latest by a retry, and no key waits for a person."""
+    post_empty(key)
+    messages = tap.take()
+    assert len(messages) > 10
+    statuses = []
+    for number in range(1, len(messages) + 1):
+        GATEWAY.reset()
+        Order.objects.all().delete()
+        IdempotencyKey.objects.all().delete()
+        tap.lose_answer(number)
+        statuses.append(post_empty(f"{key}-{number}").status_code)
+        connection.close_if_unusable_or_obsolete()
+        before = row() if IdempotencyKey.objects.exists() else None
+        if before is not None and before.status == "in_progress":
+            assert not GATEWAY.calls, "only a claim whose answer is lost waits for its lease"
+        lapse()
+        answer = post_empty(f"{key}-{number}")
+        assert answer.status_code == 201
+        about = messages[number - 1]
+        assert (len(GATEWAY.charges), Order.objects.count(), row().status) == (1, 1, "completed"), about
+        # The worker does not know whether the start was committed: nothing is called before that is certain.
+        assert GATEWAY.calls == 1, about
+    assert {201, 500} == set(statuses)  # the end of a call and the completion are sent again, or looked up
+
+
+def test_held_a_call_is_in_doubt_from_its_start_on(tap: Tap, key: str) -> None:
+    """The COMMIT of the start was answered by nobody. Nothing is called before that is certain."""
+    HOOKS["between"] = lambda operation: None
+    post_empty(key, "/pay/hold")
+    messages = tap.take()
+    start = next(n for n, text in enumerate(messages, 1) if "idempotencystep" in text and "INSERT" in text)
+    commit = next(n for n, text in enumerate(messages, 1) if n >= start and "COMMIT" in text)
+    GATEWAY.reset()
+    tap.lose_answer(commit)
+    assert post_empty(f"{key}-2", "/pay/hold").status_code == 500
+    assert post_empty(f"{key}-2", "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+    assert GATEWAY.calls == 0
+
+
+def test_a_claim_drops_a_broken_connection(tap: Tap) -> None:
+    """A worker that lives long has no end of a request, at which Django would drop the connection."""
+    connection.ensure_connection()
+    tap.cut()
+    with pytest.raises(OperationalError):
+        run_once(pay, scope="s", key="k", lease=60, operation="pay")
+    assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
+
+
+def test_a_connection_that_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the database, as everywhere else."""
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict, "HOST", "/nowhere")
+    with pytest.raises(OperationalError):
+        run_once(pay, scope="s", key="k", lease=60, operation="pay")
+    assert connection.connection is None
+
+
+def test_the_end_of_a_call_may_be_sent_twice() -> None:
+    """The second finds the first one's result, and leaves it."""
+    store = store_for("default")
+
+    def work(operation: Operation) -> Any:
+        value = operation.call("charge", lambda: 1)
+        store.journal.finish_call(operation._claim, "charge", '{"value": 2}')
+        return value
+
+    assert run_once(work, scope="s", key="k", lease=60, operation="o").value == 1
+    assert IdempotencyKey.objects.get().steps.get().result == '{"value": 1}'
+
+
+def test_no_transaction_is_open_between_the_steps(key: str) -> None:
+    """Neither for Django nor for the driver."""
+    states: list[Any] = []
+
+    def look() -> None:
+        raw: Any = connection.connection
+        states.append((connection.in_atomic_block, raw.autocommit, raw.info.transaction_status.name))
+
+    GATEWAY.before = look
+    HOOKS["between"] = HOOKS["at the end"] = lambda operation: look()
+    assert post_empty(key).status_code == 201
+    assert states == [(False, True, "IDLE")] * 3
