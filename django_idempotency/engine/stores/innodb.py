@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,7 +40,7 @@ DIALECT = Dialect(
     # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
     # another transaction holds.
     delete_by_ids="DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id WHERE TRUE",
+    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     lock_at_once="FOR UPDATE NOWAIT",
     skip_locked="FOR UPDATE SKIP LOCKED",
 )
@@ -91,7 +91,10 @@ class InnoDBStore(Store):
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
         # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
-        return self.look(wanted) if self.reads_committed else Conflicted()
+        with suppress(KeyLocked), self._held_up():
+            if self.reads_committed:
+                return self.look(wanted)
+        return Conflicted()
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         if self.reads_committed:

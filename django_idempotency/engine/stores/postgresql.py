@@ -47,7 +47,9 @@ class PostgreSQLStore(Store):
         clock=CLOCK,
         later=f"{CLOCK} + %s * interval '1 second'",
         seconds_until=f"EXTRACT(EPOCH FROM {{}} - {CLOCK})",
-        delete_by_ids="DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[])",
+        # In a partitioned table only a sequence makes ids unique.
+        delete_by_ids="DELETE FROM {table} "
+        "WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
         lock_at_once="FOR NO KEY UPDATE SKIP LOCKED",
         skip_locked="FOR UPDATE SKIP LOCKED",
     )

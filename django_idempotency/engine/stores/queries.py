@@ -40,7 +40,8 @@ class Dialect:
     skip_locked: makes a cleanup pass over rows that another transaction holds.
     by_expiry: makes a cleanup find expired rows by the index on `expires_at`, where the optimizer could read, and lock,
         the whole table.
-    delete_by_ids: deletes the rows of {table} whose {column} is in the JSON list %(ids)s.
+    delete_by_ids: deletes the rows of {table} whose {column} is in the JSON list %(ids)s. Where an id can be of several
+        rows, only those that are {still} to be deleted.
     """
 
     clock: str
@@ -191,13 +192,12 @@ class Queries:
 
     @cached_property
     def purge(self) -> tuple[str, str]:
-        """Delete the steps of these keys, and the keys themselves.
-
-        In a partitioned table only a sequence makes ids unique. So each key that is deleted must itself have expired.
-        """
+        """Delete the steps of these keys, and the keys themselves."""
         delete = self.dialect.delete_by_ids
-        keys = delete.format(table=self.table, column=self.k["id"])
-        return delete.format(table=self.steps, column=self.step_key), f"{keys} AND {self.expired}"
+        return (
+            delete.format(table=self.steps, column=self.step_key, still="TRUE"),
+            delete.format(table=self.table, column=self.k["id"], still=self.expired),
+        )
 
 
 def as_stored_key(values: Any) -> StoredKey:

@@ -72,7 +72,9 @@ class TestWhen:
         with tapped(CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 2, "max_size": 2}}) as tap:
             seen = []
             for number in range(6):  # the pool gives its two connections in turn
-                seen += [[message for message in sent(tap, str(number)) if message != ["SELECT"]]]  # of another connection
+                seen += [
+                    [message for message in sent(tap, str(number)) if message != ["SELECT"]]
+                ]  # of another connection
                 connection.close()
             assert seen == [BY_TEXT] * 2 + [[PREPARES, CALLED[1]]] * 2 + [CALLED] * 2
             assert request_like(key="1") == REPLAYED
