@@ -89,13 +89,6 @@ class InnoDBStore(Store):
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
 
-    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
-        with suppress(KeyLocked), self._held_up():
-            if self.reads_committed:
-                return self.look(wanted)
-        return Conflicted()
-
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         if self.reads_committed:
             return super()._read(wanted)
@@ -202,6 +195,13 @@ class MySQLStore(InnoDBStore):
         if self._isolation != "serializable" and self._fetch(self._sql.seen, values) is not None:
             return None
         return self._insert_row(self._sql.insert(), values)
+
+    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
+        with suppress(KeyLocked), self._held_up():
+            if self.reads_committed:
+                return self.look(wanted)
+        return Conflicted()
 
 
 def _code(error: DatabaseError) -> int | None:
