@@ -6,6 +6,7 @@ A process of its own: these packages have models, and so must be among the insta
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -198,17 +199,21 @@ def outcome(make: Callable[[], Any]) -> Any:
         IdempotencyKey.objects.all().delete()
 
 
-def clients() -> list[str]:
-    """The header that says "replayed", for two tokens of one application, then for a token of another application."""
-    from datetime import timedelta
+def clients() -> dict[str, list[str]]:
+    """What the header of a replay says, and the scopes: by tokens that name clients, with and without a user.
 
-    from django.test import RequestFactory
-    from django.utils import timezone
+    The tokens are: the first of an application, a renewed one of the same application, one of another application.
+    """
+    from django.contrib.auth.models import AnonymousUser, User
+    from django.http import HttpResponse
+    from django.test import RequestFactory, override_settings
     from oauth2_provider.contrib.rest_framework import OAuth2Authentication
-    from oauth2_provider.models import AccessToken, Application
+    from oauth2_provider.middleware import OAuth2ExtraTokenMiddleware, OAuth2TokenMiddleware
     from rest_framework.response import Response
     from rest_framework.views import APIView
 
+    from django_idempotency import idempotent
+    from django_idempotency.models import IdempotencyKey
     from django_idempotency.rest_framework import IdempotencyMixin
 
     class Order(IdempotencyMixin, APIView):
@@ -217,14 +222,49 @@ def clients() -> list[str]:
         def post(self, request: Any) -> Any:
             return Response(201)
 
+    @idempotent
+    def order(request: Any) -> Any:
+        return HttpResponse(status=201)
+
+    def without_user(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            request.user = AnonymousUser()
+            return get_response(request)
+
+        return middleware
+
+    ways: dict[str, tuple[Any, Any]] = {
+        "REST framework": (Order.as_view(), None),
+        "REST framework, with a user": (Order.as_view(), "ada"),
+        "middleware": (without_user(OAuth2TokenMiddleware(order)), "bea"),
+        "both middlewares": (without_user(OAuth2TokenMiddleware(OAuth2ExtraTokenMiddleware(order))), "cleo"),
+    }
+    found: dict[str, list[str]] = {}
+    backends = ["oauth2_provider.backends.OAuth2Backend"]
+    for way, (view, name) in ways.items():
+        user = None if name is None else User.objects.create_user(name)
+        replayed = []
+        for token in tokens(user):
+            headers = {"Idempotency-Key": "k", "Authorization": f"Bearer {token}"}
+            with override_settings(AUTHENTICATION_BACKENDS=backends):
+                replayed.append(view(RequestFactory().post("/", headers=headers))["Idempotency-Replayed"])
+        scopes = sorted(set(IdempotencyKey.objects.values_list("scope", flat=True)))
+        found[way] = [*replayed, *(re.sub(r"\d+", "N", scope) for scope in scopes)]
+        IdempotencyKey.objects.all().delete()
+    return found
+
+
+def tokens(user: Any) -> Iterator[str]:
+    """A first and a renewed token of one application, and a token of another."""
+    from datetime import timedelta
+
+    from django.utils import timezone
+    from oauth2_provider.models import AccessToken, Application
+
     later = timezone.now() + timedelta(hours=1)
     one, other = (Application.objects.create(authorization_grant_type="client-credentials") for _ in range(2))
-    replayed = []
-    for token, client in (("first", one), ("renewed", one), ("foreign", other)):
-        AccessToken.objects.create(token=token, application=client, expires=later)
-        headers = {"Idempotency-Key": "k", "Authorization": f"Bearer {token}"}
-        replayed.append(Order.as_view()(RequestFactory().post("/", headers=headers))["Idempotency-Replayed"])
-    return replayed
+    for name, client in (("first", one), ("renewed", one), ("foreign", other)):
+        yield AccessToken.objects.create(token=f"{name}-{user}", application=client, user=user, expires=later).token
 
 
 if __name__ == "__main__":

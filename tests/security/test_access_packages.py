@@ -69,8 +69,18 @@ def test_no_replay_skips_a_check_that_has_changed_its_mind(name: str, orders: se
             assert " above " in outcome, order
 
 
-def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any) -> None:
-    """Of django-oauth-toolkit, without a user. A token of another application is another caller."""
+@pytest.mark.parametrize(
+    ("way", "user"),
+    [
+        ("REST framework", ""),
+        ("REST framework, with a user", "+user:auth.User:N"),
+        ("middleware", "+user:auth.User:N"),
+        ("both middlewares", "+user:auth.User:N"),
+    ],
+)
+def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any, way: str, user: str) -> None:
+    """Of django-oauth-toolkit. A token of another application is another caller, with the same user or without one."""
     if "clients" not in outcomes:
         pytest.skip("oauth2_provider or rest_framework is not installed")
-    assert outcomes["clients"] == ["false", "true", "false"]
+    scope = f"application:oauthN_provider.Application:N{user}"
+    assert outcomes["clients"][way] == ["false", "true", "false", scope, scope]

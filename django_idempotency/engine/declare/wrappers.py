@@ -102,7 +102,12 @@ def _makers(names: tuple[str, ...]) -> frozenset[Any]:
     """What stands for each of these decorators, in the words of `_maker`."""
     makers: set[Any] = set(_codes(View.as_view.__code__))  # its result has the attributes of a decorated `dispatch`
     for name in names:
-        decorator = import_string(name)
+        try:
+            decorator = import_string(name)
+        except ImportError as error:
+            raise IdempotencyConfigurationError(
+                f"IDEMPOTENCY['HARMLESS_DECORATORS']: {name!r} cannot be imported: {error}. Correct the dotted name."
+            ) from error
         if isinstance(decorator, type):
             makers.add(decorator)
         elif "middleware_class" in (enclosed := _enclosed(decorator)):
