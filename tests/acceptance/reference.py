@@ -303,10 +303,9 @@ def signals() -> str:
     from django_idempotency.engine import events
 
     lines = ["| `event` | Sent when | Level of the log record |", "|---|---|---|"]
-    levels = {e.name: e.level for e in reversed(vars(events).values()) if isinstance(e, events.Event)}
     source = inspect.getsource(module).partition("key_event = ")[2]
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
-        level = logging.getLevelName(levels.get(name, logging.INFO))
+        level = logging.getLevelName(events.LEVELS.get(name, logging.INFO))
         told = " ".join(text.split())
         lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} | {level} |")
     return "\n".join(lines)
