@@ -97,8 +97,8 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     mariadb: Any = connection
     if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
         yield Error(
-            f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new keys "
-            "conflict with each other.",
+            f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new "
+            "keys conflict with each other.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['isolation_level'] = 'read committed', Django's default.",
             id="django_idempotency.E010",
         )
