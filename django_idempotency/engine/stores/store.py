@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
@@ -137,14 +136,7 @@ class Store(ABC):
         return Conflicted()
 
     def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim a key for good, or say why not.
-
-        The usual outcomes take no transaction: each statement commits by itself. Another attempt of a known key takes
-        one (inside an outer `atomic()`: a savepoint). Database errors propagate: see Note [Lost answers].
-        """
-        with suppress(KeyLocked):
-            if (outcome := self._claim_once(wanted, may_lock=False)) is not None:
-                return outcome
+        """The same in a transaction of its own: the claim of leased mode commits first. See Note [Lost answers]."""
         with transaction.atomic(using=self.alias):
             return self.claim(wanted)
 
@@ -263,11 +255,8 @@ class Store(ABC):
     def _sql(self) -> Queries:
         return Queries(self.dialect, self.alias)
 
-    def _claim_once(self, wanted: ClaimRequest, *, may_lock: bool = True) -> ClaimOutcome | None:
-        """One round. None: another transaction has changed or deleted the row in between.
-
-        may_lock: False: also None if the row would have to be locked, which takes a transaction.
-        """
+    def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
+        """One round. None: another transaction has changed or deleted the row in between."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -278,9 +267,9 @@ class Store(ABC):
             case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case TakeOver():
-                return self._take_over(stored, wanted) if may_lock else None
+                return self._take_over(stored, wanted)
             case Resume():
-                return self._resume(stored, wanted) if may_lock else None
+                return self._resume(stored, wanted)
             case _:
                 assert_never(decision)
 
