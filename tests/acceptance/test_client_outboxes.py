@@ -44,20 +44,6 @@ def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, t
     assert (len(line.keys), shop.one(ORDERS, item)) == (1, 1)
 
 
-def test_an_order_without_an_answer_stays(shop: RunningShop, tmp_path: Path) -> None:
-    """And does not stop the others."""
-    line = BrokenLine(shop, "refuse", "pass", "pass")
-    with (
-        line.listening() as url,
-        python_outbox(tmp_path / "outbox") as outbox,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
-        outbox.put({"item": f"item {uuid4()}"})
-        assert list(outbox.deliver(client, give_up_after=0.1)) == []
-        assert len(list(outbox.deliver(client))) == 1
-    assert (line.statuses, len(line.keys)) == (["refused", 201], 1)
-
-
 def test_after_a_refusal_python_sends_a_new_key(shop: RunningShop, tmp_path: Path) -> None:
     """The corrected order is another one."""
     line = BrokenLine(shop)
@@ -101,26 +87,6 @@ class TestJavaScript:
         first, second = self.run(shop.url, f"seen.push(...await Promise.all([{click}, {click}]))")
         assert first == second
         assert shop.one(ORDERS, item) == 1
-
-    def test_corrected_data_wait_for_the_order_before(self, shop: RunningShop) -> None:
-        """There is no answer yet, so the first order may have been placed. Then its end comes first."""
-        item = f"item {uuid4()}"
-        line = BrokenLine(shop, "refuse", "pass")
-        submit = "seen.push(await outbox.submit('checkout', {item: '%s'}, %s).catch(told))"
-        corrected = f"{item} corrected"
-        story = "; ".join(
-            [
-                submit % (item, 0.1),
-                submit % (corrected, 0.1),
-                "seen.push((await Promise.all(outbox.resume()))[0].item)",
-                submit % (corrected, DEADLINE),
-            ]
-        )
-        with line.listening() as url:
-            seen = self.run(url, story)
-        assert seen[:3] == ["NotConfirmed", "NotConfirmed", item]
-        assert seen[3]["item"] == corrected
-        assert (line.statuses, len(line.keys)) == (["refused", 201, 201], 2)
 
 
 def test_a_page_that_is_loaded_again_finds_its_order(shop: RunningShop) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from django.core import mail
@@ -16,9 +14,8 @@ from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.checks import check_cors
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
-from tests.acceptance.pages import PAGES, ROOT
 from tests.shopapp import models
 
 
@@ -172,28 +169,3 @@ def test_the_browsable_api_needs_no_key(run: Any, serve: Any, client: Client) ->
         return client.post("/orders/", {"reference": "a book"}, headers={"Accept": accepted}).status_code
 
     assert (send("text/html"), send("application/json")) == (201, 400)
-
-
-def test_every_column_is_described() -> None:
-    """How the claim works names each column of the key table and of the steps."""
-    page = (ROOT / "docs/how-it-works.md").read_text()
-    _, table, steps = re.split(r"## The table|In leased mode, a row of the second table", page)
-    for text, model in ((table, IdempotencyKey), (steps.partition("## ")[0], IdempotencyStep)):
-        columns = {field.name for field in model._meta.fields} - {"id"}
-        assert columns - set(re.findall(r"`(\w+)`", text)) == set()
-
-
-def test_every_drawing_is_shown_and_described() -> None:
-    """A page shows each drawing with a text in its place, and each drawing has a title and a description."""
-    shown = {name: text for page in PAGES for text, name in re.findall(r"!\[(.+?)\]\(.*?([\w-]+\.svg)\)", read(page))}
-    drawings = sorted(ROOT.glob("docs/*.svg"))
-    assert len(drawings) == 5
-    for drawing in drawings:
-        assert shown[drawing.name]
-        title, description = ElementTree.parse(drawing).getroot()[:2]
-        assert title.text
-        assert description.text
-
-
-def read(page: str) -> str:
-    return (ROOT / page).read_text()

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import httpx
 import psycopg
-import pytest
 
 from tests.acceptance.conftest import SHOP, RunningShop
 from tests.acceptance.pages import ROOT, blocks
@@ -83,23 +82,6 @@ def test_a_task_that_is_killed_is_done_by_another(shop: RunningShop) -> None:
     for _ in range(2):
         make_reports(shop)
         assert page(shop, answer) == {"status": "completed", "orders": 1}
-
-
-def test_two_callers_with_one_key_have_two_reports(shop: RunningShop) -> None:
-    """Each is made: the task's scope names the report."""
-    key = str(uuid4())
-    sent = [{"Idempotency-Key": key, "X-Api-Key": caller} for caller in ("ann", "ben")]
-    answers = [http_post(f"{shop.url}/reports/", json={"item": "a book"}, headers=headers) for headers in sent]
-    assert len({answer.headers["Location"] for answer in answers}) == 2
-    make_reports(shop)
-    assert [page(shop, answer)["status"] != "in_progress" for answer in answers] == [True, True]
-
-
-@pytest.mark.parametrize("body", [{"item": ""}, {}])
-def test_a_report_on_nothing_is_refused(shop: RunningShop, body: dict[str, str]) -> None:
-    """By the form, with 400."""
-    answer = http_post(f"{shop.url}/reports/", json=body, headers={"Idempotency-Key": str(uuid4())})
-    assert answer.status_code == 400
 
 
 def test_the_page_shows_the_shop() -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,25 +98,6 @@ def test_rules_ask_for_rules_that_there_are() -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     """A metric that is added is shown."""
     assert asked(shown())[0] == GAUGES | COUNTERS
-
-
-def test_the_panels_of_the_dashboard_lie_side_by_side() -> None:
-    """Grafana's grid has 24 columns. Two panels with one id would be one."""
-    panels = dashboard()["panels"]
-    places = [panel["gridPos"] for panel in panels]
-    cells = Counter(
-        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
-    )
-    assert set(cells.values()) == {1}
-    assert max(x for x, _ in cells) == 23
-    assert len({panel["id"] for panel in panels}) == len(panels)
-
-
-def test_a_query_of_the_dashboard_uses_its_variables_only() -> None:
-    """A variable without a definition matches nothing."""
-    text = json.dumps(dashboard())
-    defined = {variable["name"] for variable in dashboard()["templating"]["list"]}
-    assert set(re.findall(r"\$\{?([a-z]+)", text)) == defined
 
 
 @promtool_only

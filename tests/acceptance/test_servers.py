@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -52,17 +51,6 @@ def test_others_do_not_wait_for_a_slow_request(key: str) -> None:
             assert http_get(f"{url}/read").json()["orders"] == 0
         (answer,) = first.result(DEADLINE)
     assert (answer.status_code, Order.objects.count()) == (201, 1)
-
-
-@pytest.mark.parametrize("atomic", ["", "1"])
-def test_a_failing_commit_is_500_and_leaves_nothing(key: str, atomic: str) -> None:
-    """A deferred constraint fails at COMMIT; the retry without the fault works."""
-    with gunicorn(*SYNC, SERVER_ATOMIC_REQUESTS=atomic) as url:
-        for path in ("/plain", "/rest"):
-            answers: list[Any] = at_once(3, url + path, key, **{"X-Deferred": "1"})
-            assert {a.status_code for a in answers} <= {500, 409}
-            assert not Order.objects.exists()
-            assert not IdempotencyKey.objects.exists()
 
 
 def test_two_header_fields_are_refused(key: str) -> None:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from threading import Barrier, Event
+from threading import Barrier, Event, Timer
 from typing import Any
 
 import pytest
@@ -383,10 +383,20 @@ class TestTransactions:
 
     @pytest.mark.usefixtures("atomic_requests")
     def test_under_atomic_requests_the_promises_hold(self, under_atomic_requests: Adapter) -> None:
-        """A replay, and a kept refusal."""
-        adapter = under_atomic_requests
-        send = adapter.protect(create)
+        """A replay, a kept refusal, and Django's transaction around what is not protected."""
+        adapter, atomic = under_atomic_requests, []
+
+        def noting(request: Any) -> Answer:
+            atomic.append(connection.in_atomic_block)
+            return order()
+
+        send = adapter.protect(noting)
         assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        if adapter.http:
+            assert send(method="put").replayed is None
+            # Django opens no transaction for an asynchronous view.
+            assert atomic == [True, not adapter.asynchronous]
+            Order.objects.last().delete()
         if adapter.answers_exceptions:
             adapter.urls.urlpatterns.clear()  # type: ignore[attr-defined]
             send = adapter.protect(raises(Refusal(402)), operation="refused")
@@ -427,7 +437,7 @@ class TestTransactions:
                 return send()
             assert started.wait(30)
             if wait:
-                go.set()
+                Timer(0.3, go.set).start()  # by then the duplicate would have been answered, if it did not wait
             try:
                 return send()
             finally:

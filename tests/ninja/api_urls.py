@@ -99,6 +99,12 @@ def optional(request: HttpRequest) -> Any:
     return {"id": Order.objects.create().pk, "atomic": connection.in_atomic_block}
 
 
+@api.post("/observed")
+@idempotent_operation(observe=True)
+def observed(request: HttpRequest) -> Any:
+    return {"id": Order.objects.create().pk}
+
+
 @api.put("/put")
 @idempotent_operation
 def put(request: HttpRequest) -> Any:

@@ -82,6 +82,14 @@ class TestOutcomes:
         assert (response.status_code, replayed(response)) == (422, None)
         assert post("/orders", {"amount": 1}).status_code == 201
 
+    def test_observed_it_is_judged_by_what_its_result_becomes(self, post: Post, caplog: Any) -> None:
+        """Django Ninja converts the result after the package has seen it."""
+        assert [post("/observed").json()["id"] for _ in range(2)] == list(Order.objects.values_list("pk", flat=True))
+        assert IdempotencyKey.objects.get().status == "completed"
+        assert [record.getMessage().partition("(")[0] for record in caplog.records] == [
+            "Observed: POST observed would have been replayed "
+        ]
+
     def test_the_method_of_the_route_is_protected(self, client: Client, key: str) -> None:
         """PUT, because a PUT route was decorated."""
         marks = [replayed(client.put("/put", headers={"Idempotency-Key": key})) for _ in range(2)]

@@ -69,7 +69,9 @@ RECONCILE: list[Callable[[Any], Any]] = []
 
 
 @api_view(["POST"])
-@idempotent(lease=60, on_abandoned="hold", reconcile=lambda operation: RECONCILE[0](operation))
+@idempotent(
+    operation="POST reconciled", lease=60, on_abandoned="hold", reconcile=lambda operation: RECONCILE[0](operation)
+)
 def reconciled(request: Any) -> Response:
     """A charge that times out at first, and then a refusal."""
     operation = get_operation(request)

@@ -50,7 +50,7 @@ def look_up(operation: Operation) -> HttpResponse | None:
     return HttpResponse(operation.derive_key("charge"))
 
 
-@idempotent(lease=timedelta(minutes=2), on_abandoned="hold", reconcile=look_up)
+@idempotent(lease=timedelta(minutes=2), on_abandoned="hold", operation="charge", reconcile=look_up)
 def leased(request: IdempotentHttpRequest, amount: int) -> HttpResponse:
     assert_type(request.idempotency, Operation)
     operation = get_operation(request)

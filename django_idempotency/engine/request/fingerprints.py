@@ -164,7 +164,10 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
 
 def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     """Fields and file contents of a multipart form. Files are hashed in pieces, and rewound."""
-    form = _grouped(request.POST, request.FILES) if parsed is None else _plain(parsed())
+    try:
+        form = _grouped(request.POST, request.FILES) if parsed is None else _plain(parsed())
+    except (LookupError, ValueError) as error:  # a charset that does not exist, or that is none of text
+        raise BadRequest("The form of this request cannot be read.") from error
     # Django makes the handlers immutable when it parses a form. Else the stream was taken in another way.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
@@ -256,7 +259,7 @@ def _value(request: HttpRequest, content_type: str, body: bytes) -> Any:
     if content_type == MULTIPART:  # of another method than POST, for which Django has no `request.POST`
         handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
         try:
-            return _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, request.encoding).parse())
+            return _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, "latin-1").parse())
         except (MultiPartParserError, SuspiciousOperation) as error:
             raise Unparsable from error
     if not _is_json(content_type):

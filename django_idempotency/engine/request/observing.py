@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import transaction
 from django.http.response import HttpResponseBase
@@ -48,7 +48,8 @@ def observed(
     if not isinstance(wanted, ClaimRequest):
         return run(call)
     store = store_for(alias_of(call.options))
-    claim = _in_its_own(store, partial(store.claim, replace(wanted, wait=0, lease=LEASE, repeats_calls=True)))
+    observing = replace(wanted, wait=0, lease=LEASE, policy="retry", repeats_calls=True)
+    claim = _in_its_own(store, partial(store.claim, observing))
     if not isinstance(claim, Claimed):
         if type(claim) in WOULD:
             _log(call, f"{WOULD[type(claim)]} (key {wanted.identity.reference})")
@@ -62,7 +63,9 @@ def observed(
     return response
 
 
-def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: HttpResponseBase) -> None:
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+        response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
         # A tombstone: the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)

@@ -25,53 +25,43 @@ class Command(EscapingCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--format", choices=FORMATS, default="table", help="Output format (%(default)s).")
-        parser.add_argument(
-            "--all",
-            action="store_true",
-            help="Also list, and judge, Django's own views in the admin and format suffixes such as orders.json.",
-        )
-        parser.add_argument("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
-        parser.add_argument(
+        add = parser.add_argument
+        add("--format", choices=FORMATS, default="table", help="Output format (%(default)s).")
+        add("--all", action="store_true", help="Also list and judge Django's admin and suffixes such as orders.json.")
+        add("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
+        add(
             "--fail-on-unprotected",
             action="store_true",
-            help="For CI: list the unprotected routes on stderr and exit with status 1, if there are any.",
+            help="For CI: status 1 if a route is neither protected nor allowed.",
         )
-        parser.add_argument(
-            "--allow",
-            action="append",
-            default=[],
-            metavar="PATTERN",
-            help="Endpoints that may be unprotected: a route, a method and route, or a view's dotted name, such as "
-            "'admin/*', 'DELETE *', 'django.contrib.admin.*'. May be repeated. * ? and [] match as in a shell.",
+        allow = (
+            "Endpoints that may be unprotected: a route, a method and route, or a view's dotted name, such as "
+            "'admin/*', 'DELETE *', 'django.contrib.admin.*'. May be repeated. * ? and [] match as in a shell."
         )
-        parser.add_argument(
-            "--allow-file", type=Path, metavar="FILE", help="More such patterns, one to a line. # begins a comment."
-        )
+        add("--allow", action="append", default=[], metavar="PATTERN", help=allow)
+        add("--allow-file", type=Path, metavar="FILE", help="More such patterns, one to a line. # begins a comment.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             patterns = [*several(options["allow"]), *_patterns(options["allow_file"])]
-            every = list_endpoints(options["urlconf"])
+            every = sorted(list_endpoints(options["urlconf"]), key=lambda endpoint: not endpoint.own)
         except (OSError, UnicodeDecodeError, ImportError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
-        found = sorted(every, key=lambda endpoint: not endpoint.own)
-        if not options["all"]:
-            found = [endpoint for endpoint in found if endpoint.own]
+        found = every if options["all"] else [endpoint for endpoint in every if endpoint.own]
         self.stdout.write(FORMATS[options["format"]](found, allowed))
         if options["format"] == "table" and len(found) < len(every):
             self.stdout.write(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
-        self._warn_of_unused(patterns, [endpoint for endpoint in every if not endpoint.protected])
+        for pattern in patterns:
+            if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
+                # It would silently allow a future endpoint.
+                self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
-            raise CommandError(_described(left))
-
-    def _warn_of_unused(self, patterns: Sequence[str], unprotected: Sequence[Endpoint]) -> None:
-        """Warn about unused patterns: they would silently allow a future endpoint."""
-        for pattern in patterns:
-            if not any(_allowed([pattern], endpoint) for endpoint in unprotected):
-                self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
+            count = "1 unsafe route is" if len(left) == 1 else f"{len(left)} unsafe routes are"
+            lines = [f"  {endpoint.method} {endpoint.route}  {endpoint.view}" for endpoint in left]
+            advice = f"{count} not protected. Protect them, or name them with --allow:"
+            raise CommandError("\n".join([advice, *lines]))
 
 
 def _patterns(file: Path | None) -> list[str]:
@@ -83,9 +73,3 @@ def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
     # Equal texts match too: a route that is a regular expression holds characters with a meaning in patterns.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
-
-
-def _described(left: Sequence[Endpoint]) -> str:
-    count = "1 unsafe route is" if len(left) == 1 else f"{len(left)} unsafe routes are"
-    lines = [f"  {endpoint.method} {endpoint.route}  {endpoint.view}" for endpoint in left]
-    return "\n".join([f"{count} not protected. Protect them, or name them with --allow:", *lines])

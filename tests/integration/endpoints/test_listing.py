@@ -13,8 +13,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
-from django_idempotency.endpoints import Endpoint, list_endpoints
+from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency.endpoints import list_endpoints
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import URLS, view
 
@@ -140,18 +140,20 @@ class TestWalker:
         assert (r"^o/(?P<pk>[0-9]+)/x/$", "x") in listed
         assert (r"^o/(?P<pk>[0-9]+)/y/bare", "f:bare") in listed
 
-    def test_views_have_their_dotted_names(self) -> None:
-        """Of the function below all decorators, of the class, of an object's class."""
+    def test_names_and_options(self) -> None:
+        """Of the function below all decorators, of the class, of an object's class; options of each handler."""
         views = {endpoint.route: endpoint.view for endpoint in list_endpoints(URLS)}
         assert views["f/wrapped"] == views["f/partial"] == f"{URLS}.bare"
         assert views["f/object"] == views["f/above"] == f"{URLS}.Callable"
         assert views["c/whole"] == f"{URLS}.Plain"
-
-    def test_options_are_resolved(self) -> None:
-        """Each handler's own, over the defaults."""
         by_handler = {e.method: e.options for e in list_endpoints(URLS) if e.route == "c/handler" and e.options}
-        assert (by_handler["POST"].ttl_seconds, by_handler["PUT"].ttl_seconds) == (60, 86400)
-        assert [by_handler[method].required for method in ("POST", "PUT", "PATCH")] == [True, True, False]
+        assert [
+            (by_handler[method].ttl_seconds, by_handler[method].required) for method in ("POST", "PUT", "PATCH")
+        ] == [
+            (60, True),
+            (86400, True),
+            (86400, False),
+        ]
 
     def test_switched_off_is_not_protected(self, settings: Any) -> None:
         """IDEMPOTENCY["ENABLED"] is one setting away from production."""
@@ -166,20 +168,6 @@ class TestWalker:
         settings.IDEMPOTENCY = {"TLT": 1}
         with pytest.raises(IdempotencyConfigurationError, match="TLT"):
             list_endpoints(URLS)
-
-    @pytest.mark.parametrize(
-        ("options", "name"),
-        [
-            ({"lease": None, "on_abandoned": "retry"}, "atomic"),
-            ({"lease": 60, "on_abandoned": "retry"}, "leased"),
-            ({"lease": 60, "on_abandoned": "hold"}, "leased, hold"),
-            (None, ""),
-        ],
-    )
-    def test_the_mode(self, options: dict[str, Any] | None, name: str) -> None:
-        """From the options alone; empty for an endpoint that is not protected."""
-        given = None if options is None else Idempotency(**options)
-        assert Endpoint(method="POST", route="", name="", view="", options=given).mode == name
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
@@ -221,17 +209,17 @@ class TestWalker:
             "Dynamic": "decided for each request",
         }
 
-    @pytest.mark.parametrize("route", [lambda view: path("orders/", view), lambda view: re_path("^orders/$", view)])
     def test_a_format_suffix_of_the_rest_framework_is_not_an_endpoint_of_its_own(
-        self, route: Any, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whether the framework adds it to a path or to a regular expression."""
         urlpatterns = pytest.importorskip("rest_framework.urlpatterns")
         module: Any = ModuleType("suffixed_urls")
-        module.urlpatterns = urlpatterns.format_suffix_patterns([route(require_POST(view))])
+        patterns = [path("orders/", require_POST(view)), re_path("^bills/$", require_POST(idempotent(view)))]
+        module.urlpatterns = urlpatterns.format_suffix_patterns(patterns)
         monkeypatch.setitem(sys.modules, "suffixed_urls", module)
         clear_url_caches()
-        assert [endpoint.own for endpoint in list_endpoints("suffixed_urls")] == [True, False]
+        assert [endpoint.own for endpoint in list_endpoints("suffixed_urls")] == [True, False] * 2
 
     def test_a_rest_view_that_may_decide_to_protect_counts_as_unprotected(self, urlconf: Any) -> None:
         """What is not certain is not certified."""
