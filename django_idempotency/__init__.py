@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .engine.declare.once import once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
-    from .engine.request.idempotent_request import IdempotentHttpRequest, get_operation
+    from .engine.request.view_call import IdempotentHttpRequest, get_operation
     from .exceptions import (
         ClaimLost,
         IdempotencyConfigurationError,
@@ -56,11 +56,11 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("Fingerprint", "Idempotency"), ".engine.conf"),
-    "IdempotentHttpRequest": ".engine.request.idempotent_request",
+    "IdempotentHttpRequest": ".engine.request.view_call",
     "Operation": ".engine.execution.operation",
     **dict.fromkeys(("Result", "arun_once", "run_once"), ".engine.execution.once"),
     "once": ".engine.declare.once",
-    "get_operation": ".engine.request.idempotent_request",
+    "get_operation": ".engine.request.view_call",
     "idempotent": ".engine.declare.decorators",
 }
 """Where each name that is no exception comes from: the same modules as above."""

@@ -29,6 +29,8 @@ def a_claim(**changes: Any) -> ClaimRequest:
         operation=changes.pop("operation", "POST orders/"),
         key=changes.pop("key", "8e03978e"),
     )
+    if changes.get("lease") is not None:
+        changes.setdefault("policy", "retry" if changes.get("repeats_calls") else "hold")
     return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
 
 

@@ -1,4 +1,4 @@
-"""What receivers of signals are told."""
+"""What receivers of the signal are told."""
 
 from __future__ import annotations
 
@@ -6,47 +6,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.dispatch import Signal
-
-from django_idempotency import signals
+from django_idempotency.signals import key_event
 
 REFUSED = ("missing", "invalid", "replay_refused", "busy")
 
 
 @contextmanager
-def heard(*sent: Signal) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of each time that one of these signals is sent, oldest first."""
+def heard(*events: str) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of each time that the signal is sent with one of these events, or with any, oldest first."""
     told: list[dict[str, Any]] = []
 
     def receive(**arguments: Any) -> None:
-        told.append(arguments)
+        if not events or arguments["event"] in events:
+            told.append(arguments)
 
-    for signal in sent:
-        signal.connect(receive)
+    key_event.connect(receive)
     try:
         yield told
     finally:
-        for signal in sent:
-            signal.disconnect(receive)
+        key_event.disconnect(receive)
 
 
 @contextmanager
 def refusals() -> Iterator[list[tuple[str, str]]]:
     """Outcome and operation of each request that was refused without a claim."""
-    told: list[tuple[str, str]] = []
-
-    def receiver(outcome: str) -> Any:
-        def receive(identity: Any, using: str, attempt: None, reason: str, **kwargs: Any) -> None:
-            assert (using, attempt, reason) == ("default", None, "")
-            told.append((outcome, identity.operation))
-
-        return receive
-
-    connected = [(getattr(signals, f"key_{outcome}"), receiver(outcome)) for outcome in REFUSED]
-    for signal, receive in connected:
-        signal.connect(receive)
-    try:
-        yield told
-    finally:
-        for signal, receive in connected:
-            signal.disconnect(receive)
+    outcomes: list[tuple[str, str]] = []
+    with heard(*REFUSED) as told:
+        yield outcomes
+    for one in told:
+        assert (one["using"], one["attempt"], one["reason"]) == ("default", None, "")
+        outcomes.append((one["event"], one["identity"].operation))

@@ -25,7 +25,6 @@ FAILED_AT_ONCE = 100
 """Each takes a statement of its own, and its row stays locked until the batch commits."""
 LOOK = 0.1
 """Seconds between two looks at `stop` in a pause: a run that is told to end does so without a noticeable delay."""
-LEFT_BEHIND = "The view ended its own transaction in the middle: a cleanup has found it after its ttl."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

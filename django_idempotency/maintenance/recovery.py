@@ -309,7 +309,7 @@ def _wanted(row: IdempotencyKey, options: Idempotency) -> ClaimRequest:
         ttl=options.ttl_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
-        holds=options.on_abandoned == "hold",
+        policy=options.policy,
     )
 
 

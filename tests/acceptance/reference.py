@@ -270,7 +270,10 @@ def answers() -> str:
         problems.replay_refused(),
         problems.outstanding(options),
         problems.outcome_unknown(),
+        problems.key_too_old(),
         problems.response_not_stored(Snapshot(status_code=201, headers=(), body=None)),
+        problems.length_required(),
+        problems.body_too_large(),
         problems.already_used(options),
         problems.store_busy(),
     ]
@@ -303,10 +306,9 @@ def signals() -> str:
     from django_idempotency.engine import events
 
     lines = ["| `event` | Sent when | Level of the log record |", "|---|---|---|"]
-    levels = {e.name: e.level for e in reversed(vars(events).values()) if isinstance(e, events.Event)}
     source = inspect.getsource(module).partition("key_event = ")[2]
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
-        level = logging.getLevelName(levels.get(name, logging.INFO))
+        level = logging.getLevelName(events.LEVELS.get(name, logging.INFO))
         told = " ".join(text.split())
         lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} | {level} |")
     return "\n".join(lines)

@@ -187,7 +187,7 @@ class TestServer:
             with transaction.atomic():
                 assert isinstance(store_for("default").claim(mine), Claimed)
                 with sent(url, "/async/wait", {"Idempotency-Key": key}):
-                    eventually("the request to wait", _waiting_for_an_advisory_lock)
+                    eventually("the request to ask", lambda: sessions("application_name LIKE 'worker-%%'"))
                 for _ in range(5):  # the server's event loop has seen the hang-up by then
                     assert client.get("/async/ping").text == "pong"
                 transaction.set_rollback(True)
@@ -237,12 +237,6 @@ def sent(url: str, path: str, headers: dict[str, str]) -> Iterator[None]:
     with socket.create_connection((target.host, target.port or 80), timeout=DEADLINE) as line:
         line.sendall("\r\n".join([f"POST {path} HTTP/1.1", *lines, "", "{}"]).encode())
         yield
-
-
-def _waiting_for_an_advisory_lock() -> bool:
-    with connection.cursor() as cursor:  # pg_stat_activity stays as it was first seen in a transaction
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        return bool(cursor.fetchone()[0])
 
 
 def _in_a_transaction_after(table: str) -> bool:

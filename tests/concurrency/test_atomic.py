@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection
 from django.db.models import F
 from django.test import Client
 
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.execution import waiting
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.concurrency.callers import without_autocommit
+from tests.concurrency.callers import CALLERS
 from tests.concurrency.held_urls import GO, STARTED
-from tests.servers import eventually
 from tests.shopapp.models import Order
-from tests.sql import ask
 
 Post = Callable[..., Any]
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.held_urls")]
-SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 
 
 @pytest.fixture(autouse=True)
 def _fresh_events() -> None:
     STARTED.clear()
     GO.clear()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each pause of a duplicate whether it has a transaction open. The first pause lets the winner go on."""
+    open_: list[bool] = []
+
+    def sleep(seconds: float) -> None:
+        open_.append(connection.in_atomic_block or not connection.get_autocommit())
+        GO.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    return open_
 
 
 @pytest.mark.parametrize("count", [2, 20, 50])
@@ -92,21 +105,38 @@ class TestWhileItRuns:
         assert two == [409, 409, 409, 409, 409, 201, 201, 2]
         assert post("/held").headers["Idempotency-Replayed"] == "true"
 
-    def test_a_duplicate_can_wait_for_the_result(self, post: Post, in_threads: Threads) -> None:
-        """wait= gets the winner's answer."""
+    def test_a_duplicate_can_wait_for_the_result(self, post: Post, in_threads: Threads, pauses: list[bool]) -> None:
+        """wait= gets the winner's answer, and a duplicate that waits has no transaction open."""
 
         def send(number: int) -> Any:
             if number == 0:
                 return post("/held", client=Client())
             assert STARTED.wait(30)
-            if number == 1:
-                GO.set()
             return post("/held_waiting", client=Client())
 
         answers = in_threads(5, send)
         assert [a.status_code for a in answers] == [201] * 5
         assert len({a.content for a in answers}) == 1
         assert Order.objects.count() == 1
+        assert set(pauses) == {False}
+
+    @CALLERS
+    def test_inside_a_transaction_of_the_caller_it_does_not_wait(
+        self, post: Post, in_threads: Threads, caller: Any, pauses: list[bool]
+    ) -> None:
+        """A pause would hold the caller's locks and snapshot: the conflict is told at once."""
+
+        def send(number: int) -> Any:
+            if number == 0:
+                return post("/held", client=Client()).status_code
+            assert STARTED.wait(30)
+            with caller():
+                status = post("/held_waiting", client=Client()).status_code
+            GO.set()
+            return status
+
+        assert in_threads(2, send) == [201, 409]
+        assert pauses == []
 
     def test_waiting_has_an_end(self, post: Post, in_threads: Threads) -> None:
         """Then it is the conflict."""
@@ -123,68 +153,42 @@ class TestWhileItRuns:
 
 
 @pytest.mark.only_on("postgresql")
-class TestStricterIsolation:
-    """The winner commits while a duplicate waits, whose snapshot is older: its claim fails with 40001."""
+class TestClaimsThatFail:
+    """The claim meets a deadlock or a serialization failure: nothing has run yet."""
 
-    def answers(self, post: Post, in_threads: Threads, duplicate: Callable[[], Any]) -> list[Any]:
-        def send(number: int) -> Any:
-            if number == 0:
-                # A test client raises what any request in the process raised meanwhile, so also the other thread's.
-                return post("/held", client=Client(raise_request_exception=False))
-            assert STARTED.wait(30)
-            with connection.cursor() as cursor:
-                cursor.execute("SET default_transaction_isolation = 'repeatable read'")
-            return duplicate()
+    @pytest.fixture(params=["40P01", "40001"])
+    def failing(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Any]]:
+        """Let the next claims fail, this often. Gives the list of all claims."""
+        claim, claims = store_for("default").claim, list[Any]()
 
-        def let_go(number: int) -> Any:
-            if number < 2:
-                return send(number)
-            waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            eventually("the duplicate to wait", lambda: ask(waiting))
-            GO.set()
-            return None
+        def fail(times: int) -> list[Any]:
+            def claiming(wanted: Any) -> Any:
+                claims.append(wanted)
+                if len(claims) <= times:
+                    with connection.cursor() as cursor:
+                        cursor.execute(f"DO $$ BEGIN RAISE EXCEPTION SQLSTATE '{request.param}'; END $$")
+                return claim(wanted)
 
-        return in_threads(3, let_go)
+            monkeypatch.setattr(store_for("default"), "claim", claiming)
+            return claims
 
-    def test_the_claim_is_repeated_in_a_fresh_transaction(self, post: Post, in_threads: Threads) -> None:
-        """And replays."""
-        first, second, _ = self.answers(post, in_threads, lambda: post("/held_waiting", client=Client()))
-        assert (second.status_code, second.headers["Idempotency-Replayed"]) == (201, "true")
-        assert first.content == second.content
+        return fail
 
-    def test_inside_an_outer_transaction_it_propagates(self, post: Post, in_threads: Threads) -> None:
-        """Only the code that opened the outer transaction can start again."""
+    def test_the_claim_is_repeated_in_a_fresh_transaction(self, post: Post, failing: Any) -> None:
+        """Once."""
+        claims = failing(1)
+        assert (post("/create").status_code, len(claims), Order.objects.count()) == (201, 2, 1)
 
-        def nested() -> str:
-            try:
-                with transaction.atomic():
-                    post("/held_waiting", client=Client())
-            except DatabaseError as error:
-                return type(error.__cause__).__name__
-            return "no error"
+    def test_a_claim_that_keeps_failing_is_a_conflict(self, post: Post, failing: Any) -> None:
+        """After one repetition. With `wait` it is asked again until `wait` is over."""
+        claims = failing(1000)
+        assert (post("/create").status_code, len(claims)) == (409, 2)
+        assert (post("/held_impatient").status_code, len(claims) > 3) == (409, True)
 
-        first, second, _ = self.answers(post, in_threads, nested)
-        assert (first.status_code, second) == (201, "SerializationFailure")
-
-    def test_a_claim_that_keeps_failing_is_a_conflict(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After one repetition, or nine with `wait`.
-
-        Without autocommit there is none: only the caller can begin the transaction again.
-        """
-        tries: list[Any] = []
-
-        def fail(claim: Any) -> Any:
-            tries.append(claim)
-            with connection.cursor() as cursor:
-                cursor.execute("DO $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$")
-
-        monkeypatch.setattr(store_for("default"), "claim", fail)
-        assert (post("/create").status_code, len(tries)) == (409, 2)
-        tries.clear()
-        assert (post("/held_waiting").status_code, len(tries)) == (409, 10)
-        assert len({claim.deadline for claim in tries}) == 1  # one `wait` for all
-
-        tries.clear()
-        with pytest.raises(DatabaseError), without_autocommit():
+    @CALLERS
+    def test_inside_a_transaction_of_the_caller_it_propagates(self, post: Post, failing: Any, caller: Any) -> None:
+        """Only the caller can begin the transaction again."""
+        claims = failing(1000)
+        with pytest.raises(DatabaseError), caller():
             post("/create")
-        assert len(tries) == 1
+        assert len(claims) == 1

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
-from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once, signals
+from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
@@ -232,7 +232,7 @@ def test_a_server_error_rolls_its_alias_back() -> None:
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_an_event_waits_for_the_commit_of_its_alias() -> None:
     """And is not told if that one is rolled back."""
-    with heard(signals.key_completed) as told:
+    with heard("completed") as told:
         for key, rolls_back in (("kept", False), ("rolled-back", True)):
             with transaction.atomic(using="other"):
                 run_once(depths, scope="s", key=key, using="other")

@@ -7,11 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.test import Client, override_settings
 
-from django_idempotency.models import IdempotencyKey
-from tests.http import replayed
 from tests.integration import edge_urls
 from tests.shopapp.models import Order
 
@@ -39,25 +37,6 @@ class TestAtomicRequests:
     def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
         """non_atomic_requests is respected."""
         assert post("/opted_out", key=None).json() == {"atomic": False}
-
-    @pytest.mark.only_on("postgresql", "sqlite")
-    def test_a_failing_commit_is_not_answered_with_success(self, post: Post) -> None:
-        """We open the outermost transaction, so we see COMMIT fail."""
-        with pytest.raises(IntegrityError):
-            post("/fail_at_commit")
-        assert not IdempotencyKey.objects.exists()
-
-    @pytest.mark.parametrize("path", ["/create", "/handlers", "/dispatched"])
-    def test_a_retry_is_replayed(self, post: Post, path: str) -> None:
-        """As without ATOMIC_REQUESTS."""
-        assert [replayed(post(path)) for _ in range(2)] == ["false", "true"]
-        assert Order.objects.count() == 1
-
-    def test_an_exception_rolls_back(self, post: Post) -> None:
-        """As without ATOMIC_REQUESTS."""
-        with pytest.raises(ValueError, match="the view fails"):
-            post("/fail")
-        assert not Order.objects.exists()
 
 
 @pytest.mark.usefixtures("atomic_requests")

@@ -20,13 +20,6 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 
-@pytest.mark.parametrize("path", ["/handlers", "/dispatched"])
-def test_class_based_views(post: Post, path: str) -> None:
-    """On a handler, or on dispatch by method_decorator."""
-    assert [(r.status_code, replayed(r)) for r in (post(path), post(path))] == [(201, "false"), (201, "true")]
-    assert Order.objects.count() == 1
-
-
 def test_a_handler_named_put_protects_put(client: Client, key: str) -> None:
     """Whoever decorates it wants that."""
     responses = [client.put("/handlers", headers={"Idempotency-Key": key}) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Signals and log records: what happened to a key, told once it is true."""
+"""The signal and the log records: what happened to a key, told once it is true."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
-from django.dispatch import Signal
 from django.utils import timezone
 
-from django_idempotency import OperationInProgress, PayloadMismatch, run_once, signals
-from django_idempotency.engine.protocol.digests import key_hash
-from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
+from django_idempotency import OperationInProgress, PayloadMismatch, run_once
+from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.signals import key_event
+from django_idempotency.testing import create_key
+from tests.heard import heard
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, as_if_killed, breaks
+from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-Heard = list[tuple[Any, ...]]
+Told = Callable[[], list[tuple[Any, ...]]]
+Log = pytest.LogCaptureFixture
 views = pytest.mark.urls("tests.integration.view_urls")
 leased = pytest.mark.urls("tests.integration.leased_urls")
 pytestmark = pytest.mark.django_db(transaction=True)
-KEYED = {name: value for name, value in vars(signals).items() if isinstance(value, Signal) and name != "keys_purged"}
+CLAIMED, COMPLETED, REPLAYED = ("claimed", 1, ""), ("completed", None, ""), ("replayed", None, "")
 
 
 @pytest.fixture(autouse=True)
@@ -35,149 +38,113 @@ def _clean() -> None:
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    """The name of each signal, what its attempt and reason are, and whether a transaction is open."""
-    told: Heard = []
+def told() -> Iterator[Told]:
+    """Event, attempt and reason of what was told since the last look."""
 
-    def receiver(name: str) -> Callable[..., None]:
-        def receive(sender: Any, attempt: Any, reason: Any, **kwargs: Any) -> None:
-            assert sender is IdempotencyKey
-            assert kwargs["identity"] is not None
-            assert kwargs["using"] == "default"
-            assert not connection.in_atomic_block
-            told.append((name, attempt, reason))
+    def no_transaction_is_open(sender: Any, **kwargs: Any) -> None:
+        assert sender is IdempotencyKey
+        assert not connection.in_atomic_block
 
-        return receive
+    key_event.connect(no_transaction_is_open)
+    with heard() as events:
 
-    receivers = {name: receiver(name) for name in KEYED}
-    for name, signal in KEYED.items():
-        signal.connect(receivers[name])
-    yield told
-    for name, signal in KEYED.items():
-        signal.disconnect(receivers[name])
+        def taken() -> list[tuple[Any, ...]]:
+            assert {event["using"] for event in events} <= {"default"}
+            found = [(event["event"], event["attempt"], event["reason"]) for event in events]
+            events.clear()
+            return found
+
+        yield taken
+    key_event.disconnect(no_transaction_is_open)
 
 
-CLAIMED, COMPLETED = ("key_claimed", 1, ""), ("key_completed", None, "")
+def once(work: Any = lambda: 1, **options: Any) -> Any:
+    return run_once(work, scope="s", key="k", operation="o", **options).value
+
+
+def levels(log: Log, event: str) -> list[str]:
+    return [record.levelname for record in log.records if vars(record).get("event") == event]
 
 
 @views
 class TestAtomic:
-    def test_a_first_request_claims_and_completes(self, post: Post, heard: Heard) -> None:
-        """After the commit, in this order."""
-        post("/create")
-        assert heard == [CLAIMED, COMPLETED]
-
-    def test_a_retry_is_replayed(self, post: Post, heard: Heard) -> None:
-        """Nothing is claimed again."""
-        post("/create")
-        heard.clear()
-        post("/create")
-        assert heard == [("key_replayed", None, "")]
-
-    def test_another_payload_is_a_mismatch(self, post: Post, heard: Heard) -> None:
-        """Of the request that comes second."""
+    def test_a_request_is_told_after_its_end(self, post: Post, told: Told) -> None:
+        """Of a first request the claim, too; of a retry and of another payload, what they came to."""
         post("/create", {"amount": 1})
-        heard.clear()
+        assert told() == [CLAIMED, COMPLETED]
+        post("/create", {"amount": 1})
+        assert told() == [REPLAYED]
         post("/create", {"amount": 2})
-        assert heard == [("key_mismatched", None, "")]
+        assert told() == [("mismatched", None, "")]
 
-    @pytest.mark.parametrize("status", [401, 429])
-    def test_a_refusal_that_is_not_final_releases(self, post: Post, heard: Heard, status: int) -> None:
-        """The writes were committed, and the key is free."""
+    @pytest.mark.parametrize(("status", "claimed"), [(401, [CLAIMED]), (429, [CLAIMED]), (503, [])])
+    def test_an_answer_that_is_not_final_releases(
+        self, post: Post, told: Told, status: int, claimed: list[Any]
+    ) -> None:
+        """A claim that is rolled back, with a server error, was never made."""
         post(f"/answer?status={status}")
-        assert heard == [CLAIMED, ("key_released", None, f"The view answered {status}.")]
+        assert told() == [*claimed, ("released", None, f"The view answered {status}.")]
 
-    def test_a_server_error_was_never_claimed(self, post: Post, heard: Heard) -> None:
-        """It was rolled back: only the release is told."""
-        post("/answer?status=503")
-        assert heard == [("key_released", None, "The view answered 503.")]
-
-    def test_an_exception_is_told_without_its_message(self, post: Post, heard: Heard) -> None:
+    def test_an_exception_is_told_without_its_message(self, post: Post, told: Told) -> None:
         """What it says may quote the client."""
         with pytest.raises(ValueError, match="the view fails"):
             post("/fail")
-        assert heard == [("key_released", None, "ValueError")]
+        assert told() == [("released", None, "ValueError")]
 
-    def test_a_claim_whose_commit_fails_is_not_told(self, post: Post, heard: Heard) -> None:
+    def test_a_claim_whose_commit_fails_is_not_told(self, post: Post, told: Told) -> None:
         """On MariaDB the foreign key fails in the view already, which is a release."""
         with pytest.raises(Exception, match=r"(?i)foreign key"):
             post("/fail_at_commit")
-        assert "key_completed" not in [name for name, _, _ in heard]
-        assert "key_claimed" not in [name for name, _, _ in heard]
+        assert not {"completed", "claimed"} & {event for event, _, _ in told()}
 
-    def test_an_error_after_the_commit_is_no_release(self, post: Post, heard: Heard) -> None:
+    def test_an_error_after_the_commit_is_no_release(self, post: Post, told: Told) -> None:
         """Of a callback of `on_commit`: the key is completed."""
         with pytest.raises(IndexError):
             post("/fail_after_commit")
-        assert "key_released" not in [name for name, _, _ in heard]
+        assert "released" not in {event for event, _, _ in told()}
 
 
 class TestOnce:
-    def test_inside_a_transaction_nothing_is_told_before_it_commits(self, heard: Heard) -> None:
-        """The caller may still roll back."""
+    def test_inside_a_transaction_nothing_is_told_before_it_commits(self, told: Told) -> None:
+        """The caller may still roll back: then it is as if nothing had been."""
         with transaction.atomic():
-            run_once(lambda: 1, scope="s", key="k", operation="o")
-            run_once(lambda: 1, scope="s", key="k", operation="o")
-            assert heard == []
-        assert heard == [CLAIMED, COMPLETED, ("key_replayed", None, "")]
-
-    def test_what_is_rolled_back_is_not_told(self, heard: Heard) -> None:
-        """As if it had not been."""
-        with transaction.atomic():
-            run_once(lambda: 1, scope="s", key="k", operation="o")
+            once()
             transaction.set_rollback(True)
-        assert heard == []
+        assert told() == []
+        with transaction.atomic():
+            assert once() == once()
+            assert told() == []
+        assert told() == [CLAIMED, COMPLETED, REPLAYED]
 
-    def test_an_error_inside_a_transaction_is_a_release(self, heard: Heard) -> None:
+    def test_an_error_inside_a_transaction_is_a_release(self, told: Told) -> None:
         """The caller may catch it, and commit."""
         with transaction.atomic(), pytest.raises(Broken):
-            run_once(breaks, scope="s", key="k", operation="o")
-        assert heard == [("key_released", None, "tests.leases.Broken")]
+            once(breaks)
+        assert told() == [("released", None, "tests.leases.Broken")]
 
-    def test_a_duplicate_of_running_work_conflicts(self, heard: Heard, in_threads: Any) -> None:
+    def test_a_duplicate_of_running_work_conflicts(self, told: Told, in_threads: Any) -> None:
         """It is told by the duplicate, while the first is at work."""
-
-        def duplicate() -> str:
-            def again(number: int) -> None:
-                with pytest.raises(OperationInProgress):
-                    run_once(lambda: "twice", scope="s", key="k", operation="o")
-
-            in_threads(1, again)
-            assert heard == [("key_conflicted", None, "")]
-            return "once"
-
         if connection.vendor == "sqlite":
             pytest.skip("on SQLite one transaction locks the whole database, and a duplicate is told nothing")
-        run_once(duplicate, scope="s", key="k", operation="o")
+
+        def again(number: int) -> None:
+            with pytest.raises(OperationInProgress):
+                once()
+
+        def duplicate() -> str:
+            in_threads(1, again)
+            assert told() == [("conflicted", None, "")]
+            return "once"
+
+        once(duplicate)
 
     def test_a_receiver_gets_the_identity(self) -> None:
-        """Scope, operation and key, and a name for the logs."""
-        got: list[Any] = []
-
-        def receive(identity: Any, **kwargs: Any) -> None:
-            got.append((identity.scope, identity.operation, identity.key, identity.reference))
-
-        signals.key_completed.connect(receive)
-        try:
+        """Scope, operation and key, and a name for the logs: the first 8 bytes of SHA-256("evt_1")."""
+        with heard("completed") as events:
             run_once(lambda: 1, scope="s", key="evt_1", operation="o")
-        finally:
-            signals.key_completed.disconnect(receive)
-        # The first 8 bytes of SHA-256("evt_1").
-        assert got == [("s", "o", "evt_1", "7d4e5a76eae6d8c1")]
-
-    def test_a_receiver_that_raises_does_no_harm(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The work is done and kept; Django logs the error."""
-
-        def receive(**kwargs: Any) -> None:
-            raise RuntimeError("the receiver fails")
-
-        signals.key_completed.connect(receive)
-        try:
-            assert run_once(lambda: 1, scope="s", key="k", operation="o").value == 1
-        finally:
-            signals.key_completed.disconnect(receive)
-        assert run_once(lambda: 2, scope="s", key="k", operation="o").value == 1
-        assert [record.name for record in caplog.records] == ["django.dispatch"]
+        about = events[0]["identity"]
+        assert (about.scope, about.operation, about.key) == ("s", "o", "evt_1")
+        assert about.reference == "7d4e5a76eae6d8c1"
 
 
 class Raising:
@@ -191,27 +158,22 @@ class TestHarm:
     """What listens runs after the commit: it must not take away what else does, nor the answer, nor tell the key."""
 
     @pytest.fixture(params=["receiver", "log"])
-    def _failing(self, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    def _failing(self, request: pytest.FixtureRequest, caplog: Log) -> Iterator[None]:
         """A receiver that Django cannot name when it logs the error, or a filter of the log, which nobody catches."""
+        failing = Raising()
         if request.param == "receiver":
-            receiver = Raising()
-            for signal in KEYED.values():
-                signal.connect(receiver)
+            key_event.connect(failing)
             yield
-            for signal in KEYED.values():
-                signal.disconnect(receiver)
+            key_event.disconnect(failing)
         else:
             logger = logging.getLogger("django_idempotency")
             caplog.set_level(logging.DEBUG, "django_idempotency")
-            filter_ = Raising()
-            logger.filters.append(lambda record: filter_())
+            logger.filters.append(lambda record: failing())
             yield
             logger.filters.clear()
 
     @pytest.mark.usefixtures("_failing")
-    def test_the_work_and_its_own_callbacks_stay(
-        self, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_work_and_its_own_callbacks_stay(self, caplog: Log, capfd: pytest.CaptureFixture[str]) -> None:
         """The mail that the work sends on commit is sent, and nothing that is logged holds the key."""
         sent: list[str] = []
 
@@ -228,158 +190,174 @@ class TestHarm:
 
     @leased
     @pytest.mark.usefixtures("_failing")
-    def test_a_leased_view_runs_and_is_kept(self, post: Post) -> None:
+    def test_a_leased_view_runs_and_is_kept_and_a_cleanup_ends(self, post: Post) -> None:
         """Its key does not wait for its lease."""
         assert post("/pay").status_code == post("/pay").status_code == 201
         assert IdempotencyKey.objects.get().status == "completed"
+        assert cleanup_idempotency_keys().complete
 
-    @pytest.mark.usefixtures("_failing")
-    def test_a_cleanup_ends(self) -> None:
-        """And says what it deleted."""
-        signals.keys_purged.connect(receiver := Raising())
+    def test_a_receiver_that_raises_is_logged_by_django(self, caplog: Log) -> None:
+        """The work is done and kept."""
+
+        def receive(**kwargs: Any) -> None:
+            raise RuntimeError("the receiver fails")
+
+        key_event.connect(receive)
         try:
-            assert cleanup_idempotency_keys().complete
+            assert [once(lambda: 1), once(lambda: 2)] == [1, 1]
         finally:
-            signals.keys_purged.disconnect(receiver)
+            key_event.disconnect(receive)
+        assert {record.name for record in caplog.records} == {"django.dispatch"}
 
     @leased
     def test_a_receiver_that_ends_the_worker_releases_the_key(self, post: Post) -> None:
         """As a server does in any line of Python with a worker that takes too long: the next retry runs at once."""
 
-        def end(**kwargs: Any) -> None:
-            raise SystemExit(1)
+        def end(event: str, **kwargs: Any) -> None:
+            if event == "claimed":
+                raise SystemExit(1)
 
-        signals.key_claimed.connect(end)
+        key_event.connect(end)
         try:
             with pytest.raises(SystemExit):
                 post("/pay")
         finally:
-            signals.key_claimed.disconnect(end)
+            key_event.disconnect(end)
         assert IdempotencyKey.objects.get().status == "failed"
 
 
 @leased
 class TestLeased:
-    def test_a_first_request_claims_before_the_view_runs(self, post: Post, heard: Heard) -> None:
+    def test_a_first_request_claims_before_the_view_runs(self, post: Post, told: Told) -> None:
         """Its claim has been committed by then."""
-        before: Heard = []
-        GATEWAY.before = lambda: before.extend(heard)
+        before: list[Any] = []
+        GATEWAY.before = lambda: before.extend(told())
         post("/pay")
-        assert before == [CLAIMED]
-        assert heard == [CLAIMED, COMPLETED]
+        assert (before, told()) == ([CLAIMED], [COMPLETED])
 
-    def test_a_failure_releases_and_the_retry_claims_again(self, post: Post, heard: Heard) -> None:
+    def test_a_failure_releases_and_the_retry_claims_again(self, post: Post, told: Told) -> None:
         """With the next attempt's number, and without the message of the error."""
         HOOKS["between"] = breaks
-        with pytest.raises(Exception, match="it broke"):
+        with pytest.raises(Broken, match="it broke"):
             post("/pay")
         HOOKS.clear()
         post("/pay")
-        broken = f"{breaks.__module__}.Broken"
-        assert heard == [CLAIMED, ("key_released", None, broken), ("key_claimed", 2, ""), COMPLETED]
+        assert told() == [CLAIMED, ("released", None, "tests.leases.Broken"), ("claimed", 2, ""), COMPLETED]
 
-    def test_an_abandoned_key_is_taken_over(self, post: Post, heard: Heard) -> None:
+    def test_an_abandoned_key_is_taken_over(self, post: Post, told: Told) -> None:
         """Told instead of the claim."""
         HOOKS["between"] = breaks
-        with pytest.raises(Exception, match="it broke"):
+        with pytest.raises(Broken):
             post("/pay")
         as_if_killed()
         HOOKS.clear()
-        heard.clear()
+        told()
         post("/pay")
-        assert heard == [("key_taken_over", 2, ""), COMPLETED]
+        assert told() == [("taken_over", 2, ""), COMPLETED]
 
-    def test_a_key_in_doubt_is_held(self, post: Post, heard: Heard) -> None:
+    def test_a_key_in_doubt_is_held(self, post: Post, told: Told) -> None:
         """Every retry that is refused tells so."""
         GATEWAY.before = breaks
-        with pytest.raises(Exception, match="it broke"):
+        with pytest.raises(Broken):
             post("/pay/hold")
-        heard.clear()
+        told()
         post("/pay/hold")
-        assert heard == [("key_held", None, "")]
+        assert told() == [("held", None, "")]
 
-    def test_what_a_person_has_decided_elsewhere_is_told_as_the_loser_sees_it(self, post: Post, heard: Heard) -> None:
+    def test_what_a_person_has_decided_elsewhere_is_told_as_the_loser_sees_it(self, post: Post, told: Told) -> None:
         """A worker whose key was completed meanwhile delivers a replay."""
-
-        def overtaken(operation: Any) -> None:
-            IdempotencyKey.objects.update(
-                status="completed", status_code=200, body=b"", headers="[]", locked_until=None
-            )
-
-        HOOKS["between"] = overtaken
+        done = {"status": "completed", "status_code": 200, "body": b"", "headers": "[]", "locked_until": None}
+        HOOKS["between"] = lambda operation: IdempotencyKey.objects.update(**done)
         assert post("/pay").status_code == 200
-        assert heard == [CLAIMED, ("key_replayed", None, "")]
+        assert told() == [CLAIMED, REPLAYED]
+
+    def test_a_doubt_is_one_error_however_often_the_client_retries(self, post: Post, caplog: Log) -> None:
+        """The next attempt that ends in doubt is the next error."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+        for attempt in (1, 2):
+            GATEWAY.after = breaks
+            with pytest.raises(Broken):
+                post("/pay/hold")
+            assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
+            assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
+            release_for_retry(row().pk, attempt=attempt)
+
+    def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(self, post: Post, caplog: Log) -> None:
+        """The view was leased once. A later attempt is news, and the record names the object."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+        create_key("k", operation="changed", half_done={"charge": 1})
+        IdempotencyKey.objects.update(resource_type="shop.order", resource_id="59")
+        for attempt in (7, 8):
+            IdempotencyKey.objects.update(attempt=attempt)
+            assert [post("/changed/atomic", key="k").status_code for _ in range(2)] == [409, 409]
+        assert levels(caplog, "held") == ["ERROR", "INFO"] * 2
+        named = [vars(record)["resource_id"] for record in caplog.records if hasattr(record, "resource_id")]
+        assert named == ["59"] * 4
+
+    def test_what_is_remembered_is_bounded(self, post: Post, caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A client with many held keys does not fill the memory: an older one is told again."""
+        monkeypatch.setattr("django_idempotency.engine.events.REMEMBERED", 1)
+        caplog.set_level(logging.INFO, "django_idempotency")
+        GATEWAY.after = breaks
+        first, second = str(uuid4()), str(uuid4())  # the process may remember those of an earlier run of this test
+        for key in (first, second):
+            with pytest.raises(Broken):
+                post("/pay/hold", key=key)
+        for key in (first, second, first):
+            assert post("/pay/hold", key=key).status_code == 409
+        assert levels(caplog, "held") == ["ERROR"] * 3
 
 
 class TestPurged:
-    def test_a_cleanup_tells_what_it_did(self) -> None:
-        """Once, at its end."""
-        got: list[Any] = []
-
-        def receive(sender: Any, using: str, cleanup: Any, **kwargs: Any) -> None:
-            got.append((sender, using, cleanup.deleted))
-
-        run_once(lambda: 1, scope="s", key="k", operation="o")
+    def test_a_cleanup_tells_and_logs_what_it_did(self, caplog: Log) -> None:
+        """Once, at its end, with its numbers as fields of the record."""
+        once()
         IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
-        signals.keys_purged.connect(receive)
-        try:
-            cleanup_idempotency_keys()
-        finally:
-            signals.keys_purged.disconnect(receive)
-        assert got == [(IdempotencyKey, "default", 1)]
-
-    def test_a_cleanup_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        """With its numbers as fields."""
         caplog.set_level(logging.INFO, "django_idempotency")
-        cleanup_idempotency_keys()
+        with heard() as events:
+            cleanup_idempotency_keys()
+        (event,) = events
+        assert (event["event"], event["using"], event["cleanup"].deleted) == ("purged", "default", 1)
+        assert (event["identity"], event["attempt"], event["reason"], event["resource"]) == (None, None, "", None)
         (record,) = caplog.records
         assert record.getMessage() == (
-            "Idempotency keys of default: 0 deleted, 0 given up, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
+            "Idempotency keys of default: 1 deleted, 0 given up, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
         )
-        counted = {"deleted": 0, "given_up": 0, "stuck": 0, "in_doubt": 0}
-        assert {name: vars(record)[name] for name in ("event", *counted)} == {"event": "purged", **counted}
-        assert vars(record)["database"] == "default"
+        counted = {"deleted": 1, "given_up": 0, "stuck": 0, "in_doubt": 0}
+        facts = {"event": "purged", "database": "default", **counted}
+        assert {name: vars(record)[name] for name in facts} == facts
 
 
 class TestLog:
-    def test_a_record_has_fields_and_names_the_key_by_its_reference(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_record_has_fields_and_names_the_key_by_its_reference(self, caplog: Log) -> None:
         """Neither the key nor the scope nor a body is in it."""
         caplog.set_level(logging.DEBUG, "django_idempotency")
-        run_once(lambda: "the body", scope="the scope", key="the-key", operation="the operation", payload={"a": "b"})
+        run_once(lambda: "the body", scope="the scope", key="evt_1", operation="the operation", payload={"a": "b"})
         claimed, completed = caplog.records
-        reference = f"{key_hash('the-key') & (2**64 - 1):016x}"
-        assert claimed.getMessage() == f"Idempotency key {reference} of the operation: claimed."
+        assert claimed.getMessage() == "Idempotency key 7d4e5a76eae6d8c1 of the operation: claimed."
         assert [claimed.levelname, completed.levelname] == ["DEBUG", "INFO"]
         fields = ("event", "operation", "key_reference", "database", "attempt", "reason")
-        assert [vars(claimed)[name] for name in fields] == ["claimed", "the operation", reference, "default", 1, ""]
+        of_the_claim = ["claimed", "the operation", "7d4e5a76eae6d8c1", "default", 1, ""]
+        assert [vars(claimed)[name] for name in fields] == of_the_claim
         everything = str([vars(record) for record in caplog.records])
-        assert not any(secret in everything for secret in ("the-key", "the scope", "the body", "'b'"))
+        assert not any(secret in everything for secret in ("evt_1", "the scope", "the body", "'b'"))
 
-    @pytest.mark.parametrize("amount", [1, 2], ids=["replayed", "mismatched"])
-    @views
-    def test_what_a_client_can_do_at_will_is_no_warning(
-        self, post: Post, caplog: pytest.LogCaptureFixture, amount: int
-    ) -> None:
+    @pytest.mark.parametrize(("payload", "event"), [(1, "replayed"), (2, "mismatched")])
+    def test_what_a_client_can_do_at_will_is_no_warning(self, caplog: Log, payload: int, event: str) -> None:
         """A replay is what the package is for; another payload is a client's mistake, as often as it likes."""
-        post("/create", {"a": 1})
-        caplog.clear()
+        once(Order.objects.count, payload=1)
         caplog.set_level(logging.INFO, "django_idempotency")
-        post("/create", {"a": amount})
-        assert [r.levelname for r in caplog.records if r.name == "django_idempotency"] == ["INFO"]
+        if event == "mismatched":
+            with pytest.raises(PayloadMismatch):
+                once(Order.objects.count, payload=payload)
+        else:
+            once(Order.objects.count, payload=payload)
+        assert levels(caplog, event) == ["INFO"]
 
-    def test_a_release_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_release_says_why(self, caplog: Log) -> None:
         """By the class of the error."""
         caplog.set_level(logging.INFO, "django_idempotency")
         with pytest.raises(ZeroDivisionError):
-            run_once(lambda: 1 // 0, scope="s", key="k", operation="o")
+            once(lambda: 1 // 0)
         (record,) = caplog.records
         assert record.getMessage().endswith(" of o: released, ZeroDivisionError.")
-
-    def test_a_mismatch_without_http_is_told_too(self, caplog: pytest.LogCaptureFixture) -> None:
-        """By name and level."""
-        run_once(Order.objects.count, scope="s", key="k", operation="o", payload=1)
-        caplog.set_level(logging.INFO, "django_idempotency")
-        with pytest.raises(PayloadMismatch):
-            run_once(Order.objects.count, scope="s", key="k", operation="o", payload=2)
-        (record,) = caplog.records
-        assert vars(record)["event"] == "mismatched"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from django.test import Client
 
 from django_idempotency import TransactionBroken
 from django_idempotency.models import IdempotencyKey
-from tests.integration import edge_urls
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -98,41 +96,6 @@ def test_r19_a_bad_key_is_refused_without_any_database(post: Post) -> None:
     """Nobody has to be asked."""
     with unreachable():
         assert post("/create", key="a,b").status_code == 400
-
-
-@pytest.mark.only_on("postgresql")
-def test_a_serialization_failure_of_the_claim_is_repeated(post: Post, in_threads: Callable[..., Any]) -> None:
-    """A duplicate that waited under REPEATABLE READ looks again with a fresh snapshot, and gets the answer."""
-    started, go = edge_urls.STARTED, edge_urls.GO
-    started.clear()
-    go.clear()
-
-    def first() -> Any:
-        return post("/held", client=Client())
-
-    def second() -> Any:
-        assert started.wait(30)
-        _repeatable_read()
-        return post("/held_waiting", client=Client())
-
-    def conductor() -> None:
-        assert started.wait(30)
-        deadline = monotonic() + 30
-        with connection.cursor() as cursor:
-            waiting = 0
-            while not waiting:
-                assert monotonic() < deadline
-                cursor.execute(
-                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
-                    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-                )
-                (waiting,) = cursor.fetchone()
-        go.set()
-
-    one, two, _ = in_threads(3, lambda number: (first, second, conductor)[number]())
-    assert (one.status_code, one.headers["Idempotency-Replayed"]) == (201, "false")
-    assert (two.status_code, two.headers["Idempotency-Replayed"], two.content) == (201, "true", one.content)
-    assert Order.objects.count() == 1
 
 
 @pytest.mark.only_on("postgresql")

@@ -147,3 +147,30 @@ def test_an_asynchronous_view_is_told_under_asgi_too() -> None:
     with pytest.raises(ValueError, match="returned None") as caught:
         async_to_sync(send)()
     assert str(caught.value) == f"The view {__name__}.Asynchronous.post{djangos_words(None)}"
+
+
+class Called:
+    """A view without a name of its own."""
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return None
+
+
+def test_an_object_that_is_called_is_told_in_djangos_words(rf: Any) -> None:
+    """By its class."""
+    with pytest.raises(ValueError, match="returned None") as django:
+        BaseHandler().check_response(None, Called())
+    with pytest.raises(ValueError, match="returned None") as ours:
+        idempotent(Called())(rf.post("/", headers={"Idempotency-Key": "k"}))
+    assert str(ours.value) == str(django.value)
+
+
+def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
+    """By position and by name, as a synchronous one."""
+
+    @idempotent
+    async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(f"{args} {kwargs}")
+
+    response = async_to_sync(view)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
+    assert response.content == b"(59,) {'shop': 'x'}"

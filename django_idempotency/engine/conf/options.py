@@ -216,6 +216,11 @@ class Idempotency:
         return None if self.lease is None else seconds_of(self.lease)
 
     @cached_property
+    def policy(self) -> Literal["retry", "hold"] | None:
+        """`on_abandoned`, where it has a meaning."""
+        return None if self.lease is None else self.on_abandoned
+
+    @cached_property
     def repeats_calls(self) -> bool:
         """May a call in doubt be made again? Only in leased mode, where the call repeats the same derived key."""
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)

@@ -54,8 +54,12 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     layers = with_verb(layers, method_name(view))
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-        call = _view_call(resolve(*layers), unprotected, args, kwargs)
-        if call.method in call.options.methods:
+        options, request = resolve(*layers), args[0] if args else None
+        if isinstance(request, HttpRequest):
+            call = ViewCall(request, unprotected, args, kwargs, options)
+        else:
+            call = _view_call(options, unprotected, args, kwargs)
+        if call.method in options.methods:
             refuse_class(view, args)
         return call
 
@@ -69,7 +73,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 def _view_call(
     options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ViewCall:
-    """Find the request: the first argument of a function, the second of a method."""
+    """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if isinstance(candidate, HttpRequest):

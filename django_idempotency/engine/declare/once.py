@@ -72,28 +72,24 @@ def once(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options)
 
-        def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
-            return {
-                **options,
-                "operation": name,
-                "scope": scope(*args, **kwargs) if callable(scope) else scope,
-                "key": key(*args, **kwargs),
-                "payload": None if payload is None else payload(*args, **kwargs),
-            }
-
-        def bound(args: Any, kwargs: Any) -> Callable[..., Any]:
+        def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
-            if resolve(layer).lease is None:
-                return work
-            return lambda operation: work(operation=operation)
+            leased = resolve(layer).lease is not None
+            return run(
+                (lambda operation: work(operation=operation)) if leased else work,
+                **options | {"operation": name},
+                scope=scope(*args, **kwargs) if callable(scope) else scope,
+                key=key(*args, **kwargs),
+                payload=None if payload is None else payload(*args, **kwargs),
+            )
 
         @wraps(function)
         def protected(*args: Any, **kwargs: Any) -> Any:
-            return run_once(bound(args, kwargs), **arguments(args, kwargs)).value
+            return called(run_once, args, kwargs).value
 
         @wraps(function)
         async def aprotected(*args: Any, **kwargs: Any) -> Any:
-            return (await arun_once(bound(args, kwargs), **arguments(args, kwargs))).value
+            return (await called(arun_once, args, kwargs)).value
 
         outer: Any = aprotected if iscoroutinefunction(function) else protected
         declare(outer, Declaration((Idempotency(operation=name), layer), "once"))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import update_wrapper
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction
 
-from ..execution.bridge import awaiting
+from ..execution.bridge import in_thread
 from ..request.pipeline import handle
 from ..request.view_call import ViewCall
 
@@ -17,39 +15,24 @@ MakeCall = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ViewC
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """The protected form of `view`, which runs in a transaction of its own.
-
-    An `async def` view costs one hop to the thread of the request's database connection. The view runs inside, on the
-    event loop. Its own `sync_to_async` calls come back to that thread, and so into our transaction. A cancelled request
-    cancels the view, and the exception rolls the transaction back.
+    """The protected form of `view`, which runs in a transaction of its own. Of `async def` views see `in_thread`.
 
     Args:
         make_call: returns the `ViewCall` of one call, from the view, its positional and its keyword arguments.
     """
-    if not iscoroutinefunction(view):
 
-        def protected(*args: Any, **kwargs: Any) -> Any:
-            return handle(make_call(view, args, kwargs))
-
-        return protected
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        return handle(make_call(view, args, kwargs))
 
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         call = make_call(view, args, kwargs)
         if call.method not in call.options.methods:
             return await view(*args, **kwargs)
-        cancelled = False
 
-        async def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
-            # A request that was cancelled during the claim has no view yet to cancel, and the thread goes on.
-            if cancelled:
-                raise asyncio.CancelledError
-            return await view(*args, **kwargs)
+        def run(form: Callable[..., Any]) -> Any:
+            call.view = form
+            return handle(call)
 
-        call.view = update_wrapper(awaiting(unless_cancelled), view)
-        try:
-            return await sync_to_async(handle)(call)
-        except asyncio.CancelledError:
-            cancelled = True
-            raise
+        return await in_thread(run, view)
 
-    return aprotected
+    return aprotected if iscoroutinefunction(view) else protected

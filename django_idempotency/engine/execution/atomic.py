@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
 
 from ...exceptions import IdempotencyError, TransactionBroken
-from ..events import CLAIMED, HELD, RELEASED, report
+from ..events import report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Unavailable, Verdict
 from .atomic_operation import AtomicOperation
@@ -40,7 +40,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         Exception: what the work raises and `work.answer` does not answer; what COMMIT and `on_commit` callbacks raise;
             database errors of the claim.
     """
-    attempt = _Attempt(store, wanted)
+    attempt = _Attempt(store, wanted, connections[store.alias])
     claim = attempt.begin()
     if not isinstance(claim, Claimed):
         return claim
@@ -75,14 +75,20 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
 
 
+@dataclass(slots=True)
 class _Attempt:
-    """The transaction of one attempt. It begins with the claim, and ends with the `with` block."""
+    """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
 
-    def __init__(self, store: Store, wanted: ClaimRequest) -> None:
-        self.store = store
-        self.wanted = wanted
-        self.connection: Any = connections[store.alias]  # of this thread
-        self.outermost = False
+    connection: that of this thread.
+    outermost: whether the attempt is the whole transaction, and not a savepoint of an outer one.
+    """
+
+    store: Store
+    wanted: ClaimRequest
+    connection: Any
+    outermost: bool = False
+    _block: Any = None
+    _running: Any = None
 
     # --- the claim
 
@@ -93,7 +99,6 @@ class _Attempt:
         """
         wait, connection = self.wanted.wait, self.connection
         if wait and not connection.in_atomic_block and connection.get_autocommit():
-            self.wanted = replace(self.wanted, wait=0)  # the stores must not wait themselves
             return waited_for(lambda: self._claim() or Conflicted(), wait)
         return self._claim() or self._claim() or Conflicted()
 
@@ -124,7 +129,7 @@ class _Attempt:
             self.outermost = store.is_outermost(self.connection)
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
-                report(CLAIMED, wanted.identity, store.alias, attempt=claim.attempt)
+                report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
                 self._block = block  # stays open
                 return claim
             if not self.outermost:
@@ -210,7 +215,7 @@ class _Attempt:
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
         """What the framework makes of the work's exception. Its writes and the claim are rolled back already."""
         store, wanted, answered = self.store, self.wanted, None
-        event = HELD if self._is_held() else RELEASED
+        event = "held" if self._is_held() else "released"
         try:
             answered = work.answer(error)
         finally:

@@ -1,11 +1,15 @@
-"""From a thread into the event loop, for work that belongs to one transaction."""
+"""Between the event loop and the thread of the database connection, for work that belongs to one transaction."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import update_wrapper
+from typing import Any, TypeVar
 
-from asgiref.sync import AsyncToSync, async_to_sync
+from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, sync_to_async
+
+T = TypeVar("T")
 
 
 class NoBridgeAbove:
@@ -39,3 +43,36 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
             return async_to_sync(function)(*args, **kwargs)
 
     return call
+
+
+async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
+    """`run(work)` in the thread of the database connection, for a caller on the event loop: one hop.
+
+    A coroutine function runs on the event loop all the same. Its own `sync_to_async` calls come back to that thread,
+    and so into the transaction. If the caller is cancelled, the work is cancelled, and the exception rolls back.
+
+    Args:
+        run: called in the thread, with a form of `work` that does not have to be awaited.
+        work: `def` or `async def`.
+    """
+    cancelled = False
+
+    def refuse_if_cancelled() -> None:
+        # A caller who was cancelled during the claim has no work yet to cancel, and the thread goes on.
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        refuse_if_cancelled()
+        return work(*args, **kwargs)
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        refuse_if_cancelled()
+        return await work(*args, **kwargs)
+
+    form = awaiting(awaited) if iscoroutinefunction(work) else plain
+    try:
+        return await sync_to_async(run)(update_wrapper(form, work))
+    except asyncio.CancelledError:
+        cancelled = True
+        raise

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import DatabaseError, Error
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
-from ..events import CLAIMED, RELEASED, TAKEN_OVER, report
+from ..events import report
 from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Resource, Unavailable, Verdict
@@ -30,7 +30,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work under a lease, one worker at a time. See `execute`.
+    """Run the work under a lease, one worker at a time.
 
     Commits the claim first, then runs the work with no transaction open. `Verdict.KEEP` completes the key. Anything
     else, also an exception, leaves the key failed with its steps, so that the next retry runs at once. Only a worker
@@ -56,7 +56,7 @@ def run_claimed(
     """
     about = claim.resource
     try:
-        event = TAKEN_OVER if claim.abandoned else CLAIMED
+        event = "taken_over" if claim.abandoned else "claimed"
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = Operation(store, wanted, claim)
         try:
@@ -120,7 +120,7 @@ def _fail(store: Store, wanted: ClaimRequest, claim: Claimed, about: Resource | 
 
     try:
         reconnecting_once(store, fail)
-        report(RELEASED, wanted.identity, store.alias, reason=describe(error), resource=about)
+        report("released", wanted.identity, store.alias, reason=describe(error), resource=about)
     except ClaimLost:
         return False
     except (Error, IdempotencyConfigurationError):

@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
-from functools import partial, wraps
-from typing import Any, Generic, TypeVar, Unpack, assert_never, cast, overload
+from inspect import iscoroutinefunction
+from typing import Any, Generic, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
 from ...exceptions import (
     IdempotencyConfigurationError,
+    NotRun,
     OperationInProgress,
     OutcomeUnknown,
     PayloadMismatch,
     StoreBusy,
 )
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
-from ..events import REPLAYED, report, report_outcome
+from ..events import report, report_outcome
+from ..protocol import outcomes
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import (
-    Completed,
-    Conflicted,
-    Finished,
-    InDoubt,
-    Mismatched,
-    Outcome,
-    TooOld,
-    Unavailable,
-    Verdict,
-)
+from ..protocol.outcomes import Finished, Verdict
 from ..protocol.snapshots import Snapshot
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
 from .atomic_operation import AtomicOperation
+from .bridge import in_thread
 from .leased import run_leased
 from .operation import Operation, UnkeyedOperation
 from .steps import asks_for_operation, synchronous
@@ -52,6 +43,12 @@ Key = str | int | UUID
 OPTIONS = ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
 """The options that have a meaning without a request."""
 JSON = (("Content-Type", "application/json"),)
+NOT_RUN: dict[type, tuple[type[NotRun], str]] = {
+    outcomes.Mismatched: (PayloadMismatch, "was used before, for another payload. Use a new key for new work."),
+    outcomes.Conflicted: (OperationInProgress, "is being run right now. Try again later."),
+    outcomes.InDoubt: (OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
+    outcomes.Unavailable: (StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
+}
 DONE = 200
 """The status that a result is kept under, so that the row reads like every other row."""
 
@@ -107,8 +104,8 @@ def run_once(
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store_for(alias), wanted, _Function(work, resolved.reconcile))
     report_outcome(outcome, wanted.identity, alias)
-    if isinstance(outcome, Completed):
-        report(REPLAYED, wanted.identity, alias, resource=outcome.resource)
+    if isinstance(outcome, outcomes.Completed):
+        report("replayed", wanted.identity, alias, resource=outcome.resource)
     return _result(outcome, wanted)
 
 
@@ -133,21 +130,11 @@ async def arun_once(
         work: `def` or `async def`. Both run inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options))
-    run, cancelled = synchronous(work), False
 
-    @wraps(work)
-    def unless_cancelled(*args: Any, **kwargs: Any) -> Any:
-        # A caller who was cancelled during the claim has no work yet to cancel, and the thread goes on.
-        if cancelled:
-            raise asyncio.CancelledError
-        return run(*args, **kwargs)
+    def run(form: Callable[..., Any]) -> Result[Any]:
+        return run_once(form, scope=scope, key=key, payload=payload, **options)
 
-    call = partial(run_once, unless_cancelled, scope=scope, key=key, payload=payload, **options)
-    try:
-        return await sync_to_async(call)()
-    except asyncio.CancelledError:
-        cancelled = True
-        raise
+    return await in_thread(run, work if iscoroutinefunction(work) else synchronous(work))
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
@@ -235,7 +222,7 @@ def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payloa
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
-        holds=options.on_abandoned == "hold",
+        policy=options.policy,
     )
 
 
@@ -258,27 +245,16 @@ def _fingerprint(payload: Any) -> bytes:
     return digest(b"payload", text.encode())
 
 
-def _result(outcome: Outcome[T], wanted: ClaimRequest) -> Result[T]:
-    what = f"{wanted.identity.operation} with key {wanted.identity.key!r}"
-    match outcome:
-        case Finished(value=value):
-            return Result(value, replayed=False)
-        case Completed(snapshot=snapshot):
-            return Result(_value(snapshot), replayed=True)
-        case Mismatched():
-            raise PayloadMismatch(f"{what} was used before, for another payload. Use a new key for new work.")
-        case Conflicted():
-            in_progress = OperationInProgress(f"{what} is being run right now. Try again later.")
-            in_progress.retry_after = outcome.retry_after
-            raise in_progress
-        case InDoubt():
-            raise OutcomeUnknown(f"{what} was interrupted, and its outcome is unknown. A person has to look.")
-        case Unavailable():
-            raise StoreBusy(f"{what} could not be claimed in time. Nothing was done. Try again later.")
-        case TooOld():
-            raise RuntimeError(f"Bug: {what} is too old, and run_once has no option for late keys.")
-        case _:
-            assert_never(outcome)
+def _result(outcome: outcomes.Outcome[T], wanted: ClaimRequest) -> Result[T]:
+    if isinstance(outcome, outcomes.Finished):
+        return Result(outcome.value, replayed=False)
+    if isinstance(outcome, outcomes.Completed):
+        return Result(_value(outcome.snapshot), replayed=True)
+    kind, why = NOT_RUN[type(outcome)]
+    error = kind(f"{wanted.identity.operation} with key {wanted.identity.key!r} {why}")
+    if isinstance(error, OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
+        error.retry_after = outcome.retry_after
+    raise error
 
 
 def _value(snapshot: Snapshot) -> Any:

@@ -22,7 +22,6 @@ from .snapshots import Snapshot, decode_headers
 
 if TYPE_CHECKING:
     from .claims import ClaimRequest
-    from .digests import Identity
 
 
 class Status(StrEnum):
@@ -61,14 +60,6 @@ class StoredKey:
     resource: Resource | None = None
     unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
 
-    def belongs_to(self, identity: Identity) -> bool:
-        """Compare the texts: the row was found by hashes alone."""
-        return (self.scope, self.operation, self.key) == (identity.scope, identity.operation, identity.key)
-
-    def has_payload(self, fingerprint: bytes | None) -> bool:
-        """Compare the payloads. Without a fingerprint on either side, every payload counts as the same."""
-        return self.fingerprint is None or fingerprint is None or self.fingerprint == fingerprint
-
     @property
     def snapshot(self) -> Snapshot:
         """The response that was stored when the key was completed."""
@@ -101,14 +92,16 @@ Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt | T
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """What to do about a request whose key is stored already. The first rule that applies decides."""
-    if not stored.belongs_to(wanted.identity):
-        # Two identities share 128 bits of SHA-256. Fail closed: show nothing of the other caller's row.
+    of = wanted.identity
+    if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
+        # The row was found by hashes alone, and two identities share 128 bits of SHA-256. Fail closed: show nothing of
+        # the other caller's row.
         return Mismatched()
     if stored.expired:
         return TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return Conflicted(lease_left=stored.lease_left)
-    if not stored.has_payload(wanted.fingerprint):
+    if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
         return Mismatched()
     if stored.status is Status.COMPLETED:
         return Completed(snapshot=stored.snapshot, resource=stored.resource)

@@ -21,12 +21,16 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2
 
 def digest(*parts: bytes) -> bytes:
     """SHA-256 of the parts, each prefixed by its length, so that two lists of parts never hash the same text."""
-    return sha256(b"".join([len(part).to_bytes(8, "big") + part for part in parts])).digest()
+    hasher = sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return hasher.digest()
 
 
 def key_hash(key: str) -> int:
     """The first 8 bytes of SHA-256(key), so that an operator finds a key by its value alone."""
-    return _signed(sha256(key.encode()).digest())
+    return int.from_bytes(sha256(key.encode()).digest()[:8], "big", signed=True)
 
 
 def reference_of(hash_: int) -> str:
@@ -41,11 +45,8 @@ def hash_of(reference: str) -> int:
 
 def scope_hash(scope: str, operation: str, key: str) -> int:
     """8 bytes of SHA-256(scope, operation, key). Unique with `key_hash`; also the number of the advisory lock."""
-    return _signed(digest(scope.encode(), operation.encode(), key.encode()))
-
-
-def _signed(digest_: bytes) -> int:
-    return int.from_bytes(digest_[:8], "big", signed=True)
+    hashed = digest(scope.encode(), operation.encode(), key.encode())
+    return int.from_bytes(hashed[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

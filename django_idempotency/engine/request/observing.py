@@ -48,7 +48,8 @@ def observed(
     if not isinstance(wanted, ClaimRequest):
         return run(call)
     store = store_for(alias_of(call.options))
-    claim = _in_its_own(store, partial(store.claim, replace(wanted, wait=0, lease=LEASE, repeats_calls=True)))
+    observing = replace(wanted, wait=0, lease=LEASE, policy="retry", repeats_calls=True)
+    claim = _in_its_own(store, partial(store.claim, observing))
     if not isinstance(claim, Claimed):
         if type(claim) in WOULD:
             _log(call, f"{WOULD[type(claim)]} (key {wanted.identity.reference})")

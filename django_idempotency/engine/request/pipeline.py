@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from time import time
 from typing import Any
 
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
-from ..events import INVALID, MISSING, REPLAY_REFUSED, REPLAYED, harmless, report, report_outcome
+from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
 from ..execution.operation import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
-from ..protocol.key_syntax import InvalidKey
+from ..protocol.key_syntax import InvalidKey, is_late
 from ..protocol.outcomes import Completed, Conflicted, Finished
 from ..stores import alias_of, store_for
 from . import problems
@@ -32,7 +33,7 @@ from .status_page import accepted
 from .view_call import ViewCall
 
 logger = logging.getLogger("django_idempotency")
-UNUSABLE = {"missing-key": MISSING, "invalid-key": INVALID}
+UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
 """The events of problems that end a request before it has an identity, by their code."""
 
 
@@ -55,11 +56,11 @@ def handle(call: ViewCall) -> HttpResponseBase:
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store_for(alias), wanted, call)
+    if isinstance(outcome, Completed):
+        return _replay(call, wanted, outcome, alias)
     report_outcome(outcome, wanted.identity, alias)
     if isinstance(outcome, Finished):
         return call.deliver(outcome.value, replayed=False)
-    if isinstance(outcome, Completed):
-        return _replay(call, wanted, outcome, alias)
     if isinstance(outcome, Conflicted) and options.in_progress_status == 202:
         return call.deliver(accepted(alias, wanted.identity), replayed=False)
     return _refuse(call, problems.problem_of(outcome, options))
@@ -95,7 +96,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
-        holds=options.on_abandoned == "hold",
+        policy=options.policy,
+        known_only=options.late_keys == "refuse" and is_late(key, options.ttl_seconds, time()),
     )
 
 
@@ -112,9 +114,9 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
     snapshot = completed.snapshot
     allowed = call.options.may_replay
     if allowed is not None and not call.may_replay(allowed):
-        report(REPLAY_REFUSED, wanted.identity, alias)
+        report("replay_refused", wanted.identity, alias)
         return _refuse(call, problems.replay_refused())
-    report(REPLAYED, wanted.identity, alias, resource=completed.resource)
+    report("replayed", wanted.identity, alias, resource=completed.resource)
     if snapshot.body is None:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:

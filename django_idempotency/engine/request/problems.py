@@ -15,16 +15,8 @@ from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, get_settings
-from ..protocol.outcomes import (
-    LONGEST_RETRY_AFTER,
-    SHORTEST_RETRY_AFTER,
-    Conflicted,
-    InDoubt,
-    Mismatched,
-    Refusal,
-    TooOld,
-    Unavailable,
-)
+from ..protocol import outcomes
+from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER
 from ..protocol.snapshots import Snapshot
 from .key import KeyReader
 
@@ -38,7 +30,7 @@ DESCRIBED = frozenset({400, 409, 422})
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An error before it becomes a response: the second argument of the `ERROR_RESPONSE` setting."""
 
@@ -55,19 +47,16 @@ def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Pro
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        if request is not None and (similar := _similar_header(request)):
+        # Cut to a length that fits into a sentence.
+        similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
+        if similar:
             text = _("The header %(similar)s was sent, which has another name.")
-            detail = f"{detail} {text % {'similar': similar}}"
+            detail = f"{detail} {text % {'similar': similar[0]}}"
     elif isinstance(options.key, KeyReader):
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
     else:
         detail = _("This operation needs an idempotency key.")
-    return Problem(code="missing-key", status=400, title="Idempotency-Key is missing", detail=detail)
-
-
-def _similar_header(request: HttpRequest) -> str | None:
-    """A header such as `X-Idempotency-Key`, cut to a length that fits into a sentence."""
-    return next((name[:60] for name in request.headers if "idempot" in name.lower()), None)
+    return Problem("missing-key", 400, "Idempotency-Key is missing", detail)
 
 
 def invalid_key(options: Idempotency, reason: str) -> Problem:
@@ -77,12 +66,12 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
         detail = _("The request does not carry a usable key.")
     if reason:  # gettext("") would return the header of the catalogue
         detail = f"{detail} {_(reason)}"
-    return Problem(code="invalid-key", status=400, title="Idempotency-Key is not valid", detail=detail)
+    return Problem("invalid-key", 400, "Idempotency-Key is not valid", detail)
 
 
 def anonymous_refused() -> Problem:
     detail = _("Only callers who can be told apart may use idempotency keys here. Send your credentials.")
-    return Problem(code="unidentified-caller", status=403, title=UNIDENTIFIED, detail=detail)
+    return Problem("unidentified-caller", 403, UNIDENTIFIED, detail)
 
 
 def credential_refused() -> Problem:
@@ -90,103 +79,77 @@ def credential_refused() -> Problem:
         "The value of your Authorization header may change with each request, so this operation cannot recognize a "
         "retry by it."
     )
-    return Problem(code="changing-credential", status=403, title=UNIDENTIFIED, detail=detail)
+    return Problem("changing-credential", 403, UNIDENTIFIED, detail)
 
 
 def length_required() -> Problem:
     detail = _("The request's body came in chunks, without its length. Send the request with a Content-Length.")
-    return Problem(code="length-required", status=411, title="The length of the request is not known", detail=detail)
+    return Problem("length-required", 411, "The length of the request is not known", detail)
 
 
 def body_too_large() -> Problem:
     detail = _("The request's body is larger than this operation can compare with that of a retry. Send less.")
-    return Problem(code="body-too-large", status=413, title="The request's body is too large", detail=detail)
+    return Problem("body-too-large", 413, "The request's body is too large", detail)
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
     """`retry_after`: seconds, see `Conflicted.retry_after`."""
-    return Problem(
-        code=IN_PROGRESS,
-        status=options.in_progress_status,
-        title="A request is outstanding for this Idempotency-Key",
-        detail=_("The first request with this key is still being processed. Retry it later, unchanged."),
-        headers={"Retry-After": str(retry_after)},
-    )
+    title = "A request is outstanding for this Idempotency-Key"
+    detail = _("The first request with this key is still being processed. Retry it later, unchanged.")
+    return Problem(IN_PROGRESS, options.in_progress_status, title, detail, {"Retry-After": str(retry_after)})
 
 
 def outcome_unknown() -> Problem:
-    return Problem(
-        code="outcome-unknown",
-        status=409,
-        title="The outcome for this Idempotency-Key is unknown",
-        detail=_(
-            "The first request with this key was interrupted, and it is not known yet whether it took effect. "
-            "It needs attention and is not run again. Retry it later, unchanged."
-        ),
-        headers={"Retry-After": UNKNOWN_RETRY_AFTER},
+    title = "The outcome for this Idempotency-Key is unknown"
+    detail = _(
+        "The first request with this key was interrupted, and it is not known yet whether it took effect. "
+        "It needs attention and is not run again. Retry it later, unchanged."
     )
+    return Problem("outcome-unknown", 409, title, detail, {"Retry-After": UNKNOWN_RETRY_AFTER})
 
 
 def already_used(options: Idempotency) -> Problem:
-    return Problem(
-        code="already-used",
-        status=options.mismatch_status,
-        title="Idempotency-Key is already used",
-        detail=_("This key was used for another request. Use a new key for a new request."),
-    )
-
-
-def response_not_stored(snapshot: Snapshot) -> Problem:
-    location = snapshot.header("Location")
-    return Problem(
-        code="response-not-stored",
-        status=409,
-        title="Idempotency-Key is completed, response not stored",
-        detail=_("The request was processed with status %(status)s and is not run again.")
-        % {"status": snapshot.status_code},
-        headers={} if location is None else {"Location": location},
-    )
+    detail = _("This key was used for another request. Use a new key for a new request.")
+    return Problem("already-used", options.mismatch_status, "Idempotency-Key is already used", detail)
 
 
 def key_too_old() -> Problem:
-    return Problem(
-        code="key-too-old",
-        status=409,
-        title="Idempotency-Key is too old",
-        detail=_(
-            "The key is not known, and it is too old to be new: its request may have been processed already. "
-            "Find out what became of that request, then use a new key."
-        ),
+    detail = _(
+        "The key is not known, and it is too old to be new: its request may have been processed already. "
+        "Find out what became of that request, then use a new key."
     )
+    return Problem("key-too-old", 409, "Idempotency-Key is too old", detail)
+
+
+def response_not_stored(snapshot: Snapshot) -> Problem:
+    title, location = "Idempotency-Key is completed, response not stored", snapshot.header("Location")
+    detail = _("The request was processed with status %(status)s and is not run again.")
+    headers = {} if location is None else {"Location": location}
+    return Problem("response-not-stored", 409, title, detail % {"status": snapshot.status_code}, headers)
 
 
 def replay_refused() -> Problem:
     detail = _("You may not see the response that is stored for this key.")
-    return Problem(code="replay-refused", status=403, title="Replay is not permitted", detail=detail)
+    return Problem("replay-refused", 403, "Replay is not permitted", detail)
 
 
 def store_busy() -> Problem:
-    return Problem(
-        code="busy",
-        status=503,
-        title="The idempotency store is busy",
-        detail=_("Nothing was done. Retry the request later, unchanged."),
-        headers={"Retry-After": RETRY_AFTER},
-    )
+    detail = _("Nothing was done. Retry the request later, unchanged.")
+    return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
 
 
-def problem_of(refusal: Refusal, options: Idempotency) -> Problem:
+def problem_of(refusal: outcomes.Refusal, options: Idempotency) -> Problem:
     """The error answer to a request whose claim was refused."""
     match refusal:
-        case Mismatched():
+        case outcomes.Mismatched():
             return already_used(options)
-        case Conflicted():
+        case outcomes.Conflicted():
             return outstanding(options, refusal.retry_after)
-        case InDoubt():
+        case outcomes.InDoubt():
             return outcome_unknown()
-        case Unavailable():
+        case outcomes.Unavailable():
             return store_busy()
-        case TooOld():
+        case outcomes.TooOld():
             return key_too_old()
         case _:
             assert_never(refusal)

@@ -123,7 +123,7 @@ class ViewCall:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if not isinstance(response, HttpResponseBase):
             raise ValueError(self._no_response(response))
-        return rendered(response)
+        return rendered(response) if hasattr(response, "render") else response
 
     ready = render
     """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""
@@ -173,3 +173,30 @@ def found(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResp
             "yet, let it raise: the doubt remains, and the next retry asks again."
         )
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
+
+
+class IdempotentHttpRequest(HttpRequest):
+    """The request that a protected view gets, for annotations."""
+
+    idempotency: Operation
+
+
+def get_operation(request: Any) -> Operation:
+    """The operation of the protected view that handles this request. `request.idempotency` is the same object.
+
+    In leased mode it has steps. In atomic mode it has a key, a reference and `refer_to`. Its `key` is None if the view
+    runs without a key.
+
+    Args:
+        request: Django's or the REST framework's request.
+
+    Raises:
+        IdempotencyConfigurationError: outside of protected views.
+    """
+    operation = getattr(request, "idempotency", None)
+    if not isinstance(operation, Operation):
+        raise IdempotencyConfigurationError(
+            "this request is not inside a protected view, so it has no operation. Protect the view with @idempotent or "
+            "with IdempotencyMixin."
+        )
+    return operation

@@ -19,7 +19,7 @@ from tests.claims import SNAPSHOT, a_claim, granted
 from tests.integration import round_trip_urls, view_urls
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs, watched
-from tests.ways import WAYS, going, request_like, sql, warm_up
+from tests.ways import WAYS, going, request_like, warm_up
 
 Post = Callable[..., Any]
 pytestmark = [
