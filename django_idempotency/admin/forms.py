@@ -47,7 +47,11 @@ class DecisionForm(forms.Form):
         asks: whether the operator has to say what was found outside.
     """
 
-    name = label = explanation = warning = word = ""
+    name: str
+    label: Any
+    explanation: Any
+    warning: Any = ""
+    word: Any = ""
     harmful = False
     do_not_call_in_templates = True
     previewed_fields: tuple[str, ...] = ()

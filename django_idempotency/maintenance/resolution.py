@@ -22,6 +22,7 @@ from ..engine.conf import resolve
 from ..engine.execution.values import encode_step
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.stores import alias_for, store_for
+from ..engine.stores.journal import locked
 from ..engine.stores.sealing import seal, seal_response, unseal
 from ..engine.stores.states import UNDECIDED, Clock
 from ..exceptions import NotResolvable
@@ -255,7 +256,7 @@ def _locked(
     alias = store_for(alias_for(using)).alias
     keys = IdempotencyKey.objects.using(alias).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=alias):
-        found = list(_for_update(keys.filter(UNDECIDED, pk=row_id, attempt=made.attempt))[:2])
+        found = list(locked(keys.filter(UNDECIDED, pk=row_id, attempt=made.attempt))[:2])
         # Two: in a partitioned table, only a sequence makes ids unique.
         if len(found) != 1 or (seen is not None and found[0].updated_at != seen):
             raise NotResolvable(
@@ -263,13 +264,8 @@ def _locked(
                 "another attempt or decision came first. Look again."
             )
         row = found[0]
-        steps = list(_for_update(IdempotencyStep.objects.using(alias).filter(key=row_id).order_by("pk")))
-        facts = Facts(row, steps, row.now)  # type: ignore[attr-defined]
+        steps = list(locked(IdempotencyStep.objects.using(alias).filter(key=row_id).order_by("pk")))
+        facts = Facts(row, steps, row.now)
         if not confirmed and facts.needs_word(made.action):
             raise NotResolvable("Nothing was changed: first look outside at what was called under this key.")
         yield _Locked(facts=facts, alias=alias)
-
-
-def _for_update(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Lock the rows; not against a reader of their key, where the database has such a lock."""
-    return rows.select_for_update(no_key=store_for(rows.db).connection.features.has_select_for_no_key_update)

@@ -54,7 +54,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     make_key("other")
 
     admin.reload()
-    assert "Look the call up in the other side's books" in admin.inner_text(".idempotency-waiting li")
+    assert "Look in the books of the other side" in admin.inner_text(".idempotency-waiting li")
     admin.click(".idempotency-waiting a")
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")

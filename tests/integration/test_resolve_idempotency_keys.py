@@ -85,14 +85,11 @@ class TestList:
     def test_a_line_says_what_a_person_has_to_know(self) -> None:
         """State, age, worker, what is in doubt, and what has ended with which result."""
         IdempotencyStep.objects.filter(name="write").update(result='{"value": "\x1b[31m' + "x" * 300 + '"}')
-        status, text = resolve("--resource=59")
-        assert (status, text) == (
+        key, done = get("doubt"), 'write={"value": "\\x1b[31m' + "x" * 184
+        assert resolve("--resource=59") == (
             0,
-            f"{get('doubt').pk} {get('doubt').reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, "
-            'attempt 1, worker w:7, in doubt: call, done: write={"value": "\\x1b[31m'
-            + "x"
-            * 184
-            + ", about order 59.\n"
+            f"{key.pk} {key.reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, attempt 1, "
+            f"worker w:7, in doubt: call, done: {done}, about order 59.\n"
             "1 key. Decide by --release, --record or --close.\n",
         )
 

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection, transaction
 from django.urls import reverse
 
-from django_idempotency.admin import limits
+from django_idempotency.admin import overview as limits
 from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -31,8 +31,9 @@ pytestmark = [
 IN_FLIGHT = 10_000
 KEYS = (
     "INSERT INTO django_idempotency_idempotencykey (key_hash, scope_hash, scope, operation, key, status, attempt, "
-    "locked_until, created_at, expires_at) SELECT {key_hash}, n, 'user:' || n, 'POST create', 'in-flight', "
-    "'in_progress', 1, {locked_until}, now(), now() + interval '1 day' FROM generate_series(1, {count}) AS n "
+    "locked_until, created_at, updated_at, expires_at) SELECT {key_hash}, n, 'user:' || n, 'POST create', "
+    "'in-flight', 'in_progress', 1, {locked_until}, now(), now(), now() + interval '1 day' "
+    "FROM generate_series(1, {count}) AS n "
     "RETURNING id"
 )
 CALLS = (
