@@ -181,17 +181,15 @@ class CrashChecks:
             self.undisturbed = self.new_request().send(str(uuid4()))
         self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
-            raise self.checks.failure(
-                f"the first request got {self.checks.first.status}, and the same request under another key got "
-                f"{self.undisturbed.status}.",
-                f"Response: {self.undisturbed}",
-                "If the endpoint takes the same body only once, pass a function as data: it is called for each key.",
+            headline = f"the first request got {self.checks.first.status}, and the same request under another key got"
+            advice = (
+                "If the endpoint takes the same body only once, pass a function as data: it is called for each key."
             )
+            raise self.checks.failure(f"{headline} {self.undisturbed.status}.", f"Response: {self.undisturbed}", advice)
         if not watch.used:
             raise RuntimeError(
-                "crash_at_each_step=True found no step to stop at: the request made no operation.call() and no "
-                "operation.write(). An atomic view has none: it is one transaction, so leave the argument out. The "
-                "client must call the view in this process, as django.test.Client does."
+                "crash_at_each_step=True found no step to stop at. An atomic view has none: it is one transaction, so "
+                "leave the argument out. The client must call the view in this process, as django.test.Client does."
             )
         for number, where in enumerate(watch.places):
             self._check(number, where)
@@ -228,11 +226,8 @@ class CrashChecks:
         except Stopped:
             return
         if watch.stopped:
-            raise self.checks.failure(
-                f"stopped {where}, the view went on.",
-                f"Response: {reply}",
-                "Code around the step catches BaseException, or everything (a bare except). Catch Exception.",
-            )
+            advice = "Code around the step catches BaseException, or everything (a bare except). Catch Exception."
+            raise self.checks.failure(f"stopped {where}, the view went on.", f"Response: {reply}", advice)
         raise self.checks.failure(
             f"a request under a new key never came to this point: {where}.",
             f"Response: {reply}",

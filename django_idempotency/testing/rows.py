@@ -103,7 +103,8 @@ def create_key(
         for name in in_doubt:
             store.journal.start_call(claimed, name, again=False)
         if status == "completed":
-            store.complete(claimed, capture(_rendered(response), options))
+            answer = response or HttpResponse(b"{}", status=201, content_type="application/json")
+            store.complete(claimed, capture(answer.render() if hasattr(answer, "render") else answer, options))
         elif status == "failed":
             store.journal.fail(claimed, claim, "made by create_key")
         rows = IdempotencyKey.objects.using(store.alias).filter(pk=claimed.id)
@@ -142,9 +143,3 @@ def _one_of(**given: str | None) -> str | None:
     if len(values) > 1:
         raise ValueError(f"Give {' or '.join(given)} to create_key, not both.")
     return values[0] if values else None
-
-
-def _rendered(response: Any) -> Any:
-    if response is None:
-        return HttpResponse(b"{}", status=201, content_type="application/json")
-    return response.render() if callable(getattr(response, "render", None)) else response

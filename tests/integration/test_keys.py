@@ -167,13 +167,9 @@ class TestReaders:
         ("path", "body", "detail"),
         [
             ("/json", {}, "This operation needs a string in the field id of its JSON body, with a unique value."),
-            ("/json", ["id"], "This operation needs a string in the field id of its JSON body, with a unique value."),
             ("/nested", {"data": 1}, "This operation needs a string in the field data.id of its JSON body, "),
-            ("/json", {"id": None}, "This operation needs a string in the field id of its JSON body, "),
             ("/json", {"id": True}, "The request does not carry a usable key. The field id is not a string."),
             ("/nested", {"data": {"id": []}}, "The request does not carry a usable key. The field data.id is not a"),
-            ("/json", {"id": ""}, "The request does not carry a usable key. It is empty."),
-            ("/json", {"id": "a b"}, "The request does not carry a usable key. It may contain visible ASCII"),
             ("/json", {"id": "x" * 256}, "The request does not carry a usable key. It is longer than 255 characters."),
             ("/json", "{", "The request does not carry a usable key. The body is not JSON."),
             ("/own", {}, "This operation needs an idempotency key."),
@@ -190,15 +186,11 @@ class TestReaders:
         assert [replayed(post("/optional")) for _ in range(2)] == [None, None]
         assert Order.objects.count() == 2
 
-    def test_from_json_wants_a_name(self) -> None:
-        """When it is made."""
-        with pytest.raises(IdempotencyConfigurationError, match="name the field"):
-            from_json()
-        with pytest.raises(IdempotencyConfigurationError, match="name the field"):
-            from_json("data", "")
-
-    def test_a_body_that_somebody_has_consumed_is_told(self, rf: Any) -> None:
-        """By a middleware that reads the stream."""
+    def test_what_a_project_has_made_wrong_is_told(self, rf: Any) -> None:
+        """A field without a name, and a middleware that reads the stream."""
+        for names in ((), ("data", "")):
+            with pytest.raises(IdempotencyConfigurationError, match="name the field"):
+                from_json(*names)
         request = rf.post("/", b"{}", content_type="application/json")
         request.read()
         with pytest.raises(IdempotencyConfigurationError, match=r"Read request\.body there"):
@@ -238,12 +230,8 @@ class TestCloudEvents:
             assert (response.status_code, response.json()["title"]) == (400, "Idempotency-Key is missing")
 
 
-def test_a_reference_names_a_key_in_logs() -> None:
-    """16 hex digits, which never change."""
+def test_a_reference_and_a_derived_key_never_change() -> None:
+    """In logs, and at the gateway: the same as the view gave, in every release."""
     assert key_reference("abc") == "ba7816bf8f01cfea"
-
-
-def test_a_derived_key_can_be_made_from_a_row() -> None:
-    """The same as the view gave to the gateway, in every release."""
     derived = derived_key(scope="user:auth.User:1", operation="POST payments/", key="abc", step="charge")
     assert derived == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"

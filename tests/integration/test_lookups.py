@@ -13,7 +13,6 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, maintenance
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key, find_resource, in_doubt, in_flight, stuck
-from django_idempotency.maintenance.lookups import harmless, undecided
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 
@@ -77,7 +76,6 @@ def one_of_each() -> None:
         (in_flight, {"live", "live in a call"}),
         (stuck, {"stuck", "stuck in a call"}),
         (in_doubt, {"stuck in a call", "failed in a call"}),
-        (harmless, {"stuck"}),
     ],
 )
 def test_keys_by_their_state(find: Find, expected: set[str]) -> None:
@@ -126,7 +124,7 @@ def test_they_ask_the_alias_that_is_named(django_assert_num_queries: Any) -> Non
     add_call(create_key("k", status="abandoned", using="other"), using="other")
     with django_assert_num_queries(0):
         assert found(stuck(using="other")) == found(in_doubt(using="other")) == found(find_key("k", using="other"))
-        assert found(in_doubt(using="other")) == found(undecided(using="other")) == ["k"]
+        assert found(in_doubt(using="other")) == ["k"]
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -55,15 +55,11 @@ def test_nothing_is_left() -> None:
     assert run(verbosity=0) == ""
 
 
-def test_keys_are_left() -> None:
-    """Exit status 3."""
+def test_reconcile_does_not_know_yet() -> None:
+    """Exit status 3 for None; 1 for an exception or a 503, which is no end. The next run asks again."""
     HOOKS["reconcile"] = lambda operation: None
     text, status = failing("--older-than=0")
     assert (text.splitlines()[-1], status) == ("Completed 0 idempotency keys. Need attention: 1.", 3)
-
-
-def test_reconcile_does_not_know_yet() -> None:
-    """Exit status 1 for an exception or a 503, which is not the end of the operation. The next run asks again."""
     HOOKS["reconcile"] = breaks
     assert failing("--older-than=0")[1] == 1
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=503)
@@ -97,31 +93,17 @@ def test_impossible_values(argument: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_a_century_is_possible() -> None:
-    """On each database."""
-    assert "Completed 0 idempotency keys. Need attention: 0." in run("--older-than=3153600000")
-
-
-def test_an_unknown_operation_is_told() -> None:
-    """Exit status 0: the table may be empty. `--verbosity 0` is silent."""
-    err = io.StringIO()
-    HOOKS["reconcile"] = lambda operation: HttpResponse()
-    run("--operation=POST pay/recnocile", "--operation=POST pay/reconcile", stderr=err)
-    assert err.getvalue() == "No key has the operation 'POST pay/recnocile'.\n"
-    err = io.StringIO()
-    run("--operation=POST pay/recnocile", verbosity=0, stderr=err)
-    assert err.getvalue() == ""
-
-
 @pytest.mark.django_db(databases=["default", "other"])
-def test_an_operation_of_any_database_is_known(client: Any) -> None:
-    """Of all that were looked at."""
+def test_an_unknown_operation_is_told(client: Any) -> None:
+    """Exit status 0: the tables may be empty. `--verbosity 0` is silent. All databases are looked at."""
     row().delete()
     post_to_other(client)
     HOOKS["reconcile"] = lambda operation: HttpResponse()
-    err = io.StringIO()
-    run("--operation=POST pay/reconcile", "--operation=POST gone", "--all-databases", stderr=err)
-    assert err.getvalue() == "No key has the operation 'POST gone'.\n"
+    for verbosity, told in ((1, "No key has the operation 'POST gone'.\n"), (0, "")):
+        err = io.StringIO()
+        arguments = ("--operation=POST pay/reconcile", "--operation=POST gone", "--all-databases")
+        run(*arguments, stderr=err, verbosity=verbosity)
+        assert err.getvalue() == told
 
 
 def test_a_dry_run_says_what_would_be_asked() -> None:

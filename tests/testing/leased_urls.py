@@ -102,7 +102,9 @@ leased = idempotent(lease=LEASE)(pay)
 asynchronous = idempotent(lease=LEASE)(apay)
 no_derived_key = idempotent(lease=LEASE)(pay_without_derived_key)
 held = idempotent(lease=LEASE, on_abandoned="hold")(pay_without_derived_key)
-looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found, operation="POST looks_up")(pay_without_derived_key)
+looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found, operation="POST looks_up")(
+    pay_without_derived_key
+)
 answers = idempotent(lease=LEASE, reconcile=answer, operation="POST answers")(pay)
 named = idempotent(lease=LEASE, operation="named by hand")(pay)
 atomic = idempotent(lambda request: JsonResponse({"id": Order.objects.create().pk}))

@@ -94,19 +94,19 @@ class TestGoodViews:
         assert len(leased_urls.MADE) == 9
         assert Order.objects.count() == 8
 
-    def test_what_reconcile_records_is_no_second_call(self, crashes: Callable[..., Any]) -> None:
-        """It has a function of its own."""
-        crashes("/looks_up")
-        assert Order.objects.count() == 10
-
-    def test_a_call_that_may_be_repeated(self, crashes: Callable[..., Any]) -> None:
-        """The test says so."""
-        crashes("/no_derived_key", repeatable=["charge"])
-
-    def test_run_once(self, crashes: Callable[..., Any]) -> None:
-        """Its steps are stopped like those of a view."""
-        crashes("/once", changed=None)
-        assert Order.objects.count() == 10
+    @pytest.mark.parametrize(
+        ("path", "arguments", "orders"),
+        [
+            ("/looks_up", {}, 10),  # what reconcile records has a function of its own: that is no second call
+            ("/no_derived_key", {"repeatable": ["charge"]}, 10),  # the test says that the call may be repeated
+            ("/once", {"changed": None}, 10),  # the steps of run_once are stopped like those of a view
+            ("/in_words", {}, 6),  # of a response that is no JSON the status is compared
+            ("/writes_at_last", {}, 7),  # the statements of its `finally` are refused
+        ],
+    )
+    def test_it_survives(self, crashes: Callable[..., Any], path: str, arguments: dict[str, Any], orders: int) -> None:
+        crashes(path, **arguments)
+        assert Order.objects.count() == orders
 
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize(("path", "boundaries"), [("/leased", 8), ("/asynchronous", 12)])
@@ -133,14 +133,6 @@ class TestGoodViews:
         """It changes nothing on the other side. 4 boundaries, and 2 undisturbed requests."""
         crashes("/fetches", creates=None)
         assert len(leased_urls.MADE) == 7
-
-    def test_a_response_that_is_no_json(self, crashes: Callable[..., Any]) -> None:
-        """Its status is compared."""
-        crashes("/in_words")
-
-    def test_what_a_stopped_view_does_at_last(self, crashes: Callable[..., Any]) -> None:
-        """Its `finally` runs, and its statements are refused."""
-        crashes("/writes_at_last")
 
     @pytest.mark.filterwarnings("ignore:A leased view changed data")
     def test_with_debug(self, crashes: Callable[..., Any]) -> None:
