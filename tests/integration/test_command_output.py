@@ -64,8 +64,8 @@ class TestEncoding:
         status, out, err = printed(encoding, "recover_idempotency_keys")
         first, second, last = out.splitlines()
         shown = {"ascii": "\\xe4", "latin-1": "ä"}[encoding]
-        assert rf"POST \u043e\u043f\u043b\u0430\u0442\u0430/{shown}: left, " in first
-        assert "POST pay/: left, " in second
+        assert first.startswith("1 key of POST pay/: left, ")
+        assert second.startswith(rf"1 key of POST \u043e\u043f\u043b\u0430\u0442\u0430/{shown}: left, ")
         assert last == "Completed 0 idempotency keys. Need attention: 2."
         assert (status, err) == (3, "CommandError: Idempotency keys need attention. See the admin.\n")
 
@@ -129,7 +129,7 @@ def test_what_a_row_holds_makes_no_second_line() -> None:
     key.steps.filter(finished_at=None).update(name="charge\n59")
     listed, left = io.StringIO(), io.StringIO()
     call_command("resolve_idempotency_keys", "--state=in-doubt", "--close=410", "--reason=T-1", stdout=listed)
-    assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Retries", "Close:"]
+    assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Retries", "Would"]
     with pytest.raises(CommandError):
         call_command("recover_idempotency_keys", stdout=left)
     assert [line.split()[0] for line in left.getvalue().splitlines()] == ["1", "Completed"]

@@ -39,21 +39,21 @@ class TestResolve:
         for key, number in zip(self.keys, (-5, -9, 1_000_059), strict=True):
             key.steps.update(key_id=number)
             IdempotencyKey.objects.filter(pk=key.pk).update(id=number)
-        assert close(id="1000059")[1].endswith("Close: 1.\n")
+        assert close(id="1000059")[1].endswith("Closed 1 key.\n")
         assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-2"]
 
     @pytest.mark.parametrize(
         "options", [{"key": "order-1"}, {"key": ["order-1"]}, {"key": "order-1", "state": "in-doubt"}]
     )
     def test_one_value_needs_no_list(self, options: dict[str, Any]) -> None:
-        assert close(**options)[1].endswith("Close: 1.\n")
+        assert close(**options)[1].endswith("Closed 1 key.\n")
         assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-1"]
 
     def test_an_integer_is_a_number(self) -> None:
-        assert close(id=self.keys[2].pk)[1].endswith("Close: 1.\n")
+        assert close(id=self.keys[2].pk)[1].endswith("Closed 1 key.\n")
 
     def test_one_operation_needs_no_list(self) -> None:
-        assert close(operation="POST orders/")[1].endswith("Close: 3.\n")
+        assert close(operation="POST orders/")[1].endswith("Closed 3 keys.\n")
 
     @pytest.mark.parametrize("name", ["operation", "state", "key", "id"])
     @pytest.mark.parametrize("others", [{}, {"older_than": 0}])

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from django.utils.timesince import timesince
 
-from ...engine.protocol.error_text import describe
+from ...engine.protocol.error_text import describe, without_controls
 from ...engine.stores import alias_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION, UNDECIDED
@@ -218,7 +218,7 @@ def _reason(key: Facts, choice: Choice) -> str:
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    return (
+    return without_controls(  # a client may have chosen a text that looks like another line
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
         f"{row.worker or 'unknown'}, in doubt: {', '.join(key.in_doubt) or 'none'}, done: {', '.join(done) or 'none'}"
