@@ -24,9 +24,9 @@ class IdempotencyAppConfig(AppConfig):
 
 
 def _rest_framework() -> Framework:
-    from .rest_framework import framework
+    from .rest_framework import view_call
 
-    return framework
+    return view_call
 
 
 def _ninja() -> Framework:

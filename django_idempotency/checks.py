@@ -8,14 +8,13 @@ SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for ea
 keys that Citus does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
 keep from other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the
-key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 functions
-that PostgreSQL has not, or does not let this role execute.
+key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 
 from django.apps import apps
@@ -25,13 +24,12 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
-from .endpoints.misplaced import misplaced
+from .endpoints.listing import declarations_of, misplaced
 from .endpoints.routes import routes
-from .engine.conf import get_settings, resolve
+from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
 from .engine.declare.placement import is_drf_view
 from .engine.execution.status_url import status_url
-from .engine.request.atomic_requests import TakenOver
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
@@ -57,6 +55,20 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     return [*_check_tenants(), *(message for alias in sorted(_aliases()) for message in _check_alias(alias))]
 
 
+def _where_settings_work(check: Callable[..., Iterator[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+    """The check, silent while the setting cannot be read: E001 reports that, once."""
+
+    @wraps(check)
+    def checked(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+        try:
+            get_settings()
+        except IdempotencyConfigurationError:
+            return []
+        return list(check(**kwargs))
+
+    return checked
+
+
 def _check_tenants() -> Iterator[CheckMessage]:
     """Two tenants may have users with one primary key, and the key table and its locks may be shared."""
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
@@ -70,55 +82,34 @@ def _check_tenants() -> Iterator[CheckMessage]:
         )
 
 
-def check_databases(
-    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+@_where_settings_work
+def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Checks that query the database: they run only with `check --database` and before `migrate`."""
-    messages: list[CheckMessage] = []
-    for alias in _aliases_or_none().intersection(databases or ()):
+    for alias in _aliases().intersection(databases or ()):
         try:
-            messages += store_for(alias).check()
+            yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
-            messages.append(Error(str(error), id="django_idempotency.E004"))
-    return messages
+            yield Error(str(error), id="django_idempotency.E004")
 
 
-def check_cors(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@_where_settings_work
+def check_cors(**kwargs: Any) -> Iterator[CheckMessage]:
     """With django-cors-headers, scripts of other origins can send the key and read the headers about a retry."""
     if not apps.is_installed("corsheaders"):
-        return []
-    try:
-        conf = get_settings()
-    except IdempotencyConfigurationError:
-        return []  # E001 reports it
-    messages: list[CheckMessage] = []
-    if hidden := _not_listed("CORS_ALLOW_HEADERS", [conf.header]):
-        messages.append(
-            Warning(
-                f"scripts of other origins cannot send {hidden}, which CORS_ALLOW_HEADERS leaves out.",
-                hint=f"Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, {conf.header.lower()!r}].",
-                id="django_idempotency.W003",
-            )
-        )
+        return
+    conf = get_settings()
     exposed = [conf.replayed_header, "Retry-After", *(["Location"] if _polls() else [])]
-    if hidden := _not_listed("CORS_EXPOSE_HEADERS", exposed):
-        messages.append(
-            Warning(
-                f"scripts of other origins cannot read {hidden}, which CORS_EXPOSE_HEADERS leaves out.",
-                hint=f"Set CORS_EXPOSE_HEADERS = {exposed!r}.",
+    allowed = f"[*corsheaders.defaults.default_headers, {conf.header.lower()!r}]"
+    for setting, names, use, advice in (
+        ("CORS_ALLOW_HEADERS", [conf.header], "send", allowed),
+        ("CORS_EXPOSE_HEADERS", exposed, "read", repr(exposed)),
+    ):
+        if hidden := _not_listed(setting, names):
+            yield Warning(
+                f"scripts of other origins cannot {use} {hidden}, which {setting} leaves out.",
+                hint=f"Set {setting} = {advice}.",
                 id="django_idempotency.W003",
             )
-        )
-    return messages
-
-
-def _polls() -> bool:
-    """Does any route answer duplicates with 202 and the `Location` of a status page?"""
-    for _callback, mark in _marks():
-        with suppress(IdempotencyConfigurationError):  # E007 reports it
-            if mark.options().in_progress_status == 202:
-                return True
-    return False
 
 
 def _not_listed(setting: str, names: list[str]) -> str:
@@ -130,99 +121,85 @@ def _not_listed(setting: str, names: list[str]) -> str:
     return " and ".join(name for name in names if name.lower() not in listed)
 
 
-def check_urls(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@_where_settings_work
+def check_urls(**kwargs: Any) -> Iterator[CheckMessage]:
     """No protection stands above a check of who is calling, and each route's options fit together."""
-    try:
-        get_settings()
-    except IdempotencyConfigurationError:
-        return []  # E001 reports it, once and not for each route
-    problems = {problem for callback in _callbacks() for problem in misplaced(callback)}
-    messages: list[CheckMessage] = [Error(problem, id="django_idempotency.E006") for problem in sorted(problems)]
-    contradictions: set[str] = set()
-    for callback, mark in _marks():
+    callbacks = list(_callbacks())
+    for id_, problems in (
+        ("django_idempotency.E006", {problem for callback in callbacks for problem in misplaced(callback)}),
+        ("django_idempotency.E007", _declared()[1]),
+        (
+            "django_idempotency.E012",
+            {problem for callback in callbacks for problem in _misspelled(_view_class(callback))},
+        ),
+    ):
+        yield from (Error(problem, id=id_) for problem in sorted(problems))
+    if _polls():
         try:
-            mark.options()
+            status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
-            contradictions.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
-    messages += [Error(problem, id="django_idempotency.E007") for problem in sorted(contradictions)]
-    misspelled = {problem for callback in _callbacks() for problem in _misspelled(_view_class(callback))}
-    messages += [Error(problem, id="django_idempotency.E012") for problem in sorted(misspelled)]
-    return [*messages, *(_check_status_page() if _polls() else [])]
+            yield Error(str(error), id="django_idempotency.E008")
 
 
 def _misspelled(view_class: Any) -> Iterator[str]:
     """What a class with a mixin says about options, but under a name that nothing reads."""
     if not hasattr(view_class, "get_idempotency_options"):
         return
+    name = dotted_name(view_class)
     if hasattr(view_class, "idempotency_options"):
-        yield (
-            f"{dotted_name(view_class)} has the attribute idempotency_options, which has no effect. "
-            "Call the attribute idempotency."
-        )
-    for name in getattr(view_class, "idempotency_actions", {}):
-        if not hasattr(view_class, name):
+        yield f"{name} has the attribute idempotency_options, which has no effect. Call the attribute idempotency."
+    for action in getattr(view_class, "idempotency_actions", {}):
+        if not hasattr(view_class, action):
             yield (
-                f"{dotted_name(view_class)}.idempotency_actions names {name!r}, but the class has no such method. "
-                "Correct the name, or remove the entry."
+                f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name, or "
+                "remove the entry."
             )
 
 
-def _check_status_page() -> list[CheckMessage]:
-    try:
-        status_url("default", 0, 0, None)
-    except IdempotencyConfigurationError as error:
-        return [Error(str(error), id="django_idempotency.E008")]
-    return []
-
-
-def check_openapi(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@_where_settings_work
+def check_openapi(**kwargs: Any) -> Iterator[CheckMessage]:
     """Each protected view of the REST framework shows its key in the schema of drf-spectacular."""
     if not apps.is_installed("drf_spectacular"):
-        return []
+        return
     from .rest_framework.schema import undescribed
 
-    try:
-        get_settings()
-    except IdempotencyConfigurationError:
-        return []  # E001 reports it
     found: dict[str, set[str]] = {}
     for callback in _callbacks():
         for candidate in unwrapped(callback):
             if is_drf_view(getattr(candidate, "cls", None)):
                 for view, schema in undescribed(candidate):
                     found.setdefault(dotted_name(schema), set()).add(view)
-    return [
-        Warning(
-            f"the schema class {schema} leaves the idempotency key out of OpenAPI, of {', '.join(sorted(views))}.",
+    for schema_name, views in sorted(found.items()):
+        yield Warning(
+            f"the schema class {schema_name} leaves the idempotency key out of OpenAPI, of {', '.join(sorted(views))}.",
             hint="Set REST_FRAMEWORK['DEFAULT_SCHEMA_CLASS'] = 'django_idempotency.rest_framework.schema.AutoSchema', "
             "or put IdempotencySchemaMixin of that module in front of the bases of your own schema class.",
             id="django_idempotency.W005",
         )
-        for schema, views in sorted(found.items())
-    ]
+
+
+def _declared() -> tuple[list[Idempotency], set[str]]:
+    """The options of each protected route, and what is wrong with those that contradict each other: see E007."""
+    options: list[Idempotency] = []
+    problems: set[str] = set()
+    for callback in _callbacks():
+        for declaration in declarations_of(callback):
+            if declaration.layers is not None:
+                try:
+                    options.append(resolve(*declaration.layers))
+                except IdempotencyConfigurationError as error:
+                    problems.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
+    return options, problems
 
 
 def _aliases() -> set[str]:
-    """The aliases that protected routes and the project's default use. Routes with impossible options: see E007."""
-    aliases = {alias_of(resolve())}
-    for _callback, mark in _marks():
-        with suppress(IdempotencyConfigurationError):
-            aliases.add(mark.alias())
-    return aliases
+    """The aliases that protected routes and the project's default use."""
+    return {alias_of(options) for options in (resolve(), *_declared()[0])}
 
 
-def _marks() -> Iterator[tuple[Any, TakenOver]]:
-    for callback in _callbacks():
-        mark = getattr(callback, "_non_atomic_requests", None)
-        if isinstance(mark, TakenOver):
-            yield callback, mark
-
-
-def _aliases_or_none() -> set[str]:
-    try:
-        return _aliases()
-    except IdempotencyConfigurationError:
-        return set()  # E001 reports it
+def _polls() -> bool:
+    """Whether any route answers duplicates with 202 and the `Location` of a status page."""
+    return any(options.in_progress_status == 202 for options in _declared()[0])
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:
@@ -247,10 +224,8 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint="Remove AUTOCOMMIT: False.",
             id="django_idempotency.E005",
         )
-    if connection.vendor == "sqlite" and given["OPTIONS"].get("transaction_mode", "").upper() not in (
-        "IMMEDIATE",
-        "EXCLUSIVE",
-    ):
+    mode = given["OPTIONS"].get("transaction_mode", "").upper()
+    if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",
@@ -267,7 +242,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
             f"{connection.timezone_name!r}: the admin shows times and ages with that difference.",
-            hint="Nothing expires sooner or later. Set USE_TZ = True, and no TIME_ZONE of the database.",
+            hint="Expiry is right, because the database compares these times. Set USE_TZ = True, and no TIME_ZONE.",
             id="django_idempotency.W004",
         )
 

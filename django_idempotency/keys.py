@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .engine.protocol import digests
-from .engine.protocol.key_syntax import InvalidKey, check_key, is_uuid
+from .engine.protocol.key_syntax import InvalidKey, check_key, is_uuid, parse_header
 from .engine.request.key import KeyReader
 from .exceptions import IdempotencyConfigurationError
 
@@ -49,15 +49,16 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
         A value for the `key` option.
     """
 
-    def read(request: Any) -> str | None:
-        value: str | None = request.POST.get(name)
-        return value
-
-    return KeyReader(read=read, source=format_lazy(_("the form field {name}"), name=repr(name)))
+    return KeyReader(
+        read=lambda request: request.POST.get(name), source=format_lazy(_("the form field {name}"), name=repr(name))
+    )
 
 
 def from_header(name: str) -> KeyReader:
-    """Read another request header as it is: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`.
+    """Read another request header: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`.
+
+    The value has the syntax of `Idempotency-Key`, with or without quotes. A list is refused with 400: servers make a
+    list of a header that was sent twice, and a list would count as another key.
 
     Args:
         name: the name of the header.
@@ -67,8 +68,8 @@ def from_header(name: str) -> KeyReader:
     """
 
     def read(request: Any) -> str | None:
-        value: str | None = request.headers.get(name)
-        return value
+        value = request.headers.get(name)
+        return None if value is None else parse_header(value)
 
     return KeyReader(read=read, source=format_lazy(_("the request header {name}"), name=name))
 

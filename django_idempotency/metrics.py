@@ -12,6 +12,7 @@ Counters count what this process does; `KeyCollector` asks the database at every
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from datetime import datetime
 from importlib.util import find_spec
@@ -24,30 +25,36 @@ if find_spec("prometheus_client") is None:
         name="prometheus_client",
     )
 
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 from django.db.models import Count, Max, Min
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from .engine.stores import alias_for
+from .engine.stores.states import EXPIRED, HALF_DONE, HARMLESS, IN_DOUBT, IN_FLIGHT, Clock
 from .maintenance import running_transactions
-from .maintenance.lookups import database_clock, expired, half_done, in_doubt, stuck
 from .models import IdempotencyKey
 from .signals import key_event
 
 __all__ = ["KeyCollector", "install"]
 
+STATES = {
+    "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
+    "in_doubt": (IN_DOUBT.condition, "Keys with a step of unknown outcome, which no worker holds."),
+    "half_done": (HALF_DONE.condition, "Keys with a finished external call, whose operation did not end."),
+    "stuck": (HARMLESS, "Keys whose worker died or is too slow, and that have called nothing outside."),
+}
+"""A stuck key with a call is not counted as stuck, but as in doubt or half done, which is more urgent."""
 GAUGES = {
-    "in_flight": "Keys under a lease, alive or stuck.",
-    "oldest_in_flight_seconds": "Seconds since the oldest key under a lease was first claimed; 0 if there is none.",
+    **{name: text for name, (_, text) in STATES.items()},
+    **{f"oldest_{name}_seconds": "Seconds since the oldest of them was claimed first; 0: none." for name in STATES},
     "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode, or have written the key "
     "table under an advisory lock of yours.",
-    "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0 if there is none. "
+    "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0: none. "
     "Missing if your role may not know: use the role of the application, or a member of pg_read_all_stats.",
-    "stuck": "Keys in progress that no worker holds: it died, is too slow, or ended its own transaction.",
-    "in_doubt": "Failed or stuck keys with a step of unknown outcome.",
-    "half_done": "Failed or stuck keys with a finished external call: the operation did not end.",
-    "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0 if there is none.",
+    "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0: none.",
+    "database_unavailable": "1 if this scrape could not ask the database; 0 if it could.",
+    "age_seconds": "Seconds since the other gauges were read. They stay as they were until the database answers.",
 }
 logger = logging.getLogger("django_idempotency")
 
@@ -61,21 +68,25 @@ class KeyCollector:
 
     def __init__(self, *using: str) -> None:
         self.using = using
+        self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The names only, so that registering asks no database."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The gauges. A database that does not answer has none in this scrape; other databases and counters have."""
+        """The gauges. Of a database that does not answer the last values, so that no alert about them resolves."""
         families = _families()
         for alias in self.using or (alias_for(None),):
+            now, unavailable = time.monotonic(), 0.0
             try:
-                values = _measured(alias)
-            except DatabaseError:
+                self._read[alias] = now, _measured(alias)
+            except Error:
+                unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
-                continue
-            for name, value in values.items():
+            read_at, values = self._read.get(alias, (None, {}))
+            age = {} if read_at is None else {"age_seconds": now - read_at}
+            for name, value in {"database_unavailable": unavailable, **age, **values}.items():
                 families[name].add_metric([alias], value)
         return families.values()
 
@@ -97,10 +108,10 @@ def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     registry.register(KeyCollector(*using))
 
     def count(event: str, using: str, identity: Any, cleanup: Any, **kwargs: Any) -> None:
-        if cleanup is None:
-            outcomes.labels(identity.operation, event).inc()
-        else:
+        if cleanup is not None:
             purged.labels(using).inc(cleanup.deleted)
+        else:
+            outcomes.labels(identity.operation, event).inc()
 
     key_event.connect(count, weak=False)
 
@@ -122,29 +133,19 @@ def _measured(alias: str) -> dict[str, float]:
 
 
 def _values(alias: str) -> dict[str, float]:
-    keys, now = IdempotencyKey.objects.using(alias), database_clock(alias)
-    leased = keys.filter(locked_until__isnull=False)
-    found = leased.aggregate(count=Count("pk"), oldest=Min("created_at"), now=Max(now))
-    due = keys.filter(expired(alias)).order_by("expires_at").values_list("expires_at", now).first()
-    return {
-        "in_flight": found["count"],
-        "oldest_in_flight_seconds": _seconds(found["oldest"], found["now"]),
-        "stuck": stuck(using=alias).count(),
-        "in_doubt": in_doubt(using=alias).count(),
-        "half_done": half_done(using=alias).count(),
-        "cleanup_lag_seconds": _seconds(*(due or (None, None))),
-        **_atomic(alias),
-    }
-
-
-def _atomic(alias: str) -> dict[str, float]:
-    """What is known of atomic mode at work. A value that is not known is left out: 0 would be a lie."""
-    running = running_transactions(using=alias)
-    if running is None:
-        return {}
-    ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
-    known = {"oldest_atomic_in_flight_seconds": max(ages, default=0)} if ages or not running else {}
-    return {"atomic_in_flight": len(running), **known}
+    keys, values = IdempotencyKey.objects.using(alias), dict[str, float]()
+    for name, (condition, _) in STATES.items():
+        found = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min("created_at"), now=Max(Clock()))
+        values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
+    due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
+    values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
+    # What is not known of atomic mode at work is left out: 0 would be a lie.
+    if (running := running_transactions(using=alias)) is not None:
+        values["atomic_in_flight"] = len(running)
+        ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
+        if ages or not running:
+            values["oldest_atomic_in_flight_seconds"] = max(ages, default=0)
+    return values
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.views import View
 
-from .engine.conf import SAFE_METHODS, Idempotency, resolve
-from .engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
-from .engine.declare.placement import is_drf_view, refuse_handler
+from .engine.conf import SAFE_METHODS, Idempotency
+from .engine.declare.class_options import DeclaredOptions
+from .engine.declare.placement import is_drf_view
 from .engine.declare.wrapping import protected_form
 from .engine.request.atomic_requests import as_django_would
 from .engine.request.view_call import ViewCall
@@ -23,7 +23,7 @@ HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Every `View` has the handlers that are left out, or is given them."""
 
 
-class IdempotencyMixin:
+class IdempotencyMixin(DeclaredOptions):
     """Run the POST and PATCH handlers of a `View` once for each idempotency key: `FormView`, `CreateView`, your own.
 
     Handlers run in a transaction that the mixin opens. They may be `def` or `async def`.
@@ -40,8 +40,6 @@ class IdempotencyMixin:
             is made.
     """
 
-    idempotency: ClassVar[Options] = INHERIT
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         mro = cls.__mro__
@@ -55,23 +53,15 @@ class IdempotencyMixin:
                 "IdempotencyMixin must stand before the view class, and after access mixins:\n\n"
                 f"    class {cls.__name__}(LoginRequiredMixin, IdempotencyMixin, …, View): ..."
             )
-        if "idempotency" in vars(cls):
-            cls.idempotency = checked(cls.idempotency)
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
-        if "idempotency" in initkwargs:
-            initkwargs["idempotency"] = checked(initkwargs["idempotency"])
         if not any(hasattr(cls, verb) for verb in HANDLERS):
             raise IdempotencyConfigurationError(
                 f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
                 '@method_decorator(idempotent, name="dispatch").'
             )
-        view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)  # type: ignore[misc]
-        if cls.dispatch is IdempotencyMixin.dispatch:
-            # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
-            vars(view).update(vars(super().dispatch))  # type: ignore[misc]
-        take_over(view, lambda: class_layers(cls, initkwargs))
+        view: Callable[..., HttpResponseBase] = super().as_view(**initkwargs)
         return view
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,24 +71,16 @@ class IdempotencyMixin:
             with self._as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
-        if verb.upper() in options.methods:
-            refuse_handler(getattr(self, verb))
         # Set on the instance, which lives for one request. View.dispatch() calls it last.
         setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
         return parent.dispatch(request, *args, **kwargs)
-
-    def get_idempotency_options(self) -> Options:
-        """The options for this request; None: not protected. Override it to decide by `self.request`."""
-        layers = class_layers(type(self), vars(self))
-        return resolve(*layers) if layers else None
 
     def _options_for(self, request: Any) -> Idempotency | None:
         verb = request.method.lower()
         answered = verb in self.http_method_names and hasattr(self, verb)  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or not answered:
             return None
-        options = checked(self.get_idempotency_options())
-        return None if options is None else resolve(options)
+        return self.options_for(getattr(self, verb), verb.upper())
 
     def _as_django_would(self, request: Any) -> AbstractContextManager[Any]:
         # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +16,6 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
-    if "SECOND_CHANCE" in os.environ:
-        config.pluginmanager.import_plugin("tests.second_chance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from django.contrib.admindocs.views import simplify_regex
 
 from ..engine.conf import Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
-from . import openapi, specification
+from . import specification
 from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
@@ -30,25 +30,21 @@ def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    unprotected = [endpoint for endpoint in endpoints if not endpoint.protected]
-    return "\n".join(
-        [
-            *table,
-            "",
-            f"{len(endpoints) - len(unprotected)} protected, {len(unprotected)} not, "
-            f"of which {sum(map(allowed, unprotected))} are allowed.",
-        ]
-    )
+    left = [endpoint for endpoint in endpoints if not endpoint.protected]
+    counts = f"{len(endpoints) - len(left)} protected, {len(left)} not, of which {sum(map(allowed, left))} are allowed."
+    return "\n".join([*table, "", counts])
 
 
 def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
     options = endpoint.options
-    first = (endpoint.method, endpoint.route, endpoint.view)
     if options is None:
-        return *first, "no, allowed" if allowed else "no", "", "", "", "", endpoint.note
-    required = "required" if options.required else "optional"
-    rest = (specification.lifetime(options), specification.scope(options), required, endpoint.note)
-    return *first, "yes", endpoint.mode, *rest
+        rest = ("no, allowed" if allowed else "no", "", "", "", "")
+    else:
+        scope = "caller, anonymous refused" if options.anonymous == "refuse" else "caller"
+        scope = scope if options.scope is None else dotted_name(options.scope)
+        required = "required" if options.required else "optional"
+        rest = ("yes", endpoint.mode, specification.lifetime(options), scope, required)
+    return endpoint.method, endpoint.route, endpoint.view, *rest, endpoint.note
 
 
 def as_json(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
@@ -80,18 +76,8 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
     Unprotected endpoints that are allowed are left out.
     """
-    parts = [_introduction()]
-    parts += [_section(endpoint, options) for endpoint in endpoints if (options := endpoint.options) is not None]
-    left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
-    if left:
-        parts.append("## Not protected\n\nThese take no notice of a key: a retry may run again.\n")
-        parts += [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
-    return "\n".join(parts)
-
-
-def _introduction() -> str:
     conf = get_settings()
-    paragraphs = [
+    introduction = [
         "# Idempotency keys",
         f"Make up a key for each operation, send it in the request header `{conf.header}`, and send the same key with "
         "every retry of that operation, which must be the same request.",
@@ -99,7 +85,13 @@ def _introduction() -> str:
         "first-hand (`false`). Without that header no key was honoured.",
         *([f"See also: <{conf.docs_url}>"] if conf.docs_url else []),
     ]
-    return "\n\n".join(paragraphs) + "\n"
+    parts = ["\n\n".join(introduction) + "\n"]
+    parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
+    left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
+    if left:
+        parts.append("## Not protected\n\nThese take no notice of a key: a retry may run again.\n")
+        parts += [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
+    return "\n".join(parts)
 
 
 def _section(endpoint: Endpoint, options: Idempotency) -> str:
@@ -115,22 +107,11 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
     }
     lines = [f"- {name}: {text}" for name, text in facts.items() if text]
     lines += [
-        f'- {response.status} {f"`{response.code}` " * bool(response.code)}"{response.title}": {response.meaning}'
-        f"{' `Retry-After`.' * response.retry_after}"
-        for response in specification.documented_responses(options)
+        f'- {found.status} `{found.code}` "{found.title}": {found.detail}'
+        f"{' `Retry-After`.' * ('Retry-After' in found.headers)}"
+        for found in specification.documented_responses(options)
     ]
     return f"## {endpoint.method} {path(endpoint.route)}\n\n" + "\n".join(lines) + "\n"
-
-
-def as_openapi(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """The protected endpoints as an OpenAPI document, to be merged into a project's own."""
-    operations = (
-        # The note of a protected endpoint says that its view decides for each request.
-        (path(endpoint.route), endpoint.method, options, options.required and not endpoint.note)
-        for endpoint in endpoints
-        if (options := endpoint.options) is not None
-    )
-    return json.dumps(openapi.document(operations), indent=2)
 
 
 def path(route: str) -> str:

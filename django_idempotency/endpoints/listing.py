@@ -6,16 +6,19 @@ is applied inside the view.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from inspect import getclosurevars
+from typing import Any, NamedTuple
+
+from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
 from ..engine.declare import frameworks
 from ..engine.declare.callables import dotted_name, unwrapped
-from ..engine.declare.class_options import class_layers
-from ..views import IdempotencyMixin
-from .declared import Declaration, declared_methods, dispatch_layers, layers_of, unsafe_verbs
+from ..engine.declare.class_options import class_declaration, decides_by_request, handlers, protects
+from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch, misplaced_mixin
+from ..engine.declare.registry import Declaration, declaration_of
 from .routes import Route, format_suffixes, routes
 
 SHIPPED = ("django.contrib.", "django.views.generic.base.RedirectView", "django_idempotency.")
@@ -80,14 +83,14 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
             method=method,
             route=route.route,
             name=route.name,
-            view=declaration.view,
-            options=(options := declaration.options_for(method)),
-            note=_note(declaration, options),
-            own=route.route not in suffixes and not _of_the_admin(route, declaration.view),
+            view=answers.view,
+            options=(options := answers.options_for(method)),
+            note=_note(answers, options),
+            own=route.route not in suffixes and not _of_the_admin(route, answers.view),
         )
         for route in found
-        for declaration in declarations_of(route.callback)
-        for method in methods_of(declaration)
+        for answers in declarations_of(route.callback)
+        for method in answers.methods()
     ]
 
 
@@ -96,53 +99,127 @@ def _of_the_admin(route: Route, view: str) -> bool:
     return route.in_admin and view.startswith(SHIPPED)
 
 
-def declarations_of(callback: Any) -> Iterator[Declaration]:
-    """What the callback of a route declares, for each of its methods."""
+class Answers(NamedTuple):
+    """What answers one HTTP method of a route.
+
+    method: None if the view does not declare its methods.
+    view: its dotted name.
+    declaration: what protects it; None: nothing does.
+    by_request: the view may decide otherwise for a request.
+    """
+
+    method: str | None
+    view: str
+    declaration: Declaration | None
+    by_request: bool = False
+
+    @property
+    def layers(self) -> tuple[Idempotency, ...] | None:
+        return None if self.declaration is None else self.declaration.layers
+
+    def methods(self) -> list[str]:
+        """One line of the list for each. A function that does not declare its methods has its protected ones."""
+        if self.method is not None:
+            return [self.method]
+        return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
+
+    def options_for(self, method: str) -> Idempotency | None:
+        """Resolved; None: not protected. Raises `IdempotencyConfigurationError` for options that cannot work."""
+        return None if self.declaration is None else self.declaration.options_for(method)
+
+
+def declarations_of(callback: Any) -> Iterator[Answers]:
+    """What answers the unsafe methods of a URL's callback, and what protects that."""
     for candidate in unwrapped(callback):
         for framework in frameworks.in_use():
             if (found := framework.declared(candidate)) is not None:
-                return (
-                    one if isinstance(one, Declaration)
-                    else Declaration(method=one[0], view=one[1], layers=one[2] and one[2].layers) for one in found
-                )
-        if isinstance(getattr(candidate, "view_class", None), type):
-            return _of_class(candidate)
+                return (Answers(*each) for each in found)
+        if (cls := _view_class(candidate)) is not None:
+            return (
+                of_handler(cls, _attributes(candidate), method, name, _whole(candidate, cls))
+                for method, name, _ in handlers(cls, _attributes(candidate), getattr(candidate, "actions", None))
+            )
     return _of_function(callback)
 
 
-def _of_function(callback: Any) -> Iterator[Declaration]:
-    """A view function: one declaration for each of its `require_http_methods`, else one without a method."""
-    view, layers = dotted_name(callback), layers_of(callback)
-    declared = declared_methods(callback)
+def of_handler(
+    cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
+) -> Answers:
+    """What answers one method of a view class.
+
+    Args:
+        attributes: those of the view, or those that `as_view()` will give it.
+        name: of the handler: a verb, or the action of a viewset.
+        whole: what protects the view as a whole.
+    """
+    handler = getattr(cls, name)
+    view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
+    if getattr(handler, "__module__", None) == "rest_framework.decorators":
+        # Made by @api_view: the class has the name of the function, and its methods keep the function in a closure.
+        view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
+    found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
+    return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
+
+
+def _whole(callback: Any, cls: Any) -> Declaration | None:
+    """What protects a class-based view of plain Django as a whole: a decorated callback, or the nearest `dispatch`.
+
+    A `dispatch` above it, such as LoginRequiredMixin's, calls the protected one.
+    """
+    dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
+    return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
+
+
+def _of_function(callback: Any) -> Iterator[Answers]:
+    """A view function: one for each method of its `require_http_methods`, else one without a method."""
+    declared = _declared_methods(callback)
     for method in [None] if declared is None else sorted(declared - SAFE_METHODS):
-        yield Declaration(method=method, view=view, layers=layers)
+        yield Answers(method, dotted_name(callback), declaration_of(callback))
 
 
-def _of_class(callback: Any) -> Iterator[Declaration]:
-    """The result of plain Django's `as_view()`: protected as a whole, by `dispatch`, by the mixin or by method."""
-    view_class, initkwargs = callback.view_class, callback.view_initkwargs
-    whole, by_request = layers_of(callback), False
-    if whole is None:
-        whole = dispatch_layers(view_class)
-    if whole is None and issubclass(view_class, IdempotencyMixin):
-        whole = class_layers(view_class, initkwargs) or None
-        by_request = view_class.get_idempotency_options is not IdempotencyMixin.get_idempotency_options
-    view = dotted_name(view_class)
-    for verb in unsafe_verbs(view_class, initkwargs):
-        layers = layers_of(getattr(view_class, verb)) if whole is None else whole
-        yield Declaration(method=verb.upper(), view=view, layers=layers, decides_by_request=by_request)
+def _declared_methods(callback: Any) -> set[str] | None:
+    """The methods of `require_http_methods`, `require_POST` and the like; None: not declared.
+
+    Those decorators keep the methods in a closure.
+    """
+    found = None
+    for candidate in unwrapped(callback):
+        if getattr(candidate, "__globals__", None) is vars(method_decorators):
+            methods = getclosurevars(candidate).nonlocals.get("request_method_list")
+            if methods is not None:
+                found = set(methods) if found is None else found & set(methods)
+    return found
 
 
-def methods_of(declaration: Declaration) -> list[str]:
-    """One line of the list for each. A function that does not declare its methods has its protected ones."""
-    if declaration.method is not None:
-        return [declaration.method]
-    return [ANY] if declaration.layers is None else sorted(resolve(*declaration.layers).methods)
+def misplaced(callback: Any) -> Iterator[str]:
+    """What is wrong with the class behind the result of `as_view()` or of a router: E006. Nothing for a function."""
+    if (cls := _view_class(callback)) is None:
+        return
+    attributes = _attributes(callback)
+    problems = [misplaced_dispatch(cls)]
+    for method, name, handler in handlers(cls, attributes, getattr(callback, "actions", None)):
+        declaration = class_declaration(cls, attributes, name)
+        if declaration is not None and protects(declaration, method):
+            problems.append(misplaced_mixin(handler))
+        elif declaration_of(handler) is not None:
+            problems.append(misplaced_decorator(handler))
+    yield from filter(None, problems)
 
 
-def _note(declaration: Declaration, options: Idempotency | None) -> str:
-    if options is None and declaration.layers is not None:
+def _view_class(callback: Any) -> Any:
+    """The class behind the result of `as_view()` or of a router; None for a function."""
+    found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
+    return found if isinstance(found, type) else None
+
+
+def _attributes(callback: Any) -> Mapping[str, Any]:
+    """The attributes that `as_view()` will give the view."""
+    return getattr(callback, "view_initkwargs", None) or getattr(callback, "initkwargs", {})
+
+
+def _note(answers: Answers, options: Idempotency | None) -> str:
+    if options is None and answers.layers is not None:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"
-        return f"only {', '.join(sorted(resolve(*declaration.layers).methods))} protected"
-    return "decided for each request" if declaration.decides_by_request else ""
+        return f"only {', '.join(sorted(resolve(*answers.layers).methods))} protected"
+    return "decided for each request" if answers.by_request else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.utils.translation import override
 
@@ -19,25 +19,13 @@ from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.request import problems
 from ..engine.request.key import KeyReader
+from ..engine.request.problems import Problem
 
 _QUOTED = r'"(?:[!#-\[\]-~]|\\["\\]){1,255}"'
 _BARE = r"[!#-'*+\-.-9<->A-~](?:[!#-'*+\-.-:<-~]){0,254}"
 _UUID = "-".join(rf"[0-9a-fA-F]{{{length}}}" for length in (8, 4, 4, 4, 12))
 _BODY = "body (JSON and forms up to 128 KiB by their values)"
-_NOT_STORED = Snapshot(status_code=200, headers=(), body=None)
-
-
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
-
-
-class DocumentedResponse(NamedTuple):
-    """A response that a client may get in place of the view's: a problem, or 202 Accepted."""
-
-    status: int
-    title: str
-    meaning: str
-    retry_after: bool
-    code: str = ""
 
 
 def key_pattern() -> str:
@@ -53,10 +41,9 @@ def key_format(options: Idempotency) -> str:
     if options.key is not None:
         return key_source(options.key)
     conf = get_settings()
+    text = "1 to 255 visible ASCII characters, unique for each operation, such as a UUID"
     if conf.key_validator is is_uuid:
         text = "A UUID"
-    else:
-        text = "1 to 255 visible ASCII characters, unique for each operation, such as a UUID"
     if conf.require_quoted_key:
         text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
@@ -71,10 +58,8 @@ def key_format(options: Idempotency) -> str:
 
 def key_source(key: Any) -> str:
     """The place that a callable of the `key` option reads."""
-    if not isinstance(key, KeyReader):
-        return f"read by {dotted_name(key)}"
     with override(None):
-        return str(key.source)
+        return str(key.source) if isinstance(key, KeyReader) else f"read by {dotted_name(key)}"
 
 
 def lifetime(options: Idempotency) -> str:
@@ -83,13 +68,6 @@ def lifetime(options: Idempotency) -> str:
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
     return f"{count:.10g} {unit}{'' if count == 1 else 's'}"
-
-
-def scope(options: Idempotency) -> str:
-    """Who is "the same caller", in a word or two."""
-    if options.scope is not None:
-        return dotted_name(options.scope)
-    return "caller, anonymous refused" if options.anonymous == "refuse" else "caller"
 
 
 def uniqueness(options: Idempotency) -> str:
@@ -105,37 +83,25 @@ def comparison(options: Idempotency) -> str:
     chosen = options.fingerprint
     if chosen is None:
         return "not at all"
-    address = "method, path, query string"
+    if callable(chosen):
+        return f"method, path, query string and what {dotted_name(chosen)} returns"
     if isinstance(chosen, tuple):
-        return f"{address} and the body fields {', '.join(chosen)}"
-    if not isinstance(chosen, Fingerprint):
-        return (
-            f"{address}, content type and {_BODY}"
-            if chosen == "request"
-            else f"{address} and what {dotted_name(chosen)} returns"
-        )
-    address = address if chosen.query else "method, path"
+        return f"method, path, query string and the body fields {', '.join(chosen)}"
+    chosen = chosen if isinstance(chosen, Fingerprint) else Fingerprint()
+    address = "method, path, query string" if chosen.query else "method, path"
     body = _BODY if chosen.fields is None else f"the body fields {', '.join(chosen.fields)}"
     left_out = f", without {', '.join(chosen.exclude)}" if chosen.exclude else ""
     return f"{address}, content type and {body}{left_out}"
 
 
-def documented_responses(options: Idempotency) -> list[DocumentedResponse]:
-    """The package's own responses on this endpoint, by status."""
+def documented_responses(options: Idempotency) -> list[Problem]:
+    """The package's own responses on this endpoint, by status: what a client may get in place of the view's."""
     with override(None):
-        found = [
-            DocumentedResponse(
-                problem.status, problem.title, problem.detail.strip(), "Retry-After" in problem.headers, problem.code
-            )
-            for problem in _problems(options)
-        ]
-    if options.in_progress_status == 202:
-        still = "The first request with this key is still being processed. Location is the page of its state."
-        found.append(DocumentedResponse(202, "Accepted", still, retry_after=True, code=problems.IN_PROGRESS))
-    return sorted(found, key=lambda response: response.status)
+        found = [replace(problem, detail=problem.detail.strip()) for problem in _problems(options)]
+    return sorted(found, key=lambda problem: problem.status)
 
 
-def _problems(options: Idempotency) -> Iterator[problems.Problem]:
+def _problems(options: Idempotency) -> Iterator[Problem]:
     if options.required:
         yield problems.missing_key(options)
     yield problems.invalid_key(options, "")
@@ -143,12 +109,16 @@ def _problems(options: Idempotency) -> Iterator[problems.Problem]:
         yield problems.anonymous_refused()
     if options.may_replay is not None:
         yield problems.replay_refused()
-    if options.in_progress_status != 202:
+    if options.in_progress_status == 202:
+        still = "The first request with this key is still being processed. Location is the page of its state."
+        yield replace(problems.outstanding(options), title="Accepted", detail=still)
+    else:
         yield problems.outstanding(options)
     if options.lease is not None and options.on_abandoned == "hold":
         yield problems.outcome_unknown()
     yield problems.already_used(options)
     # The problem's own detail would name a status, which differs from response to response.
     not_stored = "The request was processed, and its response is not kept. It is not run again."
-    yield replace(problems.response_not_stored(_NOT_STORED), detail=not_stored)
+    kept = Snapshot(status_code=200, headers=(), body=None)
+    yield replace(problems.response_not_stored(kept), detail=not_stored)
     yield problems.store_busy()

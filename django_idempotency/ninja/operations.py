@@ -130,7 +130,7 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    of_function: Declaration | None = getattr(operation.view_func, MARK, None)
+    of_function: Any = getattr(operation.view_func, MARK, None)
     if inherited is None:
         # The decorator on a PUT route protects PUT.
         layers = (*of_function.layers, for_methods(*methods))
@@ -211,8 +211,8 @@ class NinjaViewCall(ViewCall):
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.running.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:
-            self.running.unanswered = unanswered  # raised instead of this response
+        except Exception as unanswered:  # noqa: BLE001 (raised again, see `Running`)
+            self.running.unanswered = unanswered
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 

@@ -68,7 +68,7 @@ class _Schema(OpenAPISchema):
                 options,
                 required=options.required,
                 status_type=int,
-                undeclared={"400": own, "422": own},  # the framework's answers to bad input
+                undeclared={400: own, 422: own},  # the framework's answers to bad input
             )
             self.add_schema_definitions(openapi_parts.components())
         return details

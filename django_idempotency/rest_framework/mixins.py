@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.views import View
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from ..engine.conf import SAFE_METHODS, resolve
-from ..engine.declare.class_options import INHERIT, Options, checked, class_layers, take_over
-from ..engine.declare.placement import refuse_handler
+from ..engine.conf import SAFE_METHODS
+from ..engine.declare.class_options import DeclaredOptions
 from ..engine.request.atomic_requests import as_django_would
 from ..engine.request.pipeline import handle
 from ..exceptions import IdempotencyConfigurationError
 from .view_call import RestFrameworkViewCall
 
 
-class IdempotencyMixin:
+class IdempotencyMixin(DeclaredOptions):
     """Run the POST and PATCH handlers of a view or viewset once for each idempotency key.
 
     Handlers run in a transaction that the mixin opens.
@@ -37,9 +37,6 @@ class IdempotencyMixin:
             is made.
     """
 
-    idempotency: ClassVar[Options] = INHERIT
-    idempotency_actions: ClassVar[Mapping[str, Options]] = {}
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         mro = cls.__mro__
@@ -53,18 +50,6 @@ class IdempotencyMixin:
                 f"IdempotencyMixin must stand before the framework's classes:\n\n"
                 f"    class {cls.__name__}(IdempotencyMixin, …, APIView): ..."
             )
-        if "idempotency" in vars(cls):
-            cls.idempotency = checked(cls.idempotency)
-        if "idempotency_actions" in vars(cls):
-            cls.idempotency_actions = {name: checked(value) for name, value in cls.idempotency_actions.items()}
-
-    @classmethod
-    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:  # Any: it must fit each of the framework's bases
-        if "idempotency" in initkwargs:
-            initkwargs["idempotency"] = checked(initkwargs["idempotency"])
-        view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        take_over(view, lambda: _layers(cls, initkwargs, None))
-        return view
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         parent: Any = super()
@@ -74,39 +59,20 @@ class IdempotencyMixin:
             with as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
         # Set on the instance, which lives for one request. The framework calls it after initial().
-        setattr(self, verb, self._protected(handler))
+        setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def get_idempotency_options(self) -> Options:
-        """The options for this request, asked after authentication; None: not protected.
-
-        Override it to decide by `self.request` or `self.action`.
-        """
-        layers = _layers(type(self), vars(self), getattr(self, "action", None))
-        return resolve(*layers) if layers else None
-
-    def _protected(self, handler: Callable[..., Any]) -> Callable[..., HttpResponseBase]:
-        def protected(request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            options = checked(self.get_idempotency_options())
-            if options is None:
-                with as_django_would(request._request):
-                    return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
-            resolved = resolve(options)
-            call = RestFrameworkViewCall(
-                request._request, handler, (request, *args), kwargs, resolved, asked_with=request
-            )
-            if call.method in resolved.methods:
-                refuse_handler(handler)
-            return handle(call)
-
-        return protected
+    def _protected(
+        self, handler: Callable[..., HttpResponseBase], request: Request, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        options = self.options_for(handler, str(request.method).upper())
+        if options is None:
+            with as_django_would(request._request):
+                return handler(request, *args, **kwargs)
+        return handle(
+            RestFrameworkViewCall(request._request, handler, (request, *args), kwargs, options, asked_with=request)
+        )
 
 
 # drf-spectacular would make the docstring the description of each operation of the project.
 IdempotencyMixin.__doc__ = None
-
-
-def _layers(cls: Any, instance: Mapping[str, Any], action: str | None) -> tuple[Any, ...]:
-    """Action, class, base classes."""
-    actions = cls.idempotency_actions
-    return class_layers(cls, instance, (actions[action],) if action in actions else ())

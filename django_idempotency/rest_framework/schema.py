@@ -19,10 +19,11 @@ from drf_spectacular import openapi
 from drf_spectacular.plumbing import ResolvedComponent
 
 from ..endpoints import openapi as openapi_parts
+from ..endpoints.listing import of_handler
 from ..endpoints.openapi import Schema
+from ..engine.declare.class_options import handlers
 from ..engine.request.problems import Problem
 from ..exceptions import IdempotencyConfigurationError
-from .declared import actions_of, declaration_of
 
 if TYPE_CHECKING:
     _Base = openapi.AutoSchema
@@ -55,29 +56,29 @@ def undescribed(callback: Any) -> Iterator[tuple[str, type]]:
     of_view = initkwargs.get("schema", cls.schema)
     if of_view is None or isinstance(of_view, IdempotencySchemaMixin):
         return  # None: the project has excluded the view
-    for verb, action in actions_of(callback):
+    for method, name, handler in handlers(cls, initkwargs, getattr(callback, "actions", None)):
         # @extend_schema keeps its class on the method. drf-spectacular combines it with the class of the view.
-        of_method = getattr(getattr(cls, action or verb), "kwargs", {}).get("schema")
+        of_method = getattr(handler, "kwargs", {}).get("schema")
         if isinstance(of_method, type) and issubclass(of_method, IdempotencySchemaMixin):
             continue
-        declaration = declaration_of(cls, initkwargs, verb, action)
+        answers = of_handler(cls, initkwargs, method, name)
         with suppress(IdempotencyConfigurationError):  # E007 reports it
-            if declaration.options_for(verb.upper()) is not None:
-                yield declaration.view, type(of_view)
+            if answers.options_for(method) is not None:
+                yield answers.view, type(of_view)
 
 
 def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
     """Add to one operation in place, if it is protected."""
     view, method = schema.view, schema.method
-    declaration = declaration_of(type(view), vars(view), method.lower(), getattr(view, "action", None))
-    options = declaration.options_for(method)
+    answers = of_handler(type(view), vars(view), method, getattr(view, "action", None) or method.lower())
+    options = answers.options_for(method)
     if options is None:
         return
     openapi_parts.describe(
         operation,
         options,
-        required=options.required and not declaration.decides_by_request,
-        undeclared={"400": schema.map_renderers("media_type")},  # the framework's answer to bad input
+        required=options.required and not answers.by_request,
+        undeclared={400: schema.map_renderers("media_type")},  # the framework's answer to bad input
     )
     for name, definition in openapi_parts.components().items():
         component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

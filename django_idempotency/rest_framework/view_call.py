@@ -20,6 +20,7 @@ from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from ..engine.conf import Idempotency
+from ..engine.declare.registry import Declaration
 from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.callers import auth_scope, is_authenticated
@@ -128,33 +129,6 @@ class RestFrameworkViewCall(ViewCall):
             return None
 
 
-def without_request(renderers: Iterable[Any], response: Any) -> HttpResponseBase:
-    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
-
-    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
-    """
-    if isinstance(response, Response) and not response.is_rendered:
-        renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
-        response.accepted_renderer = renderer
-        response.accepted_media_type = renderer.media_type
-        vars(response)["renderer_context"] = {
-            "view": None,
-            "request": None,
-            "args": (),
-            "kwargs": {},
-            "response": response,
-        }
-    return rendered(response)
-
-
-def renderers_of(target: Any) -> Iterable[Any]:
-    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
-    if not hasattr(target, "renderer_classes"):
-        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
-        target = getattr(sys.modules.get(getattr(target, "__module__", None)), owner, None)
-    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
-
-
 def _raise(error: Exception) -> Any:
     raise error
 
@@ -170,3 +144,29 @@ def view_call(
     if not isinstance(request, Request):
         return None
     return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
+
+
+def declared(callback: Any) -> None:
+    """The listing reads view classes."""
+
+
+def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
+    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
+
+    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
+    """
+    if not isinstance(returned, Response) or returned.is_rendered:
+        return None
+    renderer = next((found for found in _renderers(declaration.target) if found.format == "json"), JSONRenderer)()
+    returned.accepted_renderer = renderer
+    returned.accepted_media_type = renderer.media_type
+    vars(returned)["renderer_context"] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
+    return rendered(returned)
+
+
+def _renderers(target: Any) -> Iterable[Any]:
+    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
+    if not hasattr(target, "renderer_classes"):
+        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+        target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
+    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from django.db import connections
@@ -10,10 +11,9 @@ from django.test import AsyncClient
 
 from ..engine.conf import resolve
 from ..engine.stores import alias_for
-from .bodies import with_files_read
-from .checks import CreatedRows, Creates, EndpointChecks
+from .checks import Creates, EndpointChecks
 from .crashes import CrashChecks
-from .requests import Request, key_in_header
+from .requests import Request, key_in_header, with_files_read
 
 ALTERED: Final[Any] = object()
 """The default of `changed`: the same body with every value altered."""
@@ -79,7 +79,8 @@ def assert_idempotent(
         TypeError: `client` is asynchronous, or `data` does not fit to what `with_key` returns.
     """
     __tracebackhide__ = True
-    _refuse_async_client(client)
+    if isinstance(client, AsyncClient):
+        raise TypeError("assert_idempotent needs django.test.Client, which tests asynchronous views too.")
     alias = alias_for(using)
     if transaction:
         _refuse_where_nothing_runs_at_once(alias)
@@ -93,38 +94,31 @@ def assert_idempotent(
         key_arguments=with_key or key_in_header,
         sign=sign,
     )
-    checks = EndpointChecks(request, created_rows=CreatedRows(creates, alias), alias=alias, in_header=with_key is None)
+    checks = EndpointChecks(request, creates=creates, alias=alias, in_header=with_key is None)
     checks.first_request(expect_status)
     checks.retry()
     if changed is not None:
-        checks.changed_body(request.with_body(changed) if changed is not ALTERED else request.with_altered_body())
+        checks.changed_body(replace(request, alters_body=True) if changed is ALTERED else request.with_body(changed))
     if other_client is not None:
         checks.other_user(other_client)
     if resolve().required if required is None else required:
         checks.no_key()
     if crash_at_each_step:
-        CrashChecks(checks, lambda: request.with_body(new_data()), repeatable=repeatable).run()
+        CrashChecks(checks=checks, new_request=lambda: request.with_body(new_data()), repeatable=repeatable).run()
     if transaction:
         checks.duplicates_at_once(request.with_body(new_data()), duplicates)
     checks.stored_response()
     return checks.first.response
 
 
-def _refuse_async_client(client: Any) -> None:
-    if isinstance(client, AsyncClient):
-        raise TypeError("assert_idempotent needs django.test.Client, which tests asynchronous views too.")
-
-
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
     """Raise RuntimeError if other threads could not see this thread's commits, or could not run beside this thread."""
-    for connection in connections.all(initialized_only=True):
-        backend: Any = connection
-        if backend.in_atomic_block:
-            raise RuntimeError(
-                f"transaction=True sends requests at once on connections of their own. This test runs inside a "
-                f"transaction of {backend.alias!r}, which they cannot see. Use django.test.TransactionTestCase, or "
-                "@pytest.mark.django_db(transaction=True)."
-            )
+    if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
+        raise RuntimeError(
+            f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "
+            f"of {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
+            "@pytest.mark.django_db(transaction=True)."
+        )
     keys: Any = connections[alias]
     if keys.vendor == "sqlite" and keys.is_in_memory_db():
         raise RuntimeError(

@@ -9,7 +9,7 @@ from uuid import uuid4
 from django.db.models import Manager, Model, QuerySet
 
 from ..engine.conf import get_settings
-from ..maintenance.lookups import find_key
+from ..maintenance import find_key
 from ..models import IdempotencyKey
 from .requests import Reply, Request, send_at_once
 
@@ -21,126 +21,120 @@ class EndpointChecks:
 
     Args:
         request: what is sent, under new keys.
-        created_rows: counts what the endpoint creates.
-        alias: database alias of the endpoint's keys.
+        creates: what is counted.
+        alias: database alias of the endpoint's keys, and of a model that is counted.
         in_header: whether the key is sent in the package's header. Then the key table must have a row with this key.
     """
 
     first: Reply
 
-    def __init__(self, request: Request, *, created_rows: CreatedRows, alias: str, in_header: bool) -> None:
+    def __init__(self, request: Request, *, creates: Creates, alias: str, in_header: bool) -> None:
         self.request = request
-        self.created_rows = created_rows
         self.alias = alias
         self.in_header = in_header
         self.key = str(uuid4())
+        self._count, self.name = _counter(creates, alias)
+        self._counted = self._count()
 
     def first_request(self, expect_status: int | None) -> None:
         """A new key is accepted, runs, and creates something."""
         __tracebackhide__ = True
         self.first = reply = self.request.send(self.key)
-        self.created = self.created_rows.count_new()
+        self.created = self.count_new()
+        name = get_settings().replayed_header
         if not (reply.is_success if expect_status is None else reply.status == expect_status):
             expected = "" if expect_status is None else f", not with {expect_status}"
-            raise self.failure(
-                f"the first request was answered with {reply.status}{expected}, so there is nothing to repeat.",
-                f"Response: {reply}",
-                "Send a request that the endpoint accepts, from a client with permission. If this response is what "
-                "you test, pass expect_status=.",
+            headline = f"the first request was answered with {reply.status}{expected}, so there is nothing to repeat."
+            advice = (
+                "Send what the endpoint accepts, as a user with permission. Or pass expect_status= for this response."
             )
-        name = get_settings().replayed_header
-        if reply.replayed is None:
-            off = 'IDEMPOTENCY["ENABLED"] is False here. ' if not get_settings().enabled else ""
-            redirected = "Is the client logged in? " if 300 <= reply.status < 400 else ""
-            raise self.failure(
-                f"not protected: the response has no {name} header.",
-                f"Response: {reply}",
-                f"{off}{redirected}Put @idempotent directly above the view, or IdempotencyMixin before the view's "
-                "other base classes.",
+        elif reply.replayed is None:
+            headline = f"not protected: the response has no {name} header."
+            advice = (
+                "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
             )
-        if reply.replayed:
-            raise self.failure(
-                "a new key was answered with a replay.",
-                f"Response: {reply}",
-                "The endpoint may read its key from another place: pass with_key= to send the key there. Or a view "
-                f"sets the {name} header itself.",
-            )
-        if self.created_rows.is_known and self.created < 1:
-            raise self.failure(
-                f"creates= proves nothing: the first request created {self.created} {self.created_rows.name}.",
-                "Pass what this endpoint creates, or leave creates= out.",
-            )
+            off = 'IDEMPOTENCY["ENABLED"] is False here.'
+            advice = f"{advice} {'Is the client logged in?' if get_settings().enabled else off}"
+        elif reply.replayed:
+            headline = "a new key was answered with a replay."
+            advice = f"Pass with_key= if the endpoint reads its key from another place. No view may set {name} itself."
+        elif self.name and self.created < 1:
+            headline = f"creates= proves nothing: the first request created {self.created} {self.name}."
+            advice = "Pass what this endpoint creates, or leave creates= out."
+        else:
+            return
+        raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
         """The same request gets the same response, and creates nothing."""
         __tracebackhide__ = True
-        reply, created = self.request.send(self.key), self.created_rows.count_new()
-        rows = _rows_with_key(self.key, self.alias)
+        reply, created = self.request.send(self.key), self.count_new()
+        rows = self._rows()
         tombstone = bool(rows) and rows[0].status == IdempotencyKey.Status.COMPLETED and rows[0].body is None
         expected = (409, reply.body) if tombstone else (self.first.status, self.first.body)
         if reply.replayed and (reply.status, reply.body) == expected and not created:
             return
-        evidence = [f"First: {self.first}", f"Retry: {reply}", self.created_rows.describe(created)]
         if reply.replayed:
-            raise self.failure(
-                "executed twice: the retry says that it is a replay, but "
-                + ("the view has run again." if created else "its response differs."),
-                *evidence,
-                "Let this package store the response, in the view's own transaction. Do not set the header yourself.",
+            what = "the view has run again" if created else "its response differs"
+            headline = f"executed twice: the retry says that it is a replay, but {what}."
+            advice = (
+                "Let this package store the response, in the view's own transaction. Do not set the header yourself."
             )
-        if reply.is_mismatch:
-            raise self.failure(
-                "no replay: the same request was taken for another one.",
-                *evidence,
-                "fingerprint= must return the same bytes for a retry: no time, no random token.",
+        elif reply.is_mismatch:
+            headline = "no replay: the same request was taken for another one."
+            advice = "fingerprint= must return the same bytes for a retry: no time, no random token."
+        else:
+            what = "the view has run again" if reply.status == self.first.status else f"the retry got {reply.status}"
+            headline = f"no replay: {what}."
+            advice = (
+                f"No row: record= says that a {self.first.status} is not final, or other code than this package set "
+                "the header. Several rows: scope= and operation= must be the same in a retry."
             )
-        ran_again = reply.status == self.first.status
-        what = "the view has run again" if ran_again else f"the retry got {reply.status}"
-        raise self.failure(f"no replay: {what}.", *evidence, _why_no_replay(self.first, rows))
+        evidence = [f"First: {self.first}", f"Retry: {reply}", self._told(created), _told_of(rows)]
+        raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
         """Another body under the same key is refused, because of the key."""
         __tracebackhide__ = True
-        reply, created = changed.send(self.key), self.created_rows.count_new()
+        reply, created = changed.send(self.key), self.count_new()
         # With an error format of the project's own, a mismatch looks like any other refusal.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
-        evidence = [f"First: {self.first}", f"Other: {reply}", self.created_rows.describe(created)]
+        headline = f"another body under the same key was refused with {reply.status}, but not because of the key."
+        advice = "Pass changed= with another body that the endpoint would accept under a new key."
         if reply.replayed or reply.is_success or created:
             outcome = "got the first response" if reply.replayed else "was run"
-            raise self.failure(
-                f"mismatch accepted: another body under the same key {outcome}.",
-                *evidence,
+            headline = f"mismatch accepted: another body under the same key {outcome}."
+            advice = (
                 "fingerprint= must cover what the endpoint acts on. If it leaves fields out on purpose, pass changed= "
-                "with a body that differs in the other fields. For fingerprint=None pass changed=None.",
+                "with a body that differs in the other fields. For fingerprint=None pass changed=None."
             )
-        raise self.failure(
-            f"another body under the same key was refused with {reply.status}, but not because of the key.",
-            *evidence,
-            "Pass changed= with another body that the endpoint would accept under a new key.",
-        )
+        raise self.failure(headline, f"First: {self.first}", f"Other: {reply}", self._told(created), advice)
 
     def other_user(self, client: Any) -> None:
         """Another user with the same key learns nothing about the first user's key."""
         __tracebackhide__ = True
         reply = self.request.send(self.key, client=client)
-        self.created_rows.count_new()
-        evidence = [f"First: {self.first}", f"Other: {reply}", "scope= must tell users apart; the default does."]
-        if reply.replayed:
-            raise self.failure("leak: another user with the same key got the first user's response.", *evidence)
-        if reply.is_mismatch:
-            raise self.failure("leak: another user was told that the key is in use.", *evidence)
+        self.count_new()
+        if reply.replayed or reply.is_mismatch:
+            learned = "got the first user's response" if reply.replayed else "was told that the key is in use"
+            raise self.failure(
+                f"leak: another user with the same key {learned}.",
+                f"First: {self.first}",
+                f"Other: {reply}",
+                "scope= must tell users apart; the default does.",
+            )
 
     def no_key(self) -> None:
         """A request without a key is refused and creates nothing."""
         __tracebackhide__ = True
-        reply, created = self.request.send(None), self.created_rows.count_new()
+        reply, created = self.request.send(None), self.count_new()
         if created or reply.status < 400:
             raise self.failure(
                 "a request without a key was not refused.",
                 f"Response: {reply}",
-                self.created_rows.describe(created),
+                self._told(created),
                 "If the key is optional here (required=False), pass required=False.",
             )
 
@@ -149,96 +143,70 @@ class EndpointChecks:
         __tracebackhide__ = True
         key = str(uuid4())
         replies = send_at_once(request, key, count, self.alias)
-        created = self.created_rows.count_new()
+        created = self.count_new()
         done = [reply for reply in replies if reply.status == self.first.status and not reply.is_conflict]
         ran = [reply for reply in done if not reply.replayed]
-        bodies = {reply.body for reply in done}
-        responses = [f"Response: {line}" for line in sorted({str(reply) for reply in replies})]
-        evidence = [*responses, self.created_rows.describe(created)]
-        if len(ran) > 1 or len(bodies) > 1 or created > self.created:
+        bad = [reply for reply in replies if reply not in done and not reply.is_conflict and reply.status != 503]
+        evidence = [*(f"Response: {line}" for line in sorted({str(reply) for reply in replies})), self._told(created)]
+        sent = f"of {count} duplicates sent together"
+        if len(ran) > 1 or len({reply.body for reply in done}) > 1 or created > self.created:
             raise self.failure(
-                f"executed twice at once: more than one of {count} duplicates sent together has run.",
+                f"executed twice at once: more than one {sent} has run.",
                 *evidence,
                 'If a view looks for the key and writes it later ("check, then act"), two duplicates both find no '
                 "key. Claim the key and do the work in one transaction, as @idempotent does.",
             )
-        bad = [reply for reply in replies if reply not in done and not reply.is_conflict and reply.status != 503]
         if bad:
-            raise self.failure(
-                f"{len(bad)} of {count} duplicates sent together were answered with {bad[0].status}.",
-                *evidence,
-                *{f"Raised: {reply.exception}" for reply in bad if reply.exception},
-                "A duplicate of a running request must get a conflict, or wait for the response.",
-            )
+            raised = {
+                f"Raised: {reply.response.exc_info[1]}" for reply in bad if getattr(reply.response, "exc_info", 0)
+            }
+            advice = "A duplicate of a running request must get a conflict, or wait for the response."
+            raise self.failure(f"{len(bad)} {sent} were answered with {bad[0].status}.", *evidence, *raised, advice)
         if len(ran) != 1 or created != self.created:
-            raise self.failure(f"none of {count} duplicates sent together has done the work.", *evidence)
+            raise self.failure(f"none {sent} has done the work.", *evidence)
         retry = request.send(key)
-        if not retry.replayed or self.created_rows.count_new():
+        if not retry.replayed or self.count_new():
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
         """The response comes from the key table, and its row is completed."""
         __tracebackhide__ = True
-        rows = _rows_with_key(self.key, self.alias)
+        rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
         if not completed and (rows or self.in_header):
             raise self.failure(
                 "the response is replayed, but the key table does not hold it.",
-                f"Rows with this key: {[f'{row.status}, {row}' for row in rows]}",
+                _told_of(rows),
                 "Other code stores the response, and this test cannot check that code. If the endpoint keeps its keys "
                 "on another database (using=), pass the same using= here.",
             )
+
+    def count_new(self) -> int:
+        """Return how many were created since the last call."""
+        before, self._counted = self._counted, self._count()
+        return self._counted - before
 
     def failure(self, headline: str, *evidence: object) -> AssertionError:
         lines = [f"{self.request.method} {self.request.path}: {headline}", *(str(line) for line in evidence)]
         return AssertionError("\n  ".join(lines))
 
+    def _told(self, created: int) -> str:
+        return f"It created {created} more {self.name}." if self.name else "Pass creates= to have rows counted."
 
-class CreatedRows:
-    """Counts what the endpoint creates.
-
-    Args:
-        creates: a model, manager, queryset or function that counts; None: nothing is known.
-        alias: database alias on which a model is counted.
-    """
-
-    def __init__(self, creates: Creates, alias: str) -> None:
-        self.is_known = creates is not None
-        self.name = "things that creates= counts"
-        if isinstance(creates, type) and issubclass(creates, Model):
-            self.name = f"{creates.__name__} rows"
-            self._count: Callable[[], int] = creates._base_manager.using(alias).count
-        elif isinstance(creates, (Manager, QuerySet)):
-            self.name = f"{creates.model.__name__} rows"
-            self._count = lambda: creates.all().count()
-        else:
-            function: Any = creates
-            self._count = function or (lambda: 0)
-        self._last = self._count()
-
-    def count_new(self) -> int:
-        """Return how many were created since the last call."""
-        before, self._last = self._last, self._count()
-        return self._last - before
-
-    def describe(self, created: int) -> str:
-        return f"It created {created} more {self.name}." if self.is_known else "Pass creates= to have rows counted."
+    def _rows(self) -> list[IdempotencyKey]:
+        """Return the rows with the key, of any scope and operation."""
+        return [row for row in find_key(self.key, using=self.alias) if row.key == self.key]
 
 
-def _rows_with_key(key: str, alias: str) -> list[IdempotencyKey]:
-    """Return the rows with this key, of any scope and operation."""
-    return [row for row in find_key(key, using=alias) if row.key == key]
+def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
+    """Return what counts, and how a message names what is counted: "" if nothing is."""
+    if isinstance(creates, type) and issubclass(creates, Model):
+        creates = creates._base_manager.using(alias)
+    if isinstance(creates, (Manager, QuerySet)):
+        return lambda: creates.all().count(), f"{creates.model.__name__} rows"
+    return creates or (lambda: 0), "things that creates= counts" if creates else ""
 
 
-def _why_no_replay(first: Reply, rows: list[IdempotencyKey]) -> str:
-    """Return why the retry did not find the first response, as far as the key table shows."""
-    if not rows:
-        return (
-            f"No row was stored under the key. Either record= says that a {first.status} is not final, or other code "
-            "than this package set the header."
-        )
-    if len(rows) > 1:
-        names = "; ".join(f"scope {row.scope!r}, operation {row.operation!r}" for row in rows)
-        return f"Each request got a row of its own: {names}. scope= and operation= must be the same in a retry."
-    (row,) = rows
-    return f"The key table holds one row: {row.status}, scope {row.scope!r}, operation {row.operation!r}."
+def _told_of(rows: list[IdempotencyKey]) -> str:
+    told = [f"{row.status}, scope {row.scope!r}, operation {row.operation!r}" for row in rows]
+    return f"Rows of the key table with this key: {'; '.join(told) or 'none'}."

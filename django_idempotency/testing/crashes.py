@@ -1,22 +1,165 @@
-"""`crash_at_each_step`: stop a leased request at every boundary of its steps, retry it, and judge what ran twice."""
+"""`crash_at_each_step`: stop a leased request at every boundary of its steps, retry it, and judge what ran twice.
+
+The request is watched through the public methods of `Operation`, which get the functions of the steps, and through an
+execute wrapper of Django on each connection. `Stopped` is no `Exception`, so that no handler of a view or a framework
+takes it for an answer. From then on the wrapper refuses each statement, except those that roll back. So the engine
+cannot fail the key, and the key waits for its lease, as after the death of a process.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from inspect import isawaitable, isclass, iscoroutinefunction, isroutine
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
+from django.db import connections
+from django.db.models import F, QuerySet
+
+from .. import Operation
+from ..maintenance import find_key
+from ..models import IdempotencyKey
 from .checks import EndpointChecks
 from .requests import Reply, Request
-from .stops import Boundary, Stopped, Watch, boundaries, watched
 
 logger = logging.getLogger("django_idempotency.testing")
+STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
+"""`Operation`'s methods, and the kind of their step. `awrite` calls `write`."""
+HARMLESS = ("ROLLBACK", "RELEASE")
+"""What Django sends to leave a transaction or a savepoint. The database does that itself when a process dies."""
+COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
+class Stopped(BaseException):
+    """The request ends here. Never leaves `assert_idempotent`."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What one request does in leased mode. It is also the execute wrapper of the request's connections.
+
+    Attributes:
+        stop_at: the number of the place where the request is stopped. None: nowhere.
+        stopped: whether it was stopped.
+        places: the places where the request could be stopped, as a message names them.
+        used: kind and name of each step that was used.
+        ran: what identifies the function of each step that was called, by kind and name.
+        derived: the names that `derive_key` was asked for.
+        keys: the keys of its operations.
+    """
+
+    stop_at: int | None = None
+    stopped: bool = False
+    places: list[str] = field(default_factory=list)
+    used: list[tuple[str, str]] = field(default_factory=list)
+    ran: dict[tuple[str, str], object] = field(default_factory=dict)
+    derived: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+
+    def reach(self, place: str) -> None:
+        """Stop the request, if it shall be stopped here. A stopped request comes no further."""
+        self.stopped = self.stopped or len(self.places) == self.stop_at
+        self.places.append(place)
+        if self.stopped:
+            raise Stopped(place)
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        statement = str(sql).lstrip()
+        if self.stopped and not statement.upper().startswith(HARMLESS):
+            raise Stopped(f"refused: {statement}")
+        # After the COMMIT of the response only the answer is lost, and the retry is a replay.
+        if self.used and _completes_a_key(statement, params):
+            self.reach("before the commit of the response")
+        return execute(sql, params, many, context)
+
+    def rows(self, alias: str) -> Iterator[QuerySet[IdempotencyKey]]:
+        """The rows of its keys."""
+        return (find_key(key, using=alias) for key in self.keys)
+
+
+def _completes_a_key(statement: str, params: Any) -> bool:
+    values = params.values() if isinstance(params, dict) else params or ()
+    is_update = statement.upper().startswith("UPDATE") and IdempotencyKey._meta.db_table in statement
+    return is_update and (f"'{COMPLETED}'" in statement or COMPLETED in values)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Watch the requests that this process handles inside the block."""
+    original = Operation.derive_key
+
+    def derive_key(operation: Operation, name: str) -> str:
+        watch.derived.add(name)
+        return original(operation, name)
+
+    with ExitStack() as stack:
+        # Those of the thread that sends the request. An asynchronous view uses them, and is itself in another thread.
+        for connection in connections.all():
+            stack.enter_context(connection.execute_wrapper(watch))
+        for name, kind in STEPS.items():
+            stack.enter_context(patch.object(Operation, name, _step(watch, kind, getattr(Operation, name))))
+        stack.enter_context(patch.object(Operation, "derive_key", derive_key))
+        yield
+
+
+def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        watch.keys.add(operation.key or "")
+        watch.used.append((kind, name))
+        watch.reach(f"before {kind} {name!r}")
+        result = original(operation, name, _reporting(watch, kind, name, function), *args, **kwargs)
+        return _afterwards(result, lambda: watch.reach(f"after {kind} {name!r}"))
+
+    return method
+
+
+def _reporting(watch: Watch, kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a step, which reports its run. It stays a coroutine function if it is one."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if kind == "call":  # the other steps commit nothing before their function runs
+            watch.reach(f"after the start of call {name!r} was committed, before the function ran")
+        watch.ran[kind, name] = _identity(function)
+        place = f"after the function of {kind} {name!r} ran, before the COMMIT"
+        return _afterwards(function(*args, **kwargs), lambda: watch.reach(place))
+
+    async def arun(*args: Any, **kwargs: Any) -> Any:
+        return await run(*args, **kwargs)
+
+    return arun if iscoroutinefunction(function) else run
+
+
+def _afterwards(result: Any, report: Callable[[], None]) -> Any:
+    """The result. Reports when the result is there: now, or when it was awaited."""
+
+    async def awaited() -> Any:
+        value = await result
+        report()
+        return value
+
+    if isawaitable(result):
+        return awaited()
+    report()
+    return result
+
+
+def _identity(function: Any) -> object:
+    """The same for the same place in the code: each attempt makes new lambdas, partial functions and objects."""
+    function = getattr(function, "func", function)
+    if (code := getattr(function, "__code__", None)) is not None:
+        return code
+    return function if isroutine(function) or isclass(function) else type(function)
+
+
+@dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """One request for each boundary, under a key of its own: stopped there, then retried after its lease.
+    """One request for each place, under a key of its own: stopped there, then retried after its lease.
 
     Args:
         checks: knows how requests are sent, and counts what they create.
@@ -24,68 +167,58 @@ class CrashChecks:
         repeatable: the names of the calls that may be made twice without a derived key.
     """
 
-    def __init__(
-        self, checks: EndpointChecks, new_request: Callable[[], Request], *, repeatable: Collection[str]
-    ) -> None:
-        self.checks = checks
-        self.new_request = new_request
-        self.repeatable = repeatable
+    checks: EndpointChecks
+    new_request: Callable[[], Request]
+    repeatable: Collection[str]
+    undisturbed: Reply = field(init=False)
+    created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each boundary. Raises AssertionError at the first that fails."""
-        __tracebackhide__ = True
-        steps = self._undisturbed()
-        for boundary, where in boundaries(steps):
-            self._check(boundary, where)
-
-    def _undisturbed(self) -> list[Any]:
-        """Run a request as the measure of all others. Returns its steps."""
+        """Check each place. Raises AssertionError at the first that fails."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
             self.undisturbed = self.new_request().send(str(uuid4()))
-        self.created = self.checks.created_rows.count_new()
+        self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
-            raise self._failure(
+            raise self.checks.failure(
                 f"the first request got {self.checks.first.status}, and the same request under another key got "
                 f"{self.undisturbed.status}.",
                 f"Response: {self.undisturbed}",
                 "If the endpoint takes the same body only once, pass a function as data: it is called for each key.",
             )
-        if not any(step.name for step in watch.steps):
+        if not watch.used:
             raise RuntimeError(
                 "crash_at_each_step=True found no step to stop at: the request made no operation.call() and no "
                 "operation.write(). An atomic view has none: it is one transaction, so leave the argument out. The "
                 "client must call the view in this process, as django.test.Client does."
             )
-        return watch.steps
+        for number, where in enumerate(watch.places):
+            self._check(number, where)
 
-    def _check(self, boundary: Boundary, where: str) -> None:
+    def _check(self, number: int, where: str) -> None:
         __tracebackhide__ = True
         request, key = self.new_request(), str(uuid4())
-        stopped, retried = Watch(boundary), Watch()
+        stopped, retried = Watch(number), Watch()
         self._stop(request, key, stopped, where)
-        stopped.let_leases_lapse()
+        for rows in stopped.rows(self.checks.alias):
+            lapsed = F("created_at") - timedelta(seconds=1)  # as if its time was over
+            rows.filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
+        told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
             with watched(retried):
                 retry = request.send(key)
         except Exception as error:
-            raise self._failure(f"stopped {where}, the retry raised {error!r}.", _told(stopped, retried)) from error
-        created = self.checks.created_rows.count_new()
-        evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", _told(stopped, retried)]
-        if not retried.steps and retry.status >= 400 and stopped.is_held():
+            headline = f"stopped {where}, the retry raised {error!r}."
+            raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
+        created = self.checks.count_new()
+        evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
+        if not retried.used and retry.status >= 400 and self._is_held(stopped):
             logger.info("Stopped %s: the retry is held with %s.", where, retry.status)
             return
-        self._judge_answer(retry, where, evidence)
-        self._judge_calls(stopped, retried, where, evidence)
-        self._judge_names(stopped, retried, where, evidence)
-        if created != self.created:
-            raise self._failure(
-                f"stopped {where}, the stopped request and its retry created {created} "
-                f"{self.checks.created_rows.name}; an undisturbed request creates {self.created}.",
-                *evidence,
-                "Write to the database inside operation.write() only: what stands outside runs again in each attempt.",
-            )
+        wrong = (*self._wrong_calls(stopped, retried, where), *_renamed(stopped, retried), *self._wrong(retry, created))
+        for headline, advice in wrong:
+            raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
 
     def _stop(self, request: Request, key: str, watch: Watch, where: str) -> None:
         __tracebackhide__ = True
@@ -95,81 +228,74 @@ class CrashChecks:
         except Stopped:
             return
         if watch.stopped:
-            raise self._failure(
+            raise self.checks.failure(
                 f"stopped {where}, the view went on.",
                 f"Response: {reply}",
                 "Code around the step catches BaseException, or everything (a bare except). Catch Exception.",
             )
-        raise self._failure(
+        raise self.checks.failure(
             f"a request under a new key never came to this point: {where}.",
             f"Response: {reply}",
-            f"It used: {', '.join(map(str, watch.steps)) or 'no step'}.",
+            f"It used: {_named(watch.used) if watch.used else 'no step'}.",
             "The same request must use the same steps. If its data change what it does, pass a function as data.",
         )
 
-    def _judge_answer(self, retry: Reply, where: str, evidence: list[str]) -> None:
-        __tracebackhide__ = True
-        if retry.status != self.undisturbed.status:
-            raise self._failure(
-                f"stopped {where}, the retry got {retry.status}.",
-                *evidence,
-                "The view must come to the same answer when its finished steps return their kept results.",
-            )
-        if _shape(retry.body) != _shape(self.undisturbed.body):
-            raise self._failure(
-                f"stopped {where}, the retry got another kind of response.",
-                *evidence,
-                "Make the response from what the steps return: a retry gets the kept results.",
-            )
+    def _is_held(self, stopped: Watch) -> bool:
+        """Whether the policy of a claimed key lets no retry run: a step is in doubt."""
+        in_doubt = {"steps__isnull": False, "steps__finished_at": None}
+        retries = IdempotencyKey.Policy.RETRY
+        return any(rows.filter(**in_doubt).exclude(policy=retries).exists() for rows in stopped.rows(self.checks.alias))
 
-    def _judge_calls(self, stopped: Watch, retried: Watch, where: str, evidence: list[str]) -> None:
+    def _wrong_calls(self, stopped: Watch, retried: Watch, where: str) -> Iterator[tuple[str, str]]:
         """A call that was made twice needs a derived key. `reconcile` records with a function of its own."""
-        __tracebackhide__ = True
-        again = retried.ran("call")
-        for name, function in stopped.ran("call").items():
-            if again.get(name) != function:
+        for (kind, name), function in stopped.ran.items():
+            if kind != "call" or retried.ran.get((kind, name)) != function:
                 continue
+            twice = f"call {name!r} was made twice"
             if name in stopped.derived & retried.derived:
-                logger.info(
-                    "Stopped %s: call %r was made twice with the same derived key. The other side must recognise it.",
-                    where,
-                    name,
-                )
+                advice = "The other side must recognise it."
+                logger.info("Stopped %s: %s with the same derived key. %s", where, twice, advice)
             elif name in self.repeatable:
-                logger.info("Stopped %s: call %r was made twice, as repeatable= allows.", where, name)
+                logger.info("Stopped %s: %s, as repeatable= allows.", where, twice)
             else:
-                raise self._failure(
-                    f"stopped {where}, call {name!r} was made twice, and the other side cannot know that.",
-                    *evidence,
+                yield (
+                    f"{twice}, and the other side cannot know that.",
                     f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If a second "
                     f"call does no harm, pass repeatable=[{name!r}].",
                 )
 
-    def _judge_names(self, stopped: Watch, retried: Watch, where: str, evidence: list[str]) -> None:
-        """A step has the same name in each attempt, or its result is not found."""
-        __tracebackhide__ = True
-        known = {step.name for step in retried.steps}
-        before = {step.name for step in stopped.steps}
-        for kind in ("call", "write"):
-            lost = {function: name for name, function in stopped.ran(kind).items() if name not in known}
-            for name, function in retried.ran(kind).items():
-                if name not in before and function in lost:
-                    raise self._failure(
-                        f"stopped {where}, {kind} {lost[function]!r} ran again under another name, {name!r}.",
-                        *evidence,
-                        "Give a step the same name in each attempt: no time, no random token.",
-                    )
-
-    def _failure(self, headline: str, *evidence: object) -> AssertionError:
-        return self.checks.failure(headline, *evidence)
-
-
-def _told(stopped: Watch, retried: Watch) -> str:
-    return f"Ran before the stop: {_ran(stopped)}. Ran in the retry: {_ran(retried)}."
+    def _wrong(self, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
+        if retry.status != self.undisturbed.status:
+            yield (
+                f"the retry got {retry.status}.",
+                "The view must come to the same answer when its finished steps return their kept results.",
+            )
+        if _shape(retry.body) != _shape(self.undisturbed.body):
+            yield (
+                "the retry got another kind of response.",
+                "Make the response from what the steps return: a retry gets the kept results.",
+            )
+        if created != self.created:
+            yield (
+                f"the stopped request and its retry created {created} {self.checks.name}; an undisturbed "
+                f"request creates {self.created}.",
+                "Write to the database inside operation.write() only: what stands outside runs again in each attempt.",
+            )
 
 
-def _ran(watch: Watch) -> str:
-    return ", ".join(str(step) for step in watch.steps if step.ran is not None) or "nothing"
+def _renamed(stopped: Watch, retried: Watch) -> Iterator[tuple[str, str]]:
+    """A step has the same name in each attempt, or its result is not found."""
+    lost = {(kind, run): name for (kind, name), run in stopped.ran.items() if (kind, name) not in retried.used}
+    for (kind, name), run in retried.ran.items():
+        if kind != "fetch" and (kind, name) not in stopped.used and (kind, run) in lost:
+            yield (
+                f"{kind} {lost[kind, run]!r} ran again under another name, {name!r}.",
+                "Give a step the same name in each attempt: no time, no random token.",
+            )
+
+
+def _named(steps: Collection[tuple[str, str]]) -> str:
+    return ", ".join(f"{kind} {name!r}" for kind, name in steps) or "nothing"
 
 
 def _shape(body: bytes) -> Any:

@@ -7,15 +7,17 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Barrier
 from typing import Any
 
+from django.core.files.base import ContentFile
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 from django.test import Client
 
 from ..engine.conf import get_settings
 from ..models import IdempotencyKey
-from .bodies import altered, as_bytes, with_fields, with_files_opened, with_files_read
 
 QUOTED_CHARACTERS = 300
 """How much of a body a message quotes."""
@@ -60,12 +62,6 @@ class Reply:
         """Whether it is the package's own error for a key that was used for another request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
-    @property
-    def exception(self) -> BaseException | None:
-        """What the view raised, if Django's test client turned the exception into a 500."""
-        exc_info = getattr(self.response, "exc_info", None)
-        return exc_info[1] if exc_info else None
-
     def _json_field(self, name: str) -> Any:
         try:
             return json.loads(self.body)[name]
@@ -102,16 +98,19 @@ class Request:
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
-        for_key, data = self._for_key(key), self.data
+        for_key, data = {} if key is None else self.key_arguments(key), self.data
         if isinstance(for_key, bytes):
+            if data is not None:
+                raise TypeError(f"with_key= gives the whole body, so leave data out. It is {data!r}.")
             for_key, data = {"content_type": self.extra.get("content_type", JSON)}, for_key
         if self.alters_body:
-            data = altered(data, keep=key)
+            data = _altered(data, key)
         arguments = {**self.extra, **for_key}
         headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
-        data = with_fields(with_files_opened(data), arguments.pop("data", None))
+        data = _each(data, lambda value: value() if isinstance(value, partial) else value)
+        data = _with_fields(data, arguments.pop("data", None))
         if self.sign is not None:
-            data = as_bytes(data)
+            data = _as_bytes(data)
             arguments.setdefault("content_type", JSON)
             headers |= {} if key is None else self.sign(data, key)
         if headers:
@@ -124,15 +123,6 @@ class Request:
     def with_body(self, data: Any) -> Request:
         """The same with other data. A function gives the whole body, as `key_arguments` may."""
         return replace(self, key_arguments=data) if callable(data) else replace(self, data=with_files_read(data))
-
-    def with_altered_body(self) -> Request:
-        return replace(self, alters_body=True)
-
-    def _for_key(self, key: str | None) -> Mapping[str, Any] | bytes:
-        for_key = {} if key is None else self.key_arguments(key)
-        if isinstance(for_key, bytes) and self.data is not None:
-            raise TypeError(f"with_key= gives the whole body, so leave data out. It is {self.data!r}.")
-        return for_key
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
@@ -155,9 +145,13 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
         finally:
             connections.close_all()
 
+    clients = [_copy(request.client) for _ in range(count)]
+    for client in clients:
+        if isinstance(client, Client):
+            # Otherwise it raises the exception of any request in the process, so of other threads, too.
+            client.raise_request_exception = False
     with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(send, _copy_for_thread(request.client)) for _ in range(count)]
-        return [future.result() for future in futures]
+        return [future.result() for future in [pool.submit(send, client) for client in clients]]
 
 
 def _copy(client: Any) -> Any:
@@ -172,12 +166,83 @@ def _copy(client: Any) -> Any:
     return copied
 
 
-def _copy_for_thread(client: Any) -> Any:
-    """Return a copy that turns an exception of the view into a 500.
+# --- bodies --------------------------------------------------------------------------------------------------------
 
-    Otherwise Django's test client raises the exception of any request in the process, so also of another thread's.
+
+def with_files_read(data: Any) -> Any:
+    """Return the data with a function in place of each file. A test client reads a file once: a retry would be empty.
+
+    The function makes the file anew.
     """
-    copied = _copy(client)
-    if isinstance(client, Client):
-        copied.raise_request_exception = False
-    return copied
+    return _each(data, _read)
+
+
+def _each(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The data with each value changed, but no object and no list."""
+    if isinstance(data, dict):
+        return {name: _each(value, change) for name, value in data.items()}
+    return [_each(value, change) for value in data] if isinstance(data, (list, tuple)) else change(data)
+
+
+def _read(value: Any) -> Any:
+    if not callable(getattr(value, "read", None)):
+        return value
+    value.seek(0)
+    return partial(_file, value.read(), getattr(value, "name", None), getattr(value, "content_type", None))
+
+
+def _file(content: Any, name: str | None, content_type: str | None) -> Any:
+    file: Any = ContentFile(content, name=name)
+    if content_type is not None:
+        file.content_type = content_type
+    return file
+
+
+def _with_fields(data: Any, fields: Mapping[str, Any] | None) -> Any:
+    """Return the body with the fields that carry the key."""
+    if fields is None:
+        return data
+    if not isinstance(data, dict | None):
+        raise TypeError(f"with_key= gives body fields, so data must be a dict of fields too, not {data!r}.")
+    return {**(data or {}), **fields}
+
+
+def _as_bytes(data: Any) -> bytes:
+    """Return the body as a signature needs it: bytes and text as they are, all else as JSON."""
+    if data is None:
+        return b""
+    if isinstance(data, bytes):
+        return data
+    return (data if isinstance(data, str) else json.dumps(data, cls=DjangoJSONEncoder)).encode()
+
+
+def _altered(data: Any, keep: str | None) -> Any:
+    """Return the data with every value altered, so that any field that the endpoint compares has changed.
+
+    keep: the key. Texts that contain the key stay as they are.
+    """
+    if data is None or data in ({}, []):
+        return {"altered": "1"}
+    match data:
+        case dict():
+            return {name: _altered(value, keep) for name, value in data.items()}
+        case list():
+            return [_altered(value, keep) for value in data]
+        case bool():
+            return not data
+        case int() | float():
+            return data + 1
+        case partial():
+            content, *rest = data.args
+            return partial(_file, content + ("1" if isinstance(content, str) else b"1"), *rest)
+        case bytes():
+            return _altered_text(data.decode("latin-1"), keep).encode("latin-1")
+    return _altered_text(str(data), keep)
+
+
+def _altered_text(text: str, keep: str | None) -> str:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return text if keep is not None and keep in text else text + "1"
+    return json.dumps(_altered(parsed, keep))

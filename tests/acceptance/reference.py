@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
 from textwrap import dedent
@@ -299,19 +298,17 @@ def exceptions() -> str:
 
 
 def signals() -> str:
-    """Each signal with the text below it."""
+    """Each event of the signal, with its text in the code, and the level of its log record."""
     from django_idempotency import signals as module
     from django_idempotency.engine import events
 
-    lines = ["| Signal | Sent when | `event` of the log record | Level |", "|---|---|---|---|"]
-    logged = {id(e.signal): e for e in vars(events).values() if isinstance(e, events.Event)}
-    body = ast.parse(inspect.getsource(module)).body
-    for node, text in pairwise(body):
-        if isinstance(node, ast.Assign) and isinstance(text, ast.Expr):
-            name = ast.unparse(node.targets[0])
-            event = logged.get(id(getattr(module, name)))
-            told = (event.name, logging.getLevelName(event.level)) if event else ("purged", "INFO")
-            lines.append(f"| `{name}` | {cell(ast.literal_eval(text.value))} | `{told[0]}` | {told[1]} |")
+    lines = ["| `event` | Sent when | Level of the log record |", "|---|---|---|"]
+    levels = {e.name: e.level for e in reversed(vars(events).values()) if isinstance(e, events.Event)}
+    source = inspect.getsource(module).partition("key_event = ")[2]
+    for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
+        level = logging.getLevelName(levels.get(name, logging.INFO))
+        told = " ".join(text.split())
+        lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} | {level} |")
     return "\n".join(lines)
 
 
@@ -320,8 +317,7 @@ def metrics() -> str:
     from django_idempotency import metrics as module
 
     lines = ["| Metric | Labels | Meaning |", "|---|---|---|"]
-    outcomes = ", ".join(f"`{name}`" for name in module.OUTCOMES)
-    lines.append(f"| `idempotency_key_outcomes_total` | `operation`, `outcome` | How often: {outcomes}. |")
+    lines.append("| `idempotency_key_outcomes_total` | `operation`, `outcome` | How often: each [event](#signals). |")
     lines.append("| `idempotency_keys_purged_total` | `database` | Expired keys that this process has deleted. |")
     lines += [f"| `idempotency_keys_{name}` | `database` | {cell(text)} |" for name, text in module.GAUGES.items()]
     return "\n".join(lines)

@@ -27,12 +27,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def _receivers() -> Iterator[None]:
     """Those that a block connects end with its test."""
-    all_ = [*metrics.OUTCOMES.values(), signals.keys_purged]
-    before = [list(signal.receivers) for signal in all_]
+    before = list(signals.key_event.receivers)
     yield
-    for signal, receivers in zip(all_, before, strict=True):
-        signal.receivers = receivers
-        signal.sender_receivers_cache.clear()
+    signals.key_event.receivers = before
+    signals.key_event.sender_receivers_cache.clear()
 
 
 def once(payload: int = 1) -> None:

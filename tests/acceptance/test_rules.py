@@ -17,6 +17,7 @@ from tests.acceptance.pages import ROOT
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("prometheus_client")
 metrics = pytest.importorskip("django_idempotency.metrics")
+events = pytest.importorskip("django_idempotency.engine.events")
 DOCS = ROOT / "docs"
 GAUGES = {f"idempotency_keys_{name}" for name in metrics.GAUGES}
 OUTCOMES = "idempotency_key_outcomes_total"
@@ -25,11 +26,14 @@ PROMTOOL = shutil.which("promtool")
 promtool_only = pytest.mark.skipif(PROMTOOL is None, reason="NOT RUN: promtool is missing: apt install prometheus")
 STEADY = {"claimed": 100, "completed": 95, "replayed": 5}
 """Requests of one operation in a minute."""
-FIRING: list[tuple[str | None, dict[str, int], dict[str, int]]] = [
+FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     (None, {}, {}),
     ("IdempotencyCallInDoubt", {"in_doubt": 1}, {}),
+    ("IdempotencyDoubtIsOld", {"oldest_in_doubt_seconds": 86401}, {}),
     ("IdempotencyHalfDone", {"half_done": 1}, {}),
     ("IdempotencyKeysStuck", {"stuck": 1}, {}),
+    ("IdempotencyDatabaseUnavailable", {"database_unavailable": 1, "age_seconds": 600}, {}),
+    ("IdempotencyMetricsMissing", {"database_unavailable": None}, {}),
     ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
     (None, {"oldest_atomic_in_flight_seconds": 60}, {}),
     ("IdempotencyLeasedKeyIsOld", {"oldest_in_flight_seconds": 3601}, {}),
@@ -41,10 +45,12 @@ FIRING: list[tuple[str | None, dict[str, int], dict[str, int]]] = [
     ("IdempotencyReplaysRising", {}, {"replayed": 25}),
     ("IdempotencyKeysUnusable", {}, {"missing": 4, "invalid": 4}),
     (None, {}, {"missing": 2, "invalid": 2}),
+    ("IdempotencyRequestsReleased", {}, {"released": 26}),
+    ("IdempotencyRequestsHeld", {}, {"held": 1}),
     ("IdempotencyReplaysRefused", {}, {"replay_refused": 2}),
     ("IdempotencyStoreBusy", {}, {"busy": 2}),
 ]
-"""Which alert fires: by gauges, or by the outcomes of a minute that differ from `STEADY`."""
+"""Which alert fires: by gauges (None: missing), or by the outcomes of a minute that differ from `STEADY`."""
 FIRES = 'count by (alertname) (ALERTS{alertstate="firing"})'
 REPLAY_RATE = 'round(sum(operation_outcome:idempotency_requests:ratio_rate15m{outcome="replayed"}), 0.0001)'
 
@@ -81,7 +87,7 @@ def test_metrics_and_outcomes_are_asked_for_by_their_names(expressions: list[str
     """A name that nothing has would never fire, and would show an empty panel."""
     names, outcomes = asked(expressions)
     assert names <= GAUGES | COUNTERS
-    assert outcomes <= set(metrics.OUTCOMES)
+    assert outcomes <= {event.name for event in vars(events).values() if isinstance(event, events.Event)}
 
 
 def test_rules_ask_for_rules_that_there_are() -> None:
@@ -143,11 +149,11 @@ def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None
     assert told.startswith("0\n"), told
 
 
-def case(alert: str | None, gauges: dict[str, int], outcomes: dict[str, int]) -> dict[str, Any]:
+def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, int]) -> dict[str, Any]:
     """One hour of samples, and what Prometheus makes of them."""
     values = {**dict.fromkeys(GAUGES, 0), **{f"idempotency_keys_{name}": value for name, value in gauges.items()}}
     rates = {**STEADY, **outcomes}
-    series = [(f'{name}{{database="default"}}', f"{value}x60") for name, value in values.items()]
+    series = [(f'{name}{{database="default"}}', f"{value}x60") for name, value in values.items() if value is not None]
     series += [(f'{OUTCOMES}{{operation="o",outcome="{name}"}}', f"0+{rate}x60") for name, rate in rates.items()]
     share = rates["replayed"] / (sum(rates.values()) - rates["claimed"])
     return {

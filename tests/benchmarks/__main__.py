@@ -20,18 +20,15 @@ from django import get_version
 from django.db import connection
 
 from tests.benchmarks import (
+    calls,
     cleanup,
     cores,
     elsewhere,
-    encryption,
     growth,
     peers,
     requests,
     server,
-    shares,
-    statements,
     traffic,
-    writers,
 )
 from tests.benchmarks.answer import answer
 from tests.benchmarks.page import with_part
@@ -39,9 +36,9 @@ from tests.benchmarks.page import with_part
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests", "shares", "cores")
+ON_THE_PAGE = ("requests", "cores")
 """The parts whose tables the page shows. `figures.md` has all of them."""
-MODULES = requests, shares, statements, encryption, peers, server, cores, writers, growth, cleanup, traffic, elsewhere
+MODULES = requests, peers, server, cores, growth, cleanup, traffic, elsewhere
 PARTS = {part.__name__.rpartition(".")[2]: part for part in MODULES}
 
 
@@ -63,7 +60,7 @@ def main() -> None:
         "--only", action="append", choices=PARTS, help="only this part, and print only; may be repeated"
     )
     options = parser.parse_args()
-    on_the_page, all_figures, images, found = [conditions()], [conditions()], {}, {}
+    on_the_page, all_figures, images, found = [conditions()], [conditions(), calls.told()], {}, {}
     for name in options.only or PARTS:
         part = PARTS[name]
         print(name, "…", file=sys.stderr, end=" ", flush=True)

@@ -65,7 +65,7 @@ async def ask(operation: Any) -> HttpResponse:
     return HttpResponse("charged: " + str(operation.in_doubt))
 
 
-@idempotent(lease=60, reconcile=ask)
+@idempotent(operation="POST reconciled", lease=60, reconcile=ask)
 async def reconciled(request: HttpRequest) -> HttpResponse:
     await get_operation(request).acall("charge", fail)
     raise AssertionError("unreachable")

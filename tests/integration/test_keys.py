@@ -141,6 +141,18 @@ class TestReaders:
         response = post("/header")
         assert response.json()["detail"] == "This operation needs the request header webhook-id, with a unique value."
 
+    def test_another_header_has_the_syntax_of_the_standard_one(self, post: Post) -> None:
+        """A header that was sent twice arrives as a list. It is refused, and is no second key. Quotes do not count."""
+        found = [post("/header", {"a": 1}, headers={"webhook-id": value}) for value in ("w", '"w"', "w,w", "w, w")]
+        assert [(answer.status_code, replayed(answer)) for answer in found] == [
+            (200, "false"),
+            (200, "true"),
+            (400, "false"),
+            (400, "false"),
+        ]
+        assert found[2].json()["detail"].endswith("send the header once.")
+        assert Order.objects.count() == 1
+
     @pytest.mark.parametrize(
         ("path", "body", "key"),
         [("/json", {"id": "evt_1"}, "evt_1"), ("/json", {"id": 7}, "7"), ("/nested", {"data": {"id": "x"}}, "x")],

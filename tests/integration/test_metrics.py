@@ -16,7 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_idempotency import PayloadMismatch, metrics, run_once
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.signals import key_event
+from tests.expired import make_leased, without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks
 from tests.roles import unprivileged
@@ -34,14 +36,12 @@ def _clean() -> None:
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
     """Installed for one test."""
-    signals = [*metrics.OUTCOMES.values(), metrics.signals.keys_purged]
-    before = [list(signal.receivers) for signal in signals]
+    before = list(key_event.receivers)
     registry = CollectorRegistry(auto_describe=True)
     metrics.install(registry=registry)
     yield registry
-    for signal, receivers in zip(signals, before, strict=True):
-        signal.receivers = receivers
-        signal.sender_receivers_cache.clear()
+    key_event.receivers = before
+    key_event.sender_receivers_cache.clear()
 
 
 @pytest.fixture
@@ -99,19 +99,33 @@ def test_gauges_show_atomic_mode_at_work(scrape: Scrape) -> None:
     assert hidden == [1, None]
 
 
-def test_gauges_show_what_is_in_flight_and_stuck(scrape: Scrape, post: Any) -> None:
-    """A worker has died in a call an hour ago."""
+def shown(scrape: Scrape, *names: str) -> list[float]:
+    gauges = scrape()
+    return [gauges[f"idempotency_keys_{name}", "default"] for name in names]
+
+
+STATES = ("in_flight", "in_doubt", "half_done", "stuck")
+
+
+def test_a_key_is_counted_in_the_state_that_is_urgent(scrape: Scrape, post: Any) -> None:
+    """A worker that has died in a call has left a doubt. Only without a call its key counts as stuck."""
+    HOOKS["between"] = lambda *args: told.append(shown(scrape, *STATES))
+    told: list[list[float]] = []
+    post("/pay")
+    assert told == [[1, 0, 0, 0]]
+    HOOKS.clear()
+    IdempotencyKey.objects.all().delete()
     GATEWAY.before = breaks
     with pytest.raises(Exception, match="it broke"):
         post("/pay")
+    assert shown(scrape, *STATES) == [0, 1, 0, 0]
     as_if_killed()
+    assert shown(scrape, *STATES) == [0, 1, 0, 0]
     IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(hours=1))
-    gauges = scrape()
-    assert gauges["idempotency_keys_in_flight", "default"] == 1
-    assert gauges["idempotency_keys_stuck", "default"] == 1
-    assert gauges["idempotency_keys_in_doubt", "default"] == 1
-    assert gauges["idempotency_keys_half_done", "default"] == 0
-    assert 3600 <= gauges["idempotency_keys_oldest_in_flight_seconds", "default"] < 3700
+    assert 3600 <= shown(scrape, "oldest_in_doubt_seconds")[0] < 3700
+    IdempotencyStep.objects.all().delete()
+    assert shown(scrape, *STATES) == [0, 0, 0, 1]
+    assert 3600 <= shown(scrape, "oldest_stuck_seconds")[0] < 3700
 
 
 def test_a_gauge_shows_what_is_half_done(scrape: Scrape, post: Any) -> None:
@@ -119,13 +133,12 @@ def test_a_gauge_shows_what_is_half_done(scrape: Scrape, post: Any) -> None:
     HOOKS["between"] = breaks
     with pytest.raises(Exception, match="it broke"):
         post("/pay")
-    gauges = scrape()
-    assert [gauges[f"idempotency_keys_{name}", "default"] for name in ("half_done", "in_doubt", "stuck")] == [1, 0, 0]
+    assert shown(scrape, *STATES) == [0, 0, 1, 0]
 
 
 def test_with_nothing_to_show_the_gauges_are_zero(scrape: Scrape) -> None:
     """So that an alert can resolve."""
-    assert set(scrape().values()) == {0}
+    assert {name: value for name, value in scrape().items() if value and "age_seconds" not in name[0]} == {}
     told = [name for name in metrics.GAUGES if "atomic" not in name or connection.vendor == "postgresql"]
     assert {name for name, *_ in scrape()} == {f"idempotency_keys_{name}" for name in told}
 
@@ -172,20 +185,22 @@ def test_a_clock_that_is_ahead_shows_nothing_negative(scrape: Scrape) -> None:
     assert scrape()["idempotency_keys_oldest_in_flight_seconds", "default"] == 0
 
 
-def test_a_database_that_does_not_answer_costs_only_its_gauges(
-    scrape: Scrape, caplog: pytest.LogCaptureFixture
+def test_a_database_that_does_not_answer_keeps_its_last_values(
+    scrape: Scrape, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The counters are scraped all the same."""
-    run_once(lambda: 1, scope="s", key="k", operation="o")
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_idempotency_idempotencykey RENAME TO away")
-    try:
-        found = scrape()
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE away RENAME TO django_idempotency_idempotencykey")
-    assert found == {("idempotency_key_outcomes_total", "o", outcome): 1 for outcome in ("claimed", "completed")}
+    """No page about money resolves because the database is down. The counters are scraped all the same."""
+    make_leased("k", "failed", doubt=True)
+    names = ("database_unavailable", "in_doubt", "stuck")
+    assert shown(scrape, *names, "age_seconds") == [0, 1, 0, 0]
+    never_read = CollectorRegistry()
+    never_read.register(metrics.KeyCollector())
+    with without_tables("default"):
+        assert shown(scrape, *names) == [1, 1, 0]
+        assert shown(scrape, "age_seconds")[0] > 0
+        found = [line for line in generate_latest(never_read).decode().splitlines() if not line.startswith("#")]
+    assert found == ['idempotency_keys_database_unavailable{database="default"} 1.0']
     assert "could not be counted for Prometheus" in caplog.text
+    assert shown(scrape, *names, "age_seconds") == [0, 1, 0, 0]
 
 
 def test_a_scrape_costs_five_queries(scrape: Scrape) -> None:

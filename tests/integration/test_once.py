@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
-from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -18,11 +16,9 @@ from django.urls import path
 
 from django_idempotency import (
     IdempotencyConfigurationError,
-    NotRun,
     OperationInProgress,
     PayloadMismatch,
     Result,
-    StoreBusy,
     TransactionBroken,
     idempotent,
     once,
@@ -56,21 +52,6 @@ class TestAtomic:
         assert (len(RUNS), Order.objects.count()) == (1, 1)
         row = IdempotencyKey.objects.get()
         assert (row.scope, row.operation, row.key, row.status) == ("s", "tests.works.place", "k", "completed")
-
-    def test_scope_operation_and_key_tell_works_apart(self) -> None:
-        """Each pair of scope and key, and each function, is its own."""
-        run_once(place, scope="s", key="k")
-        assert run_once(place, scope="t", key="k").replayed is False
-        assert run_once(place, scope="s", key="l").replayed is False
-        assert run_once(place, scope="s", key="k", operation="other").replayed is False
-        assert Order.objects.count() == 4
-
-    def test_an_exception_rolls_back_and_frees_the_key(self) -> None:
-        """It propagates, and the next delivery runs."""
-        with pytest.raises(ValueError, match="it broke"):
-            run_once(breaks, scope="s", key="k")
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-        assert run_once(place, scope="s", key="k", operation="tests.works.breaks").replayed is False
 
     @pytest.mark.parametrize("payloads", [({"a": 1}, {"a": 2}), (b"1", b"2"), ([1], ["1"]), ("1", b"1")])
     def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
@@ -120,11 +101,6 @@ class TestAtomic:
         with pytest.raises(OperationInProgress, match="o with key 'k' is being run right now") as raised:
             run_once(work, scope="s", key="k", operation="o")
         assert raised.value.retry_after == 1
-
-    def test_nested_work_is_its_own(self) -> None:
-        """Another key inside the work."""
-        assert run_once(nested, scope="outer", key="1").value is False
-        assert run_once(place, scope="inner", key="1").replayed is True
 
     def test_it_joins_the_callers_transaction(self) -> None:
         """Rolled back with it, the key is free again."""
@@ -224,27 +200,6 @@ def test_in_a_transaction_that_is_broken_django_says_so(lease: int | None) -> No
         with pytest.raises((transaction.TransactionManagementError, IdempotencyConfigurationError)):
             run_once(place, scope="s", key="k", lease=lease)
     assert RUNS == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_of_twenty_at_once_one_runs(in_threads: Callable[..., list[Any]]) -> None:
-    """Real threads; the others are told, or get its result."""
-    go = Event()
-
-    def deliver(number: int) -> Any:
-        if number == 19:
-            go.set()
-        assert go.wait(30)
-        try:
-            return run_once(place, scope="s", key="k", wait=10)
-        except NotRun as error:
-            return type(error)
-
-    outcomes = in_threads(20, deliver)
-    results = [o for o in outcomes if isinstance(o, Result)]
-    assert [r.replayed for r in results].count(False) == 1
-    assert {o for o in outcomes if not isinstance(o, Result)} <= {OperationInProgress, StoreBusy}
-    assert (len(RUNS), Order.objects.count()) == (1, 1)
 
 
 @idempotent

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection
 
-from django_idempotency import IdempotencyConfigurationError, Operation, PayloadMismatch, arun_once
+from django_idempotency import IdempotencyConfigurationError, Operation, arun_once
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.shopapp.models import Order
 from tests.works import RUNS, place
@@ -63,11 +63,6 @@ class TestAsynchronous:
         """Itself, and not the function around it."""
         with pytest.raises(IdempotencyConfigurationError, match=r"functools\.partial\(<function place.* has no name"):
             async_to_sync(arun_once)(partial(place), scope="s", key="k")
-
-    def test_another_payload_is_a_mismatch(self) -> None:
-        async_to_sync(arun_once)(place, scope="s", key="k", payload="a")
-        with pytest.raises(PayloadMismatch):
-            async_to_sync(arun_once)(place, scope="s", key="k", payload="b")
 
     def test_a_plain_function_may_return_what_has_to_be_awaited(self) -> None:
         """As managers' asynchronous methods do."""

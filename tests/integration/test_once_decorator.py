@@ -10,7 +10,6 @@ from asgiref.sync import async_to_sync
 from django_idempotency import (
     IdempotencyConfigurationError,
     Operation,
-    PayloadMismatch,
     once,
 )
 from django_idempotency.models import IdempotencyKey
@@ -85,12 +84,6 @@ class TestDecorator:
         assert IdempotencyKey.objects.get().operation == f"{__name__}.handle"
         assert decorated.by_name(event=event) == decorated.by_name(event=event) == "evt_1"
         assert RUNS == ["evt_1", "by name"]
-
-    def test_another_payload(self, decorated: Decorated) -> None:
-        """Named."""
-        decorated.handle({"id": "evt_1", "data": {"a": 1}})
-        with pytest.raises(PayloadMismatch):
-            decorated.handle({"id": "evt_1", "data": {"a": 2}})
 
     def test_leased(self, decorated: Decorated) -> None:
         """The operation comes as a keyword argument."""

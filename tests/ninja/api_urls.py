@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import suppress
-from functools import wraps
 from threading import Event
 from typing import Any
 
@@ -285,15 +284,6 @@ async def apass(request: HttpRequest) -> Any:
 # Routers: their options and the API's.
 
 
-def announced(view: Any) -> Any:
-    @wraps(view)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        CALLS.append("announced")
-        return view(*args, **kwargs)
-
-    return wrapper
-
-
 def maker() -> Any:
     """A function of its own for each route: routing leaves a mark on it."""
 
@@ -307,7 +297,6 @@ def routed() -> Router:
     router = Router()
     router.post("/inherits", operation_id="inherits")(maker())
     router.post("/own", operation_id="own")(idempotent_operation(store_body=False)(maker()))
-    router.post("/between", operation_id="between")(announced(idempotent_operation(maker())))
     router.put("/put", operation_id="put_make")(maker())
     router.get("/get", operation_id="get_make")(maker())
     router.add_decorator(idempotent_operation(ttl=60), mode="view")

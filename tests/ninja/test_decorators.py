@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from types import ModuleType
 from typing import Any
 
@@ -111,6 +111,18 @@ def test_around_the_whole_operation_in_disguise(api: NinjaAPI, serve: Serve, key
 def test_the_plain_decorator_is_refused_by_the_route(api: NinjaAPI, make: Any) -> None:
     """When Django Ninja makes the operation; the right decorator is named."""
     refused(lambda: api.post("/orders")(idempotent(make)), "idempotent cannot protect make")
+
+
+def test_a_wrapper_between_two_protections(api: NinjaAPI, make: Any) -> None:
+    """The outer one stands above the wrapper, which may check who is calling."""
+
+    def checked(view: Any) -> Any:
+        return wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
+
+    api.post("/orders")(checked(idempotent_operation(make)))
+    api.add_decorator(idempotent_operation, mode="view")
+    with pytest.raises(IdempotencyConfigurationError, match="stands above .*test_a_wrapper_between_two_protections"):
+        assert api.urls
 
 
 @pytest.mark.django_db

@@ -132,14 +132,6 @@ def test_a_handler_that_reads_the_raw_body_gets_any(post: Any, body: str) -> Non
     assert Order.objects.count() == 1
 
 
-def test_a_handler_that_wants_it_parsed_gets_the_parsers_error(post: Any) -> None:
-    """400 from the view itself: nothing is written and nothing is claimed, so a corrected body may use the key."""
-    refused = post("/raw?parse", "{")
-    assert (refused.status_code, "Idempotency-Replayed" in refused.headers) == (400, False)
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-    assert post("/raw?parse", "{}").status_code == 200
-
-
 def test_in_leased_mode_the_parsers_error_comes_first(post: Any) -> None:
     """A claim would be committed by then."""
     assert post("/leased", "{").status_code == 400

@@ -65,12 +65,6 @@ class Pay(IdempotencyMixin, APIView):
         return key
 
 
-@api_view(["POST"])
-@idempotent(lease=60, on_abandoned="hold")
-def pay(request: Any) -> Response:
-    return Response(Pay().post(request).data, 201)
-
-
 RECONCILE: list[Callable[[Any], Any]] = []
 
 
@@ -112,7 +106,6 @@ urlpatterns = [
     path("pay", Pay.as_view()),
     path("write", write),
     path("commits", commits),
-    path("function", pay),
     path("reconciled", reconciled),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
@@ -122,30 +115,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test
 def _clean() -> None:
     CALLS.clear()
     RECONCILE.clear()
-
-
-@pytest.mark.parametrize("url", ["/pay", "/function"])
-def test_a_leased_handler_runs_once(post: Any, url: str) -> None:
-    """The mixin and a decorated function; the request has the operation."""
-    first, second = post(url), post(url)
-    assert (first.status_code, second.content) == (201, first.content)
-    assert second.headers["Idempotency-Replayed"] == "true"
-    assert (len(CALLS), Order.objects.count()) == (1, 1)
-
-
-def test_an_exception_with_a_final_answer_is_kept(post: Any) -> None:
-    """A validation error is an answer: 400, replayed."""
-    first, second = (post("/pay", {"amount": -1}) for _ in range(2))
-    assert (first.status_code, second.status_code, second.content) == (400, 400, first.content)
-    assert second.headers["Idempotency-Replayed"] == "true"
-    assert CALLS == []
-
-
-def test_an_exception_after_a_finished_call_is_an_answer_too(post: Any) -> None:
-    """The view knows what the gateway said."""
-    first, second = (post("/pay", {"after": "refused"}) for _ in range(2))
-    assert (first.status_code, second.headers["Idempotency-Replayed"]) == (402, "true")
-    assert len(CALLS) == 1
 
 
 def test_an_exception_out_of_a_write_is_no_answer_after_a_call(post: Any) -> None:
@@ -180,23 +149,14 @@ def test_a_refusal_does_not_hide_what_a_write_has_committed(post: Any, caught: b
     assert (in_doubt().count(), Order.objects.count()) == (1, 1)
 
 
-@pytest.mark.parametrize("url", ["/pay", "/function"])
-def test_an_exception_out_of_a_call_is_no_answer(post: Any, url: str) -> None:
-    """Whatever its status: nobody knows whether the card was charged, so the key fails with the call in doubt."""
-    assert post(url, {"charge": "raises"}).status_code == 402
+def test_an_exception_out_of_a_call_is_no_answer(post: Any) -> None:
+    """Whatever its status: it is not known whether the card was charged, so the key fails with the call in doubt."""
+    assert post("/pay", {"charge": "raises"}).status_code == 402
     row = IdempotencyKey.objects.get()
     assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: The card was declined.")
     assert IdempotencyStep.objects.get().finished_at is None
-    assert post(url, {"charge": "raises"}).status_code == (402 if url == "/pay" else 409)
-    assert len(CALLS) == (2 if url == "/pay" else 1)
-    assert len(set(CALLS)) == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_under_atomic_requests_the_mixin_takes_the_alias_over(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No transaction of Django's stands around the steps."""
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    assert post("/pay").json()["atomic"] is False
+    assert post("/pay", {"charge": "raises"}).status_code == 402
+    assert (len(CALLS), len(set(CALLS))) == (2, 1)
 
 
 @pytest.mark.parametrize("another_call", [False, True])

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
-from django.db import IntegrityError, connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -19,11 +17,10 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent, signals
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
-from tests.heard import heard
-from tests.http import replayed, same
+from tests.http import replayed
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
 
@@ -37,14 +34,6 @@ def _fresh() -> Iterator[None]:
     yield
     api_urls.AFTER_ROLLBACK.clear()
     api_urls.OncePerTest.full = False
-
-
-def test_a_viewset_creates_once(post: Post) -> None:
-    """The retry gets the same status, bytes and headers."""
-    first, second = (post("/orders/", {"reference": "r", "amount": 1}) for _ in range(2))
-    assert (first.status_code, replayed(first), replayed(second)) == (201, "false", "true")
-    assert same(first, second)
-    assert Order.objects.count() == 1
 
 
 def lowered(get_response: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,14 +64,6 @@ def test_in_lower_case_a_check_of_the_caller_is_refused_too(rf: Any, key: str) -
     request.method = "post"
     with pytest.raises(IdempotencyConfigurationError, match="IdempotencyMixin stands above"):
         Checked.as_view()(request)
-
-
-def test_a_rejected_body_of_a_serializer_is_kept(post: Post) -> None:
-    """400, replayed; another body is a mismatch."""
-    first, second = (post("/orders/", {"amount": "x"}) for _ in range(2))
-    assert (first.status_code, replayed(second)) == (400, "true")
-    assert same(first, second)
-    assert post("/orders/", {"amount": 1}).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -132,29 +113,8 @@ def test_options_can_depend_on_the_request(post: Post) -> None:
     assert [replayed(post("/dynamic/?optional")) for _ in range(2)] == ["false", "true"]
 
 
-@pytest.mark.only_on("postgresql")
-@pytest.mark.django_db(transaction=True)
-def test_the_price_in_statements(post: Post) -> None:
-    """Two more than the view's own."""
-    with CaptureQueriesContext(connection) as captured:
-        post("/function/", {"amount": 1})
-    assert [query["sql"].split()[0] for query in captured.captured_queries] == [
-        *("BEGIN", "INSERT", "INSERT", "UPDATE", "COMMIT")
-    ]
-
-
 @pytest.mark.django_db(transaction=True)
 class TestTransactions:
-    @pytest.mark.only_on("postgresql", "sqlite")
-    @pytest.mark.parametrize("atomic", [False, True])
-    def test_a_failing_commit_is_no_201(self, post: Post, atomic: bool, request: pytest.FixtureRequest) -> None:
-        """With or without ATOMIC_REQUESTS the mixin's transaction is the outermost."""
-        if atomic:
-            request.getfixturevalue("atomic_requests")
-        with pytest.raises(IntegrityError):
-            post("/commit/")
-        assert not IdempotencyKey.objects.exists()
-
     @pytest.mark.usefixtures("atomic_requests")
     def test_unprotected_requests_keep_djangos_transaction(self, client: Client, post: Post) -> None:
         """A safe method and an unprotected request."""
@@ -168,15 +128,6 @@ class TestTransactions:
         first, second = (post(path) for _ in range(2))
         assert (first.status_code, replayed(first), replayed(second)) == (400, "false", "true")
         assert not Order.objects.exists()
-
-    @pytest.mark.usefixtures("atomic_requests")
-    @pytest.mark.parametrize("path", ["/decorated/", "/function/"])
-    def test_the_decorator_works_inside_djangos_transaction(self, post: Post, path: str) -> None:
-        """As a savepoint."""
-        assert [replayed(post(path, {"amount": 1})) for _ in range(2)] == ["false", "true"]
-        first, second = (post("/function/", {"amount": -1}, key="other") for _ in range(2))
-        assert (first.status_code, replayed(second)) == (400, "true")
-        assert Order.objects.count() == 1
 
 
 class TestRefusals:
@@ -236,12 +187,3 @@ def test_options_fall_through_the_classes() -> None:
     assert Off().get_idempotency_options() is None
     view = On()
     assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (200, 0)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_exception_without_an_answer_is_told_as_a_release(post: Post) -> None:
-    """The REST framework raises it again."""
-    with heard(signals.key_released) as told, pytest.raises(RuntimeError, match="bug"):
-        post("/fails/?error=bug", key="bug-1")
-    (event,) = told
-    assert (event["identity"].key, event["using"], event["reason"]) == ("bug-1", "default", "RuntimeError")

@@ -14,12 +14,9 @@ from django.test.client import encode_multipart
 pytest.importorskip("rest_framework")
 from rest_framework.authtoken.models import Token
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.rest_framework import IdempotencyMixin
 from tests.factories import UserFactory
-from tests.heard import refusals
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Ledger, Order
@@ -52,16 +49,6 @@ def test_a_final_exception_is_rolled_back_kept_and_replayed(post: Post, error: s
     assert api_urls.CALLS == ["run", "handled"]
     assert not Order.objects.exists()
     assert Ledger.objects.count() == 1
-
-
-@pytest.mark.parametrize(("error", "status"), [("denied", 403), ("login", 403), ("throttled", 429), ("server", 500)])
-def test_another_exception_is_rolled_back_and_frees_the_key(post: Post, error: str, status: int) -> None:
-    """The retry runs."""
-    responses = [post(f"/fails/?error={error}") for _ in range(2)]
-    assert [(r.status_code, replayed(r)) for r in responses] == [(status, "false")] * 2
-    assert api_urls.CALLS == ["run", "handled"] * 2
-    assert not Order.objects.exists()
-    assert not IdempotencyKey.objects.exists()
 
 
 def test_an_unknown_exception_goes_on_and_the_handler_is_asked_once(post: Post) -> None:
@@ -134,17 +121,6 @@ class TestGuarded:
         api_urls.OncePerTest.full = False
         assert replayed(post("/guarded/", headers=headers)) == "false"
 
-    def test_the_user_is_the_scope_whatever_the_token(self, post: Post, token: str) -> None:
-        """A new token of the same user replays, another user runs."""
-        first = post("/guarded/", headers={"Authorization": f"Token {token}"})
-        user = Token.objects.get().user
-        Token.objects.all().delete()
-        second = post("/guarded/", headers={"Authorization": f"Token {Token.objects.create(user=user)}"})
-        assert same(first, second)
-        bob = UserFactory(username="bob", is_superuser=True)
-        third = post("/guarded/", headers={"Authorization": f"Token {Token.objects.create(user=bob)}"})
-        assert (third.json()["user"], replayed(third)) == ("bob", "false")
-
     @pytest.mark.parametrize("path", ["/guarded/", "/guarded/asynchronously/"])
     def test_may_replay_gets_the_view(self, post: Post, token: str, path: str) -> None:
         """may_replay(request, view). A coroutine is awaited."""
@@ -195,28 +171,6 @@ def test_uploads_are_compared_by_content(key: str, csrf: bool) -> None:
     assert (same(first, second), replayed(second), third.status_code) == (True, "true", 422)
 
 
-def test_problems_are_those_of_plain_views(post: Post) -> None:
-    """The same body and type."""
-    response = post("/function/", key=None)
-    assert (response.status_code, response.headers["Content-Type"]) == (400, "application/problem+json")
-    assert response.json() == {
-        "type": "about:blank",
-        "code": "missing-key",
-        "title": "Idempotency-Key is missing",
-        "status": 400,
-        "detail": "This operation needs the request header Idempotency-Key with a unique value, such as a UUID.",
-        "instance": "/function/",
-    }
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_missing_key_is_told_by_its_operation(post: Post) -> None:
-    """As of plain views."""
-    with refusals() as told:
-        post("/orders/", key=None)
-    assert told == [("missing", "POST ^orders/$")]
-
-
 def _project_error(request: Any, problem: Any) -> Any:
     return Response({"error": problem.title}, status=problem.status)
 
@@ -226,20 +180,3 @@ def test_the_projects_own_error_format_may_be_a_response_of_the_framework(post: 
     settings.IDEMPOTENCY = {"ERROR_RESPONSE": _project_error}
     response = post("/function/", key=None)
     assert (response.status_code, response.json()) == (400, {"error": "Idempotency-Key is missing"})
-
-
-def test_a_form_that_was_answered_can_be_handed_to_the_view_again(rf: Any) -> None:
-    """The framework keeps a form with Django's request, for this; the key makes the second answer a replay."""
-
-    class Echo(IdempotencyMixin, APIView):
-        def post(self, request: Any) -> Response:
-            return Response(request.data["a"], status=201)
-
-    request = rf.post("/", {"a": "1"}, headers={"Idempotency-Key": "k"})
-    first = Echo.as_view()(request)
-    request.close()  # as the server does, when the response has been sent
-    second = Echo.as_view()(request)
-    assert [(a.status_code, a.content, replayed(a)) for a in (first, second)] == [
-        (201, b'"1"', "false"),
-        (201, b'"1"', "true"),
-    ]

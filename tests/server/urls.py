@@ -188,7 +188,12 @@ urlpatterns = [
     path("retry", csrf_exempt(idempotent(lease=LEASE)(three_steps))),
     path("hold", csrf_exempt(idempotent(lease=LEASE, on_abandoned="hold")(three_steps))),
     # The recovery would settle the key of a living worker, too, and a call could come after that.
-    path("settled", csrf_exempt(idempotent(lease=20 * LEASE, on_abandoned="hold", reconcile=settle)(three_steps))),
+    path(
+        "settled",
+        csrf_exempt(
+            idempotent(operation="POST settled", lease=20 * LEASE, on_abandoned="hold", reconcile=settle)(three_steps)
+        ),
+    ),
     path("recover", recover),
     path("async", asynchronous),
     path("async/leased", leased_async),

@@ -231,32 +231,5 @@ def forgets(request: HttpRequest) -> HttpResponse:
     return response
 
 
-VIEWS = (
-    *("good", "members", "optional", "secret", "elsewhere", "by_field", "by_header", "amounts", "asynchronous", "raw"),
-    *("by_event", "standard"),
-    *(
-        "upload",
-        "unique",
-        "visitor",
-        "leased",
-        "pollable",
-        "unprotected",
-        "anything_goes",
-        "changing",
-        "everybody",
-        "nobody",
-    ),
-    *("everybodys_mismatch", "never_kept", "creates_nothing", "marks_only", "runs_again", "check_then_act"),
-    *(
-        "works_without_a_key",
-        "check_then_fail",
-        "busy_at_once",
-        "forgets",
-        "by_body",
-        "gone",
-        "picky",
-        "constant",
-        "works_anyway",
-    ),
-)
+VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]
 urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

@@ -102,8 +102,8 @@ leased = idempotent(lease=LEASE)(pay)
 asynchronous = idempotent(lease=LEASE)(apay)
 no_derived_key = idempotent(lease=LEASE)(pay_without_derived_key)
 held = idempotent(lease=LEASE, on_abandoned="hold")(pay_without_derived_key)
-looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found)(pay_without_derived_key)
-answers = idempotent(lease=LEASE, reconcile=answer)(pay)
+looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found, operation="POST looks_up")(pay_without_derived_key)
+answers = idempotent(lease=LEASE, reconcile=answer, operation="POST answers")(pay)
 named = idempotent(lease=LEASE, operation="named by hand")(pay)
 atomic = idempotent(lambda request: JsonResponse({"id": Order.objects.create().pk}))
 
@@ -197,9 +197,5 @@ def once(request: HttpRequest) -> HttpResponse:
     return JsonResponse(result.value, headers={"Idempotency-Replayed": str(result.replayed).lower()})
 
 
-VIEWS = (
-    *("leased", "asynchronous", "no_derived_key", "held", "looks_up", "answers"),
-    *("atomic", "named", "writes_outside", "writes_at_last", "renames_steps", "swallows_everything"),
-    *("fails_later", "differs", "once", "fetches", "in_words", "plain", "calls"),
-)
+VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]
 urlpatterns = [path(name, globals()[name]) for name in VIEWS]

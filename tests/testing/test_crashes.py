@@ -12,11 +12,11 @@ import pytest
 from django.db import connection, connections
 from django.test import Client, override_settings
 
-from django_idempotency.engine.execution.operation import Operation
+from django_idempotency import Operation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.signals import key_released, key_taken_over
+from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent
-from django_idempotency.testing.stops import _identity
+from django_idempotency.testing.crashes import _identity
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls, leased_urls
 from tests.testing.requests import DATA
@@ -109,34 +109,25 @@ class TestGoodViews:
         assert Order.objects.count() == 10
 
     @pytest.mark.django_db(transaction=True)
-    @pytest.mark.parametrize("path", ["/leased", "/asynchronous"])
-    def test_with_real_transactions(self, crashes: Callable[..., Any], path: str) -> None:
-        """As inside of those of a TestCase. What was patched is as before."""
-        before = Operation.call, Operation.write, Operation.derive_key
-        crashes(path, repeatable=["mail"], transaction=connection.vendor != "sqlite")
-        assert (Operation.call, Operation.write, Operation.derive_key) == before
-        assert connections["default"].execute_wrappers == []
-
-    @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize(("path", "boundaries"), [("/leased", 8), ("/asynchronous", 12)])
     def test_each_retry_takes_a_dead_workers_key_over(
         self, crashes: Callable[..., Any], path: str, boundaries: int
     ) -> None:
-        """Nothing has failed the key: a process that was killed could not."""
+        """Nothing has failed the key: a process that was killed could not. Afterwards nothing is watched any more."""
+        before = Operation.call, Operation.write, Operation.derive_key
         events: Counter[str] = Counter()
 
-        def count(name: str) -> Callable[..., None]:
-            return lambda **kwargs: events.update([name])
+        def count(event: str, **kwargs: Any) -> None:
+            events.update([event])
 
-        receivers = {signal: count(name) for name, signal in (("over", key_taken_over), ("released", key_released))}
-        for signal, receiver in receivers.items():
-            signal.connect(receiver)
+        key_event.connect(count)
         try:
-            crashes(path, repeatable=["mail"])
+            crashes(path, repeatable=["mail"], transaction=connection.vendor != "sqlite")
         finally:
-            for signal, receiver in receivers.items():
-                signal.disconnect(receiver)
-        assert events == {"over": boundaries}
+            key_event.disconnect(count)
+        assert (events["taken_over"], events["released"]) == (boundaries, 0)
+        assert (Operation.call, Operation.write, Operation.derive_key) == before
+        assert connections["default"].execute_wrappers == []
 
     def test_a_fetch_may_be_made_twice(self, crashes: Callable[..., Any]) -> None:
         """It changes nothing on the other side. 4 boundaries, and 2 undisturbed requests."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.maintenance.cleanup import _Limits
+from django_idempotency.maintenance.cleanup import _Run
 from django_idempotency.management import stopping
 from django_idempotency.management.stopping import SIGNALS, stoppable
 
@@ -41,7 +41,8 @@ def with_a_signal_at(step: int, number: signal.Signals, action: Callable[[], obj
 
 def between_two_batches(stop: Event, pause: float = 0) -> bool:
     """Whether a cleanup ends there."""
-    return _Limits(None, None, pause, stop).reached()
+    unused: Any = None
+    return _Run(unused, (None, None, pause), stop).reached()
 
 
 def test_a_signal_at_any_step_between_two_batches_is_kept() -> None:

@@ -1,10 +1,18 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
-from .fingerprint import Fingerprint
-from .keywords import Keywords, OnceKeywords, UnleasedKeywords
-from .options import OPTION_NAMES, SAFE_METHODS, Idempotency, as_options, for_methods, is_final
-from .project_settings import SETTING_NAMES, Settings, get_settings, meta_name
-from .resolving import resolve
+from .options import (
+    OPTION_NAMES,
+    SAFE_METHODS,
+    Fingerprint,
+    Idempotency,
+    Keywords,
+    OnceKeywords,
+    UnleasedKeywords,
+    as_options,
+    for_methods,
+    is_final,
+)
+from .settings import SETTING_NAMES, Settings, get_settings, meta_name, resolve
 
 __all__ = [
     "OPTION_NAMES",

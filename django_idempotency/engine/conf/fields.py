@@ -32,15 +32,9 @@ def option(default: Any, check: Check, help: str) -> Any:  # noqa: A002 (argpars
     return field(default=UNSET, metadata={"default": default, "check": check, "help": help})
 
 
-def setting(
-    default: Any,
-    check: Check,
-    help: str,  # noqa: A002 (as above)
-    read: Callable[[Any], Any] = lambda value: value,
-    secret: bool = False,
-) -> Any:
-    """A field of `Settings`. `read` converts what the project wrote, before the check. No error quotes a secret."""
-    return field(default=default, repr=not secret, metadata={"check": check, "help": help, "read": read})
+def setting(default: Any, check: Check, help: str, *, secret: bool = False) -> Any:  # noqa: A002 (as above)
+    """A field of `Settings`. No error quotes a secret."""
+    return field(default=default, repr=not secret, metadata={"check": check, "help": help})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
@@ -67,13 +61,14 @@ def seconds_of(duration: timedelta | float) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
-def duration(minimum: float, text: str) -> Check:
+def duration(minimum: float) -> Check:
     """A check for a `timedelta` or a number of seconds."""
 
     def problem(value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, (timedelta, int, float)):
             return "give a timedelta or a number of seconds."
-        return None if minimum <= seconds_of(value) <= MAX_SECONDS else text
+        possible = minimum <= seconds_of(value) <= MAX_SECONDS
+        return None if possible else f"give at least {minimum} seconds and at most 100 years."
 
     return problem
 
@@ -124,12 +119,15 @@ def fernet_keys(value: Any) -> str | None:
     return None
 
 
-def is_callable(text: str = "give a callable.", *, awaited: bool = False) -> Check:
+CALLABLE = "give a callable; in the settings, its dotted path will do."
+
+
+def is_callable(*, awaited: bool = False) -> Check:
     """A check for callables. A coroutine that nobody awaits would count as true."""
 
     def problem(value: Any) -> str | None:
         if not callable(value):
-            return text
+            return CALLABLE
         if awaited or not any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
             return None
         return "it is not awaited: give a def function."
@@ -140,14 +138,11 @@ def is_callable(text: str = "give a callable.", *, awaited: bool = False) -> Che
 def takes_one_argument(value: Any) -> str | None:
     """A check for a callable that can be called with one argument: the operation."""
     if not callable(value):
-        return "give a callable."
+        return CALLABLE
     try:
         inspect.signature(value).bind(None)
     except TypeError:
-        return (
-            "it is called as reconcile(operation), with one argument. The request is operation.request, or None when "
-            "recover_idempotency_keys asks. Write: def reconcile(operation): ..."
-        )
+        return "it is called with one argument, which has the request: write def reconcile(operation)."
     except ValueError:
         pass  # some callables written in C do not show their parameters
     return None

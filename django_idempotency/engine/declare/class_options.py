@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
-from ..conf import Idempotency, as_options
-from ..request.atomic_requests import take_over as take_over
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..request.atomic_requests import take_over
+from .placement import is_drf_view, refuse_handler
+from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
 """What the attribute may hold; None: not protected."""
@@ -16,9 +20,103 @@ INHERIT = Idempotency()
 """Decides nothing: the settings and the defaults apply."""
 
 
+class DeclaredOptions:
+    """What the two mixins have in common: the attributes, and who reads them."""
+
+    idempotency: ClassVar[Options] = INHERIT
+    idempotency_actions: ClassVar[Mapping[str, Options]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "idempotency" in vars(cls):
+            cls.idempotency = checked(cls.idempotency)
+        if "idempotency_actions" in vars(cls):
+            cls.idempotency_actions = {name: checked(value) for name, value in cls.idempotency_actions.items()}
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        if "idempotency" in initkwargs:
+            initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
+        if DeclaredOptions in next(base for base in cls.__mro__ if "dispatch" in vars(base)).__bases__:
+            # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
+            vars(view).update(vars(super().dispatch))  # type: ignore[misc]
+        take_over(view, lambda: class_layers(cls, initkwargs))
+        for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
+            if (declaration := class_declaration(cls, initkwargs, name)) is not None:
+                register(declaration)
+                if protects(declaration, method):
+                    refuse_handler(handler)
+        return view
+
+    def get_idempotency_options(self) -> Options:
+        """The options for this request, asked after authentication; None: not protected.
+
+        Override it to decide by `self.request` or `self.action`.
+        """
+        declaration = class_declaration(type(self), vars(self), getattr(self, "action", None))
+        return None if declaration is None else declaration.options
+
+    def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
+        """The options of the handler for this request; None: not protected."""
+        given = checked(self.get_idempotency_options())
+        if given is None:
+            return None
+        options = resolve(given)
+        if decides_by_request(type(self)) and method in options.methods:
+            refuse_handler(handler)  # as_view() could not know
+        return options
+
+
 def checked(value: Options) -> Idempotency | None:
     """Raises `IdempotencyConfigurationError` for options that cannot work."""
     return None if value is None else as_options(value)
+
+
+def class_declaration(cls: Any, attributes: Mapping[str, Any], action: str | None = None) -> Declaration | None:
+    """What a class with a mixin declares; None: not protected, or no mixin.
+
+    Args:
+        attributes: those of the view, or those that `as_view()` will give it.
+        action: the name of a viewset's action.
+    """
+    if not issubclass(cls, DeclaredOptions):
+        return None
+    actions = cls.idempotency_actions
+    layers = class_layers(cls, attributes, (actions[action],) if action in actions else ())
+    if not layers:
+        return None
+    return Declaration(
+        layers, "rest_framework" if is_drf_view(cls) else "django", cls, by_request=decides_by_request(cls)
+    )
+
+
+def decides_by_request(cls: Any) -> bool:
+    """Whether a class with a mixin may decide otherwise for a request."""
+    return (
+        issubclass(cls, DeclaredOptions) and cls.get_idempotency_options is not DeclaredOptions.get_idempotency_options
+    )
+
+
+def protects(declaration: Declaration, method: str) -> bool:
+    """Whether the declaration is about this method. Not, if its options contradict each other: E007 reports that."""
+    with suppress(IdempotencyConfigurationError):
+        return method in declaration.options.methods
+    return False
+
+
+def handlers(
+    cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str, Any]]:
+    """The unsafe methods that a view class answers, such as POST, each with its handler's name and its handler.
+
+    Args:
+        actions: those of a viewset: verb to name.
+    """
+    for verb in attributes.get("http_method_names", cls.http_method_names):
+        name = verb if actions is None else actions.get(verb, "")
+        if verb.upper() not in SAFE_METHODS and hasattr(cls, name):
+            yield verb.upper(), name, getattr(cls, name)
 
 
 def class_layers(cls: Any, instance: Mapping[str, Any], nearer: tuple[Options, ...] = ()) -> tuple[Any, ...]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, Unpack, overload
 
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, as_options, resolve
+from ..conf import Idempotency, Keywords, resolve
 from ..request.atomic_requests import take_over
 from ..request.view_call import ViewCall
 from . import frameworks
 from .callables import method_name
 from .placement import refuse_class, refuse_routing, refuse_view
-from .registry import Declaration, declare, register, with_verb
+from .registry import Declaration, declare, given, register, with_verb
 from .wrapping import protected_form
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,22 +42,14 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
         IdempotencyConfigurationError: where it could not protect the view. Raised at decoration if that can be known
             then, else on the first request, before the view runs.
     """
-    if isinstance(view, Idempotency) or view is None:
-        layer = as_options(options) if view is None else view
-        if view is not None and options:
-            raise IdempotencyConfigurationError("pass an Idempotency or keyword options to idempotent, not both.")
-        register(Declaration((layer,), "django"))  # now, because method_decorator decorates on each request
-
-        def idempotent_with_options(view: F) -> F:
-            return _protect(view, (layer,))
-
-        return idempotent_with_options
-    if options:
-        raise IdempotencyConfigurationError("pass options to idempotent by keyword only, before the view.")
-    return _protect(view, ())
+    layer, view = given("idempotent", view, options)
+    if view is not None:
+        return _protect((), view)
+    register(Declaration((layer,), "django"))  # now, because method_decorator decorates on each request
+    return partial(_protect, (layer,))
 
 
-def _protect(view: F, layers: tuple[Idempotency, ...]) -> F:
+def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     refuse_view(view)
     layers = with_verb(layers, method_name(view))
 

@@ -12,7 +12,7 @@ not `Conflicted`: "still being processed, retry later" would be wrong for ever. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -56,8 +56,8 @@ class StoredKey:
     unleased: bool
     lease_left: float
     status_code: int | None
-    headers: str | None
-    body: bytes | None
+    headers: str | None = field(repr=False)
+    body: bytes | None = field(repr=False)
     resource: Resource | None = None
     unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
 
@@ -138,4 +138,5 @@ def resumed(
         abandoned=abandoned,
         in_doubt=calls,
         resource=stored.resource,
+        fingerprint=stored.fingerprint,
     )

@@ -8,6 +8,9 @@ from uuid import UUID
 MAX_LENGTH = 255
 """Stripe's limit, and the widest text that every supported database indexes without special care."""
 
+MAX_AHEAD = 300
+"""Seconds that a client's clock may be ahead. A key of a later time would be accepted for longer than its `ttl`."""
+
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 # RFC 9651 section 3.3.3: printable ASCII in quotes; only the quote and the backslash may be escaped.
@@ -56,9 +59,9 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
     if require_quoted and text:
         raise InvalidKey(gettext_noop('It must be a quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'))
     if not _NEVER_IN_A_BARE_KEY.isdisjoint(text):
-        raise InvalidKey(gettext_noop('Without quotes it must not contain any of " , ; ( ). Send the field once.'))
+        raise InvalidKey(gettext_noop("Put the key in double quotes, and send the header once."))
     if text.startswith(_OTHER_STRUCTURED_TYPES):
-        raise InvalidKey(gettext_noop("It must be a string, not another structured field type."))
+        raise InvalidKey(gettext_noop("Put the key in double quotes: it looks like another structured field type."))
     return check_key(text)
 
 
@@ -79,3 +82,19 @@ def is_uuid(key: str) -> bool:
         return str(UUID(key)) == key.lower()
     except ValueError:
         return False
+
+
+def check_dated(key: str) -> str:
+    """Return `key` if it is a UUID of version 7, which says when it was made. Raise `InvalidKey` otherwise."""
+    if is_uuid(key) and UUID(key).version == 7:
+        return key
+    raise InvalidKey(gettext_noop("It must be a UUID of version 7, which says when it was made."))
+
+
+def is_late(key: str, ttl_seconds: float, now: float) -> bool:
+    """Whether a key of `check_dated` may have been used before and be forgotten by now, or claims to be of the future.
+
+    The first 48 bits are its milliseconds since 1970 (RFC 9562 section 5.7). `now`: seconds since 1970.
+    """
+    made = (UUID(key).int >> 80) / 1000
+    return made < now - ttl_seconds or made > now + MAX_AHEAD

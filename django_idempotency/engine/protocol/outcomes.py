@@ -41,6 +41,7 @@ class Claimed:
     abandoned: the worker of an earlier attempt died, or its lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
     resource: what an earlier attempt has referred to.
+    fingerprint: that of the row. What is sealed is bound to it.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Claimed:
     abandoned: bool = False
     in_doubt: tuple[str, ...] = ()
     resource: Resource | None = None
+    fingerprint: bytes | None = field(default=None, repr=False, compare=False)
 
     @property
     def row(self) -> Row:

@@ -116,7 +116,7 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """The client that acts for the user: two applications of one user are two callers. None: no token names a client."""
+    """The client that acts for the user: two clients of one user are two callers. None: no token names a client."""
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
     if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID

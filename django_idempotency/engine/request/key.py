@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name
-from ..protocol.key_syntax import InvalidKey, check_key, parse_header
+from ..protocol.key_syntax import InvalidKey, check_dated, check_key, parse_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,8 @@ def read_key(request: Any, options: Idempotency) -> str | None:
         key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
     if key is not None and conf.key_validator is not None:
         _validate(key, conf.key_validator)
+    if key is not None and options.late_keys == "refuse":
+        check_dated(key)
     return key
 
 

@@ -140,7 +140,7 @@ def _protected_twice(call: ViewCall) -> IdempotencyConfigurationError:
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
-            "%s refused an idempotency key: the value of this Authorization scheme may change with each request, so it "
-            "does not identify a caller who retries. Set request.user before the view, or pass scope=callable(request).",
+            "%s refused an idempotency key: the value of its Authorization scheme may change with each request, so it "
+            "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request).",
             operation,
         )

@@ -6,27 +6,24 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connections, router
+from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..conf import Idempotency, resolve
-from .citus import CitusStore, is_citus
-from .mariadb import MariaDBStore
-from .mysql import MySQLStore
-from .postgresql_functions import PostgreSQLFunctionsStore
-from .sqlite import SQLiteStore
 from .store import Store
 
 __all__ = ["Store", "alias_for", "alias_of", "store_for"]
 
-_STORES: dict[str, type[Store]] = {
-    "postgresql": PostgreSQLFunctionsStore,
-    "Citus": CitusStore,
-    "sqlite": SQLiteStore,
-    "MariaDB": MariaDBStore,
-    "MySQL": MySQLStore,
+_STORES = {
+    "postgresql": "postgresql.PostgreSQLStore",
+    "Citus": "citus.CitusStore",
+    "sqlite": "sqlite.SQLiteStore",
+    "MariaDB": "mariadb.MariaDBStore",
+    "MySQL": "mysql.MySQLStore",
 }
-"""By the name that Django's connection gives the database; where two databases share that name, by their own."""
+"""By the name that Django's connection gives the database; where two databases share that name, by their own. Imported
+late: a project has the drivers of its own databases only."""
 UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol, and name themselves in their version. Their locks are not those of InnoDB."""
 
@@ -53,18 +50,19 @@ def store_for(alias: str) -> Store:
             f"{', '.join(connections)}. Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
         )
     connection = connections[alias]
-    store = _STORES.get(_database(connection))
-    if store is None:
+    path = _STORES.get(_database(connection))
+    if path is None:
         name = connection.display_name if connection.vendor != "mysql" else _database(connection)
         raise IdempotencyConfigurationError(
             f"database {alias!r} is {name} (ENGINE {connection.settings_dict['ENGINE']!r}), "
             "for which django-idempotency has no store. Use PostgreSQL, MySQL, MariaDB or SQLite."
         )
+    store: type[Store] = import_string(f"{__name__}.{path}")
     return store(alias)
 
 
 def _database(connection: Any) -> str:
-    if connection.vendor == "postgresql" and is_citus(connection):
+    if connection.vendor == "postgresql" and _is_citus(connection):
         return "Citus"
     if connection.vendor != "mysql":
         return str(connection.vendor)
@@ -72,3 +70,11 @@ def _database(connection: Any) -> str:
         return "MariaDB"
     version = connection.mysql_server_info.lower()
     return next((name for name in UNTESTED if name.lower() in version), "MySQL")
+
+
+def _is_citus(connection: Any) -> bool:
+    """Whether the database has the extension. Asked beside Django: a project's `assertNumQueries` does not count it."""
+    connection.ensure_connection()
+    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
+        return cursor.fetchone() is not None

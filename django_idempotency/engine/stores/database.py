@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
-from django.db.backends.utils import CursorWrapper
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 class Database(ABC):
     """One database alias. Threads may share the object: it keeps nothing but its SQL."""
 
-    vendor: ClassVar[str]
-    """As Django's connection names the database."""
     dialect: ClassVar[Dialect]
 
     def __init__(self, alias: str) -> None:
@@ -44,11 +41,7 @@ class Database(ABC):
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
-        return connection.get_rollback() or connection.closed_in_transaction or self._is_aborted(connection)
-
-    def _is_aborted(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the database itself refuses to go on with the open transaction, although Django does not know."""
-        return False
+        return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         """Whether the transaction that Django takes for open is over, so that each statement commits by itself.
@@ -57,17 +50,17 @@ class Database(ABC):
         """
         return self.has_no_transaction(connection)
 
+    @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the driver has no open transaction, where Django has one. Asks the driver, not the server."""
-        return False
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the driver has an open transaction, where Django has none: a raw BEGIN. Asks the driver alone."""
         return False
 
-    @abstractmethod
     def may_repeat(self, error: DatabaseError) -> bool:
         """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
+        return False
 
     def check(self) -> Iterable[CheckMessage]:
         """System checks that query the database: whether its set-up can keep the promises."""
@@ -96,34 +89,24 @@ class Database(ABC):
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
 
-    def _cursor(self) -> CursorWrapper:
-        return self.connection.cursor()
-
-    def _quote(self, name: str) -> str:
-        return self.connection.ops.quote_name(name)
-
-    def _fetch(self, sql: str, params: list[Any]) -> Any:
+    def _fetch(self, sql: str, values: Any = None) -> Any:
         """The first row, or None."""
-        with self._cursor() as cursor:
-            cursor.execute(sql, params)
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})  # without values, the doubled percent signs of a clock would stay
             return cursor.fetchone()
 
-    def _fetch_all(self, sql: str, params: list[Any]) -> list[Any]:
-        with self._cursor() as cursor:
-            cursor.execute(sql, params)
+    def _fetch_all(self, sql: str, values: Any = None) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})
             return list(cursor.fetchall())
 
-    def _execute(self, sql: str, params: list[Any]) -> int:
+    def _execute(self, sql: str, values: Any = None) -> int:
         """How many rows the statement has changed."""
-        with self._cursor() as cursor:
-            cursor.execute(sql, params)
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})
             return int(cursor.rowcount)
 
-    def _execute_or(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
+    def _execute_or(self, lost: Callable[[], Exception], sql: str, values: Any) -> None:
         """Change exactly one row, or raise."""
-        if self._execute(sql, params) != 1:
+        if self._execute(sql, values) != 1:
             raise lost()
-
-    def _end_with(self, lost: Callable[[], Exception], sql: str, params: list[Any]) -> None:
-        """The same with the last statement of the caller's `atomic()`: the COMMIT may travel with it."""
-        self._execute_or(lost, sql, params)

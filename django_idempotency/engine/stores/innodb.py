@@ -1,18 +1,19 @@
-"""InnoDB, the engine of MariaDB and MySQL: its clock, its errors, a fence, and a cleanup that passes over locks."""
+"""InnoDB, the engine of MariaDB and MySQL: its clock, its errors, and locks that are free at once or not at all."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import Completed, Conflicted, InDoubt, Mismatched
-from .innodb_checks import check_engines
+from ..protocol.decision import StoredKey
+from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
+from .dialect import Dialect
+from .queries import Values, values_of
+from .server_checks import check_engines, check_tables
 from .store import KeyLocked, Store
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
-DUPLICATE = 1062
-SEEN = frozenset({1048, DUPLICATE})
+SEEN = frozenset({1048, 1062})
 """Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
@@ -29,15 +29,30 @@ with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. 
 transaction that another node was faster to commit."""
 UNKNOWN = frozenset({1054, 1146})
 """Unknown column, no such table."""
-CLOCK = "UTC_TIMESTAMP(6)"
-LATER = "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"
-SECONDS_UNTIL = f"TIMESTAMPDIFF(MICROSECOND, {CLOCK}, {{}}) / 1000000"
+DIALECT = Dialect(
+    clock="UTC_TIMESTAMP(6)",
+    later="DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)",
+    seconds_until="TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
+    # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
+    # another transaction holds.
+    delete_by_ids="DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
+    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id WHERE TRUE",
+    lock_at_once="FOR UPDATE NOWAIT",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+)
 
 
 class InnoDBStore(Store):
-    vendor = "mysql"
+    """READ COMMITTED, Django's default, is what the claim is made for: a plain read shows what is committed.
+
+    Under other levels a claim is as right, and conflicts more often. See the checks, and `docs/databases.md`.
+    """
+
+    dialect = DIALECT
     gave_up: ClassVar[frozenset[int]]
     """Errors of a statement that another transaction has held up."""
+    share: ClassVar[str]
+    """The SELECT of an identity, so that it shows what is committed under any isolation level, and does not wait."""
 
     def may_repeat(self, error: DatabaseError) -> bool:
         return self.was_rolled_back(error)
@@ -54,12 +69,7 @@ class InnoDBStore(Store):
         return _code(error) in UNKNOWN
 
     def check(self) -> Iterable[CheckMessage]:
-        return check_engines(self.connection)
-
-    @property
-    def reads_committed(self) -> bool:
-        """Whether transactions are READ COMMITTED, Django's default. Then a read of a missing key locks nothing."""
-        return self._isolation == "read committed"
+        return [*check_tables(self.connection), *check_engines(self.connection)]
 
     @property
     def _isolation(self) -> str:
@@ -67,45 +77,39 @@ class InnoDBStore(Store):
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt:
+    @property
+    def reads_committed(self) -> bool:
+        """Whether transactions are READ COMMITTED. Then a read of a missing key locks nothing."""
+        return self._isolation == "read committed"
+
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         if self._isolation == "read uncommitted":
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
 
-    # --- the pieces of SQL
+    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
+        return self.look(wanted) if self.reads_committed else Conflicted()
 
-    @cached_property
-    def _insert_sql(self) -> str:
-        """Insert a new row. The SQL of its key_hash is still to be put in."""
-        sql = self._sql
-        return (
-            f"INSERT INTO {sql.table} ({sql.new_row}) "
-            f"VALUES ({{key_hash}}, %s, %s, %s, %s, %s, %s, %s, 1, {CLOCK}, {CLOCK}, {LATER}, {LATER})"
-        )
+    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+        if self.reads_committed:
+            return super()._read(wanted)
+        with self._held_up():
+            return self._stored(self.share.format(self._sql.look), values_of(wanted))
 
-    @cached_property
-    def _seen_sql(self) -> str:
-        """Whether the key is stored already. Parameters: key_hash, scope_hash."""
-        return f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.same_hashes}"
+    def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
+        with self._held_up():
+            return super()._take_over(stored, wanted)
 
-    @cached_property
-    def _read_expired_sql(self) -> str:
-        """Expired rows that no other transaction holds, oldest first. Parameters: not before, how many."""
-        sql = self._sql
-        expires_at = sql.k["expires_at"]
-        return (
-            f"SELECT {sql.k['id']}, {expires_at} FROM {sql.table} {self.dialect.by_expiry} WHERE {sql.expired} "
-            f"AND {expires_at} >= COALESCE(%s, '1000-01-01') "
-            f"ORDER BY {expires_at} LIMIT %s {self.dialect.skip_locked}"
-        )
+    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+        with self._held_up():
+            return super()._resume(stored, wanted)
 
-    # --- the claim
-
-    def _insert_row(self, sql: str, params: list[Any]) -> int | None:
+    def _insert_row(self, sql: str, values: Values) -> int | None:
         """Insert the row. Its id, or None if the key is stored already. Raises `KeyLocked`."""
         try:
-            with self._held_up(), self._cursor() as cursor:
-                cursor.execute(sql, params)
+            with self._held_up(), self.connection.cursor() as cursor:
+                cursor.execute(sql, values)
                 return int(cursor.lastrowid)
         except IntegrityError as error:
             if _code(error) not in SEEN:
@@ -126,27 +130,7 @@ class InnoDBStore(Store):
         """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
         if _code(error) != LOCK_WAIT_TIMEOUT or self.is_outermost(self.connection):
             return False
-        return bool(self._fetch("SELECT @@innodb_rollback_on_timeout", [])[0])
-
-    # --- cleanup
-
-    def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        sql = self._sql
-        with self._cursor() as cursor:
-            # Two statements: a DELETE takes no LIMIT in a subquery, and no SKIP LOCKED.
-            cursor.execute(self._read_expired_sql, [not_before, batch_size])
-            rows = cursor.fetchall()
-            if rows:
-                ids = json.dumps([row[0] for row in rows])
-                # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for
-                # every row that another transaction holds.
-                for table, column in ((sql.steps, sql.s["key"]), (sql.table, sql.k["id"])):
-                    cursor.execute(
-                        f"DELETE {table} FROM JSON_TABLE(%s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-                        f"STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
-                        [ids],
-                    )
-        return len(rows), rows[-1][1] if rows else not_before
+        return bool(self._fetch("SELECT @@innodb_rollback_on_timeout")[0])
 
 
 def _code(error: DatabaseError) -> int | None:

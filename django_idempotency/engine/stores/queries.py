@@ -1,36 +1,78 @@
-"""The queries of a claim: from the first look at a key to its result. Each is made once for each store.
+"""The statements of a claim: from the first look at a key to its result. Each is made once for each store.
 
-All databases share them. What a database does in its own way is in the module of its store.
+All databases share them. The INSERT is in the module of each store. All parameters have names: see `values_of`, and
+`Claimed.values`.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+import os
+from functools import cache, cached_property
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
 
-from ..protocol.claims import ClaimRequest
+from django.db import connections
+
+from ...exceptions import IdempotencyConfigurationError
+from ...models import IdempotencyKey, IdempotencyStep
 from ..protocol.decision import Status, StoredKey
-from .conditions import Conditions
 from .sealing import unseal_response
+from .states import EXPIRED, LAPSED, UNLEASED, as_sql
 
-IN_PROGRESS, COMPLETED, FAILED = Status.IN_PROGRESS, Status.COMPLETED, Status.FAILED
+if TYPE_CHECKING:
+    from ..protocol.claims import ClaimRequest
+    from ..protocol.outcomes import Claimed
+    from .dialect import Dialect
+
+Values = dict[str, Any]
 
 
-class ClaimQueries(Conditions):
-    """SQL for claiming a key and for keeping or giving up its claim."""
+class Queries:
+    """SQL for claiming a key, and for keeping or giving up its claim. `k` are the columns of the keys, quoted."""
 
-    @cached_property
-    def new_row(self) -> str:
-        """The columns of a new row. `attempt`, `created_at` and their neighbours come from the INSERT's own text."""
-        given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "status", "policy")
-        made = ("attempt", "created_at", "updated_at", "expires_at", "locked_until")
-        return ", ".join(self.k[name] for name in (*given, *made))
+    def __init__(self, dialect: Dialect, alias: str) -> None:
+        quote = connections[alias].ops.quote_name
+        self.dialect = dialect
+        self.table, self.steps = quote(IdempotencyKey._meta.db_table), quote(IdempotencyStep._meta.db_table)
+        self.k = {field.name: quote(str(field.column)) for field in IdempotencyKey._meta.concrete_fields}
+        self.step_key = quote(str(IdempotencyStep._meta.get_field("key").column))
+        self.expired, self.lapsed, self.unleased = (
+            f"({as_sql(which, alias)})" for which in (EXPIRED.condition, LAPSED, UNLEASED)
+        )
+        self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
+        # An id alone could be another tenant's, in another schema.
+        self.same_row = f"{self.same_hashes} AND {self.k['id']} = %(id)s"
+        self.same_attempt = f"{self.same_row} AND {self.k['attempt']} = %(attempt)s"
+
+    def later(self, seconds: str) -> str:
+        """The clock plus the parameter of this name."""
+        return self.dialect.later.replace("%s", f"%({seconds})s")
+
+    @property
+    def new_row(self) -> dict[str, str]:
+        """The values of a new row, by the quoted names of their columns."""
+        given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
+        values = {
+            **{name: f"%({name})s" for name in given},
+            "status": f"'{Status.IN_PROGRESS.value}'",
+            "attempt": "1",
+            "created_at": self.dialect.clock,
+            "updated_at": self.dialect.clock,
+            "expires_at": self.later("ttl"),
+            "locked_until": self.later("lease"),
+        }
+        return {self.k[name]: value for name, value in values.items()}
+
+    def insert(self, **instead: str) -> str:
+        """Insert a new row with VALUES. instead: SQL that takes the place of a parameter."""
+        row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
+        return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     @cached_property
     def stored_key(self) -> str:
         """The columns that `as_stored_key` reads."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
-        judged = (f"({self.expired})", f"({self.lapsed})", f"({self.unleased})", self.lease_left)
+        judged = (self.expired, self.lapsed, self.unleased, self.dialect.seconds_until.format(self.k["locked_until"]))
         after = ("status_code", "headers", "body", "resource_type", "resource_id")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
@@ -40,98 +82,108 @@ class ClaimQueries(Conditions):
         return f"SELECT {self.stored_key} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
-    def take_over(self) -> str:
-        """Claim an expired row as a new key. Parameters: fingerprint, policy, ttl, lease, those of `same_row`."""
-        k = self.k
+    def seen(self) -> str:
+        """Whether the key is stored already."""
+        return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
+
+    @cached_property
+    def lock(self) -> str:
+        """Lock a row if it is at the status and attempt at which it was read. Whether it has expired, or lapsed.
+
+        No time is in the condition: in a small table, the optimizer could choose the index on `expires_at`, and lock
+        all of its range.
+        """
         return (
-            f"UPDATE {self.table} {self.dialect.by_id} SET {k['fingerprint']} = %s, {k['status_code']} = NULL, "
-            f"{k['headers']} = NULL, {k['body']} = NULL, {k['completed_at']} = NULL, "
-            f"{k['resource_type']} = NULL, {k['resource_id']} = NULL, {k['decisions']} = NULL, "
-            f"{k['created_at']} = {self.dialect.clock}, {self._next_attempt} WHERE {self.same_row} AND {self.expired}"
+            f"SELECT {self.expired}, {self.lapsed} FROM {self.table} "
+            f"WHERE {self.same_attempt} AND {self.k['status']} = %(status)s {self.dialect.lock_at_once}"
         )
 
     @cached_property
-    def lock_for_resuming(self) -> str:
-        """Lock a failed or abandoned row, if it is as the caller has read it. Parameters: as `same_attempt`, status."""
+    def take_over(self) -> str:
+        """Claim a locked row, which has expired, as a new key."""
+        k = self.k
+        emptied = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
         return (
-            f"SELECT {self.k['id']} FROM {self.table} WHERE {self.same_attempt} AND {self.k['status']} = %s "
-            f"AND ({self.status_is(FAILED)} OR {self.lapsed}) {self.dialect.lock_or_skip}"
+            f"UPDATE {self.table} SET {k['fingerprint']} = %(fingerprint)s, {k['created_at']} = {self.dialect.clock}, "
+            f"{''.join(f'{k[name]} = NULL, ' for name in emptied)}{self._next_attempt} WHERE {self.same_row}"
         )
 
     @cached_property
     def resume(self) -> str:
-        """Begin the next attempt of a locked row. Parameters: policy, ttl, lease, those of `same_row`."""
+        """Begin the next attempt of a locked row."""
         return f"UPDATE {self.table} SET {self._next_attempt} WHERE {self.same_row}"
 
-    @cached_property
+    @property
     def _next_attempt(self) -> str:
-        k, later = self.k, self.dialect.later
+        k = self.k
         return (
-            f"{self.status_is(IN_PROGRESS)}, {k['attempt']} = {k['attempt']} + 1, {k['last_error']} = NULL, "
-            f"{k['updated_at']} = {self.dialect.clock}, {k['policy']} = %s, "
-            f"{k['expires_at']} = {later}, {k['locked_until']} = {later}"
+            f"{k['status']} = '{Status.IN_PROGRESS.value}', {k['attempt']} = {k['attempt']} + 1, "
+            f"{k['last_error']} = NULL, {k['updated_at']} = {self.dialect.clock}, {k['policy']} = %(policy)s, "
+            f"{k['worker']} = %(worker)s, {k['expires_at']} = {self.later('ttl')}, "
+            f"{k['locked_until']} = {self.later('lease')}"
         )
 
+    @property
+    def fence(self) -> str:
+        """The claimed row still belongs to this attempt. See Note [Fencing]."""
+        return f"{self.same_attempt} AND {self.k['status']} = '{Status.IN_PROGRESS.value}'"
+
     @cached_property
-    def read_attempt(self) -> str:
-        """The attempt of a row, where an UPDATE cannot return it. Parameters: those of `same_row`."""
-        return f"SELECT {self.k['attempt']} FROM {self.table} WHERE {self.same_row}"
+    def own_claim(self) -> str:
+        """Whether the claimed row still belongs to this attempt."""
+        return f"SELECT 1 FROM {self.table} WHERE {self.fence}"
 
-    def complete(self, *, until: bool, about: bool) -> str:
-        """Store the response of the own claim. Parameters: status code, headers, body, ttl, type and id, the fence's.
-
-        until: keep it for another time: with the parameter ttl.
-        about: keep what it is about: with the parameters type and id.
-        """
-        more = f", {self.k['expires_at']} = {self.dialect.later}" if until else ""
-        if about:
-            more += f", {self.set_resource}"
-        return f"{self.set_completed}{more} WHERE {self.fence}"
+    @cached_property
+    def complete(self) -> str:
+        """Store the response of the own claim. What is NULL of `ttl` and of the resource stays as it is stored."""
+        k = self.k
+        set_response = ", ".join(f"{k[name]} = %({name})s" for name in ("status_code", "headers", "body"))
+        set_resource = ", ".join(
+            f"{k[name]} = COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")
+        )
+        return (
+            f"UPDATE {self.table} SET {k['status']} = '{Status.COMPLETED.value}', {set_response}, {set_resource}, "
+            f"{k['completed_at']} = {self.dialect.clock}, {k['updated_at']} = {self.dialect.clock}, "
+            f"{k['locked_until']} = NULL, {k['expires_at']} = COALESCE({self.later('ttl')}, {k['expires_at']}) "
+            f"WHERE {self.fence}"
+        )
 
     @cached_property
     def release(self) -> str:
-        """Delete the row of the own claim. Parameters: the fence's."""
+        """Delete the row of the own claim."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
 
-    @cached_property
-    def find_unleased(self) -> str:
-        """Whether the row of an identity is a committed claim without a lease. Parameters: key_hash, scope_hash."""
-        return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes} AND {self._not_noted}"
+    # --- cleanup
 
     @cached_property
-    def find_expired_unleased(self) -> str:
-        """Hashes and ids of such rows whose `ttl` is over, oldest first. Parameter: how many."""
-        k = self.k
+    def read_expired(self) -> str:
+        """Ids and times of expired rows that no other transaction holds, oldest first."""
+        id_, expires_at = self.k["id"], self.k["expires_at"]
         return (
-            f"SELECT {k['key_hash']}, {k['scope_hash']}, {k['id']} FROM {self.table} "
-            f"WHERE {k['expires_at']} <= {self.dialect.clock_once} AND {self._not_noted} "
-            f"ORDER BY {k['expires_at']} LIMIT %s"
+            f"SELECT {id_}, {expires_at} FROM {self.table} {self.dialect.by_expiry} WHERE {self.expired} "
+            f"AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s {self.dialect.skip_locked}"
         )
 
     @cached_property
-    def note_unleased(self) -> str:
-        """Put such a row where `stuck` finds it. Parameters: error, key_hash, scope_hash."""
-        k = self.k
-        return (
-            f"UPDATE {self.table} SET {k['locked_until']} = {self.dialect.no_lease}, {k['last_error']} = %s, "
-            f"{k['updated_at']} = {self.dialect.clock} "
-            f"WHERE {self.same_hashes} AND {self._not_noted}"
-        )
+    def purge(self) -> tuple[str, str]:
+        """Delete the steps of these keys, and the keys themselves.
 
-    @cached_property
-    def _not_noted(self) -> str:
-        return f"{self.status_is(IN_PROGRESS)} AND {self.k['locked_until']} IS NULL"
-
-    @cached_property
-    def count_expired(self) -> str:
-        """How many rows a cleanup would delete."""
-        return f"SELECT count(*) FROM {self.table} WHERE {self.expired}"
+        In a partitioned table only a sequence makes ids unique. So each key that is deleted must itself have expired.
+        """
+        delete = self.dialect.delete_by_ids
+        keys = delete.format(table=self.table, column=self.k["id"])
+        return delete.format(table=self.steps, column=self.step_key), f"{keys} AND {self.expired}"
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """A row of `ClaimQueries.stored_key`. Drivers return bytes and truth values in several types."""
+    """A row of `Queries.stored_key`. Drivers return bytes and truth values in several types."""
     id_, scope, operation, key, fingerprint, status, attempt, expired, lapsed, unleased, *rest = values
-    lease_left, status_code, headers, body, *resource = rest
+    lease_left, status_code, headers, body, resource_type, resource_id = rest
+    if not isinstance(status, str):
+        # Bytes: nothing of the row could be compared with the request.
+        raise IdempotencyConfigurationError(
+            f"the database returns text as {status!r}, not as text. Set client_encoding to UTF8 on this connection."
+        )
     return StoredKey(
         id=id_,
         scope=scope,
@@ -147,23 +199,39 @@ def as_stored_key(values: Any) -> StoredKey:
         status_code=status_code,
         headers=headers,
         body=None if body is None else bytes(body),
-        resource=None if resource[1] is None else (resource[0], resource[1]),
+        resource=None if resource_id is None else (resource_type, resource_id),
         unsealed=unseal_response,
     )
 
 
-def as_new_row(wanted: ClaimRequest) -> list[Any]:
-    """The parameters of `ClaimQueries.new_row`."""
+def values_of(wanted: ClaimRequest) -> Values:
+    """The parameters of a claim, by name."""
     identity = wanted.identity
-    return [
-        identity.key_hash,
-        identity.scope_hash,
-        identity.scope,
-        identity.operation,
-        identity.key,
-        wanted.fingerprint,
-        IN_PROGRESS.value,
-        wanted.policy,
-        wanted.ttl,
-        wanted.lease,
-    ]
+    return {
+        "key_hash": identity.key_hash,
+        "scope_hash": identity.scope_hash,
+        "scope": identity.scope,
+        "operation": identity.operation,
+        "key": identity.key,
+        "fingerprint": wanted.fingerprint,
+        "policy": wanted.policy,
+        "ttl": wanted.ttl,
+        "lease": wanted.lease,
+        "worker": _worker(os.getpid()),
+    }
+
+
+def values_of_claim(claimed: Claimed) -> Values:
+    """The parameters of `Queries.fence`, by name."""
+    return {
+        "key_hash": claimed.key_hash,
+        "scope_hash": claimed.scope_hash,
+        "id": claimed.id,
+        "attempt": claimed.attempt,
+    }
+
+
+@cache
+def _worker(pid: int) -> str:
+    """Who claims: the host and the process, which a fork changes."""
+    return f"{gethostname()[:80]}:{pid}"

@@ -31,10 +31,10 @@ class RunningTransaction:
 RUNNING_SQL = (
     "SELECT held.pid, held.keys, EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
     "SELECT pid, count(*) FILTER (WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock') AS keys, "
-    "bool_or(locktype = 'relation' AND relation = %s::regclass AND mode = 'RowExclusiveLock') AS writes FROM pg_locks "
-    "WHERE granted AND pid IS NOT NULL "
+    "bool_or(locktype = 'relation' AND relation = %(table)s::regclass AND mode = 'RowExclusiveLock') AS writes "
+    "FROM pg_locks WHERE granted AND pid IS NOT NULL "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid) AS held "
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""Parameter: the quoted name of the key table. See Note [Which advisory locks are ours]."""
+"""Parameter: table, the quoted name of the key table. See Note [Which advisory locks are ours]."""

@@ -11,13 +11,17 @@ own. Headers and body of a response are written by one statement, and the mark o
 errors begin with the name of a class, and are only shown.
 
 # Note [What sealed text is bound to]
-Fernet tells whether a text was changed, not where it was written. Otherwise, a reader with access to the database
-could copy a stranger's response into a row of their own, and have it replayed. So what is encrypted begins with a hash
-of its place: key, caller and operation (by the two hashes of the row), the column, and the name of the step.
+AES-256-GCM with associated data: what is sealed opens in its own place only. Otherwise, a reader with access to the
+database could copy a stranger's response into a row of their own, and have it replayed. The place is the key, caller
+and operation (by the two hashes of the row), the column, and the name of the step. To a response belong the status
+code and the fingerprint of the row, too: a refusal cannot be made a success, nor an answer that of another payload.
 """
 
 from __future__ import annotations
 
+import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,12 +31,14 @@ from ..protocol.digests import digest, reference_of
 from ..protocol.snapshots import Snapshot, encode_headers
 
 if TYPE_CHECKING:
-    from cryptography.fernet import MultiFernet
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-MARK = "enc1:"
+MARK = "enc2:"
 """What sealed text begins with. Another way of sealing gets another number."""
-PLACE_BYTES = 32
-"""The length of a hash of a place."""
+About = tuple[int | bytes | memoryview | None, ...]
+"""What else is covered: the status code and the fingerprint of a response."""
+NONCE_BYTES = 12
+"""What NIST SP 800-38D recommends for GCM."""
 
 
 class Row(Protocol):
@@ -44,27 +50,36 @@ class Row(Protocol):
     def scope_hash(self) -> int: ...
 
 
-class CompletedRow(Row, Protocol):
+class RowWithPayload(Row, Protocol):
+    """The same, and the payload that the row was claimed with."""
+
+    @property
+    def fingerprint(self) -> bytes | memoryview | None: ...
+
+
+class CompletedRow(RowWithPayload, Protocol):
     """A row as it is stored."""
 
+    @property
+    def status_code(self) -> int | None: ...
     @property
     def headers(self) -> str | None: ...
     @property
     def body(self) -> bytes | memoryview | None: ...
 
 
-def seal(row: Row, column: str, text: str | None, step: str = "") -> str | None:
+def seal(row: Row, column: str, text: str | None, step: str = "", about: About = ()) -> str | None:
     """The text as it is stored in this place."""
-    if text is None or (cipher := _cipher()) is None:
+    if text is None or not (ciphers := _ciphers()):
         return text
-    return MARK + cipher.encrypt(_place(row, column, step) + text.encode()).decode()
+    return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, step, about))).decode()
 
 
-def unseal(row: Row, column: str, stored: str | None, step: str = "") -> str | None:
+def unseal(row: Row, column: str, stored: str | None, step: str = "", about: About = ()) -> str | None:
     """The text that was stored in this place. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
-    return _opened(row, column, stored.removeprefix(MARK).encode(), step).decode()
+    return _opened(row, column, stored.removeprefix(MARK), step, about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
@@ -72,61 +87,66 @@ def is_sealed(stored: str | None) -> bool:
     return stored is not None and stored.startswith(MARK)
 
 
-def seal_response(row: Row, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
+def seal_response(row: RowWithPayload, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
     """Headers and body as they are stored in this row."""
     headers, body = encode_headers(snapshot.headers), snapshot.body
-    if (cipher := _cipher()) is None:
+    if not (ciphers := _ciphers()):
         return headers, body
-    sealed = None if body is None else cipher.encrypt(_place(row, "body") + body)
-    return seal(row, "headers", headers), sealed
+    about = (snapshot.status_code, row.fingerprint)
+    sealed = None if body is None else _encrypted(ciphers, body, _place(row, "body", "", about))
+    return seal(row, "headers", headers, about=about), sealed
 
 
 def unseal_response(row: CompletedRow) -> tuple[str | None, bytes | None]:
     """Headers and body as they were before they were stored in this row. Raises `NotDecryptable`."""
-    headers, body = unseal(row, "headers", row.headers), None if row.body is None else bytes(row.body)
-    if body is not None and is_sealed(row.headers):
-        body = _opened(row, "body", body)
-    return headers, body
+    body = None if row.body is None else bytes(row.body)
+    if not is_sealed(row.headers):
+        return row.headers, body
+    about = (row.status_code, row.fingerprint)
+    headers = unseal(row, "headers", row.headers, about=about)
+    return headers, None if body is None else _opened(row, "body", body, "", about)
 
 
-def _opened(row: Row, column: str, token: bytes, step: str = "") -> bytes:
+def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + ciphers[0].encrypt(nonce, plain, place)
+
+
+def _opened(row: Row, column: str, sealed: str | bytes, step: str, about: About) -> bytes:
+    """What was sealed. No plain text has a name here: what is in a wrong place is never decrypted."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
-    if (cipher := _cipher()) is None:
+    if not (ciphers := _ciphers()):
         raise NotDecryptable(
             f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list with the key that the "
             "row was written with. Until then the key is refused."
         )
-    from cryptography.fernet import InvalidToken
+    from cryptography.exceptions import InvalidTag
 
-    try:
-        opened = cipher.decrypt(token)
-    except InvalidToken:
-        raise NotDecryptable(
-            f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key that the row was "
-            "written with to the end of the list. Until then the key is refused. If no key is missing, the row was "
-            "changed in the database."
-        ) from None
-    if opened[:PLACE_BYTES] != _place(row, column, step):
-        raise NotDecryptable(
-            f"{what} was encrypted for another place: the text was copied from another row or column of the database. "
-            "The key is refused."
-        )
-    return opened[PLACE_BYTES:]
+    for cipher in ciphers:
+        with suppress(InvalidTag, ValueError):  # ValueError: no base64, or too short
+            token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
+            return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, step, about))
+    raise NotDecryptable(
+        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key that the row was "
+        "written with to the end of the list. Until then the key is refused. If no key is missing, the row was changed "
+        "in the database: the text, its place, the status code or the fingerprint."
+    )
 
 
-def _place(row: Row, column: str, step: str = "") -> bytes:
+def _place(row: Row, column: str, step: str, about: About) -> bytes:
     """See Note [What sealed text is bound to]."""
     parts = (str(row.key_hash), str(row.scope_hash), column, step)
-    return digest(*(part.encode() for part in parts))
+    facts = (str(fact) if isinstance(fact, int) else "" if fact is None else bytes(fact).hex() for fact in about)
+    return digest(*(part.encode() for part in (*parts, *facts)))
 
 
-def _cipher() -> MultiFernet | None:
+def _ciphers() -> list[AESGCM] | None:
     keys = get_settings().encryption_keys
     return None if keys is None else _made_of(keys)
 
 
 @lru_cache(maxsize=1)
-def _made_of(keys: tuple[str, ...]) -> MultiFernet:
-    from cryptography.fernet import Fernet, MultiFernet
+def _made_of(keys: tuple[str, ...]) -> list[AESGCM]:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    return MultiFernet([Fernet(key) for key in keys])
+    return [AESGCM(urlsafe_b64decode(key)) for key in keys]

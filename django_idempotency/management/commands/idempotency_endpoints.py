@@ -9,19 +9,18 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...endpoints.formats import as_json, as_markdown, as_openapi, as_table
+from ...endpoints.formats import as_json, as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ..output import EscapingCommand
-from ..repeated import several
+from ..base import EscapingCommand, several
 
-FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown, "openapi": as_openapi}
+FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
 
 
 class Command(EscapingCommand):
     help = (
         "List the project's unsafe routes, protected or not, from its URLconf. The admin and format suffixes are left "
-        "out, unless --all is given. No view is called, no database is read. --format markdown and "
-        "--format openapi print the specification to publish for your clients. Exit status: 0 listed, 1 unprotected "
+        "out, unless --all is given. No view is called, no database is read. --format markdown "
+        "prints the specification to publish for your clients. Exit status: 0 listed, 1 unprotected "
         "routes were found and --fail-on-unprotected was given, 2 the list could not be made."
     )
 

@@ -5,22 +5,14 @@ from threading import Event
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 
 from ...engine.stores import alias_for
-from ...exceptions import IdempotencyConfigurationError
 from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempotency_keys
 from ...models import IdempotencyKey
-from .. import databases
-from ..output import EscapingCommand
-from ..repeated import several
-from ..stopping import SIGNALS, stoppable
-
-NEED_ATTENTION = 3
-"""Exit status. 1 is Django's for errors, 2 is argparse's."""
+from ..base import DatabasesCommand, chosen, counted, several
 
 
-class Command(EscapingCommand):
+class Command(DatabasesCommand[Recovered]):
     help = (
         "Ask reconcile about each idempotency key that needs attention, in the place of a client that does not come "
         "back: complete the key, record what took effect, or leave the key and say why. For cron. Prints one line for "
@@ -29,7 +21,7 @@ class Command(EscapingCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        databases.add_arguments(parser)
+        super().add_arguments(parser)
         parser.add_argument(
             "--older-than",
             type=float,
@@ -37,111 +29,39 @@ class Command(EscapingCommand):
             metavar="S",
             help="Only keys whose state has not changed for S seconds (%(default)s): the client's retries come first.",
         )
-        parser.add_argument(
-            "--operation",
-            action="append",
-            default=[],
-            help="Only keys of this operation, such as 'POST orders/'. May be repeated.",
-        )
+        operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
+        parser.add_argument("--operation", action="append", default=[], help=operation)
         parser.add_argument("--limit", type=int, metavar="N", help="Ask about N keys of each database at most.")
-        parser.add_argument(
-            "--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database, between two keys."
-        )
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be asked about which key.")
         parser.add_argument("--urlconf", help="Dotted path of the URLconf of the views. Default: ROOT_URLCONF.")
-        parser.add_argument(
-            "--import",
-            action="append",
-            default=[],
-            dest="modules",
-            metavar="MODULE",
-            help="Import this module first, so that its functions with @once are found. May be repeated.",
-        )
+        module = "Import this module first, so that its functions with @once are found. May be repeated."
+        parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        aliases = databases.chosen(options)
-        options["operation"], options["modules"] = several(options["operation"]), several(options["modules"])
-        stop = Event()
-        results: list[Recovered] = []
-        with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
-            _import(options["modules"])
-            for alias in aliases:
-                result = self._recover_or_report(alias, options, stop, alone=len(aliases) == 1)
-                if result is not None:
-                    results.append(result)
-                if stop.is_set():
-                    break
-        if received:
-            raise SystemExit(128 + received[0])
-        if len(results) < len(aliases):
-            raise CommandError(f"{len(aliases) - len(results)} of {len(aliases)} databases failed.")
-        if options["verbosity"]:
-            self._tell_of_unknown(options["operation"], aliases)
-        if failed := sum(result.failed for result in results):
-            raise CommandError(f"reconcile raised for {failed} idempotency keys; see the log.")
-        if any(result.left for result in results):
-            raise CommandError("Idempotency keys need attention; see the admin.", returncode=NEED_ATTENTION)
+    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Recovered:
+        for module in several(options["modules"]):
+            if module.startswith("."):
+                raise CommandError(f"--import {module!r}: write the whole name of the module, such as 'shop.tasks'.")
+            import_module(module)
 
-    def _recover_or_report(
-        self, alias: str | None, options: dict[str, Any], stop: Event, *, alone: bool
-    ) -> Recovered | None:
-        """Recover one database and say so. None: the error was reported, so that the other databases are recovered."""
-        name = "" if alone else f"{alias}: "
-        try:
-            result = self._recover(alias, options, stop, name)
-        except (IdempotencyConfigurationError, DatabaseError) as error:
-            if alone:
-                raise CommandError(str(error)) from error
-            self.stderr.write(f"{name}{error}")
-            return None
-        except (ImportError, ValueError) as error:
-            raise CommandError(str(error)) from error
-        if options["verbosity"]:
-            self.stdout.write(name + _described(result, dry_run=options["dry_run"]))
-        return result
+        limits = {name: options[name] for name in ("older_than", "limit", "max_seconds", "dry_run", "urlconf")}
+        operations = several(options["operation"])
 
-    def _recover(self, alias: str | None, options: dict[str, Any], stop: Event, name: str) -> Recovered:
         def progress(asked: Asked) -> None:
-            if options["verbosity"]:
-                self.stdout.write(f"{name}{asked}")
-                self.stdout.flush()  # a pipe would hold the line back until the end
+            self.tell(f"{name}{asked}", bool(options["verbosity"]))
 
-        return recover_idempotency_keys(
-            using=alias,
-            older_than=options["older_than"],
-            operations=options["operation"],
-            limit=options["limit"],
-            max_seconds=options["max_seconds"],
-            dry_run=options["dry_run"],
-            urlconf=options["urlconf"],
-            stop=stop,
-            progress=progress,
-        )
+        return recover_idempotency_keys(using=alias, operations=operations, stop=stop, progress=progress, **limits)
 
-    def _tell_of_unknown(self, operations: list[str], aliases: list[str | None]) -> None:
-        """Else a typing error would look as if no key needed attention."""
-        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in aliases]
-        for operation in operations:
+    def needs_attention(self, results: list[Recovered], options: dict[str, Any]) -> bool:
+        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in chosen(options)]
+        for operation in several(options["operation"]) if options["verbosity"] else ():
+            # Else a typing error would look as if no key needed attention.
             if not any(keys.filter(operation=operation).exists() for keys in tables):
                 self.stderr.write(f"No key has the operation {operation!r}.")
+        if failed := sum(result.failed for result in results):
+            raise CommandError(f"reconcile raised for {counted(failed, 'idempotency key')}; see the log.")
+        return any(result.left for result in results)
 
-
-def _import(modules: list[str]) -> None:
-    for module in modules:
-        if module.startswith("."):
-            raise CommandError(f"--import {module!r}: write the whole name of the module, such as 'shop.tasks'.")
-        try:
-            import_module(module)
-        except (ImportError, ValueError) as error:
-            raise CommandError(str(error)) from error
-
-
-def _described(result: Recovered, *, dry_run: bool) -> str:
-    """The last line, for cron's mail."""
-    sentences = (
-        [] if dry_run else [f"Completed {result.completed} idempotency key{'' if result.completed == 1 else 's'}."]
-    )
-    if not result.complete:
-        sentences.append("Stopped early: more may be left.")
-    sentences.append(f"Need attention: {result.left}.")
-    return " ".join(sentences)
+    def described(self, result: Recovered, *, dry_run: bool) -> str:
+        sentences = [] if dry_run else [f"Completed {counted(result.completed, 'idempotency key')}."]
+        if not result.complete:
+            sentences.append("Stopped early: more may be left.")
+        return " ".join([*sentences, f"Need attention: {result.left}."])

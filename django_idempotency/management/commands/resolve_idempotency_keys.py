@@ -21,9 +21,7 @@ from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, refers_to, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
-from ..databases import known
-from ..output import EscapingCommand
-from ..repeated import several
+from ..base import EscapingCommand, known, several
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""

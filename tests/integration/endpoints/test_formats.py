@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from django.views.decorators.http import require_http_methods
 
-from django_idempotency import idempotent
 from django_idempotency.endpoints.formats import path
-from tests.integration.endpoints.shop import run, view
+from tests.integration.endpoints.shop import run
 
 
 def test_table(shop: str) -> None:
@@ -47,54 +45,6 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str, settings:
     """Header, format, what makes a key unique, how requests are compared, expiry and answers."""
     settings.IDEMPOTENCY = {"DOCS_URL": "https://shop.example/retries"}
     assert run("--format", "markdown", "--allow", "any", urlconf=shop)[0] == MARKDOWN
-
-
-class TestOpenAPI:
-    """What a project merges into its own document, for views that no framework describes."""
-
-    @pytest.mark.parametrize("given", [{}, {"ERROR_RESPONSE": lambda request, problem: None}])
-    def test_it_is_valid(self, shop: str, settings: Any, given: dict[str, Any]) -> None:
-        """By drf-spectacular's validation; also without a form of errors."""
-        validation = pytest.importorskip("drf_spectacular.validation")
-        settings.IDEMPOTENCY = given
-        validation.validate_schema(document(shop))
-
-    def test_a_plain_view_has_header_answers_and_codes(self, shop: str) -> None:
-        """Of the protected endpoints only."""
-        found = document(shop)
-        assert {path: list(methods) for path, methods in found["paths"].items()} == {
-            "/orders": ["post"],
-            "/pay": ["post"],
-        }
-        orders, pay = (found["paths"][path]["post"] for path in ("/orders", "/pay"))
-        (parameter,) = orders["parameters"]
-        assert (parameter["in"], parameter["name"], parameter["required"]) == ("header", "Idempotency-Key", True)
-        assert "required" not in pay["parameters"][0]
-        assert list(orders["responses"]) == ["2XX", "400", "409", "422", "503"]
-        assert orders["responses"]["2XX"]["headers"]["Idempotency-Replayed"]["required"] is True
-        mismatch = orders["responses"]["422"]
-        assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): This key was used")
-        assert mismatch["content"] == {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
-        }
-        assert list(found["components"]["schemas"]) == ["IdempotencyProblem"]
-
-    def test_variables_of_the_path_are_parameters(self, urlconf: Any) -> None:
-        """Their types are those that OpenAPI knows."""
-        put = require_http_methods(["PUT"])(idempotent(methods=["PUT"])(view))
-        urls = urlconf(**{"orders/<int:pk>/lines/<slug:line>/": put})
-        (path, methods), *none = document(urls)["paths"].items()
-        assert (path, list(methods), none) == ("/orders/{pk}/lines/{line}/", ["put"], [])
-        assert [(p["in"], p["name"], p["schema"]["type"]) for p in methods["put"]["parameters"]] == [
-            ("path", "pk", "integer"),
-            ("path", "line", "string"),
-            ("header", "Idempotency-Key", "string"),
-        ]
-
-
-def document(urlconf: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("--format", "openapi", urlconf=urlconf)[0])
-    return found
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,14 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
-from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, granted
-from tests.functions import WAYS, going
+from tests.claims import SNAPSHOT, a_claim, granted
 from tests.integration import round_trip_urls, view_urls
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs, watched
+from tests.ways import WAYS, going, request_like, warm_up
 
 Post = Callable[..., Any]
 pytestmark = [
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.urls("tests.integration.stores.test_round_trips"),
 ]
 urlpatterns = [*view_urls.urlpatterns, *round_trip_urls.urlpatterns]
-SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 
 
 @pytest.fixture(params=WAYS)
@@ -40,6 +38,8 @@ def way(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def tap(way: str) -> Iterator[Tap]:
     with going(way), tapped() as tap:
+        warm_up()
+        tap.take()
         yield tap
 
 
@@ -48,21 +48,11 @@ def _no_old_hooks() -> None:
     round_trip_urls.HOOKS.clear()
 
 
-def request_like(*work: Callable[[], Any]) -> None:
-    """Claim, work and complete, as a request does."""
-    store = store_for("default")
-    with transaction.atomic():
-        claimed = store.claim(a_claim())
-        assert isinstance(claimed, Claimed)
-        for step in work:
-            step()
-        store.complete(claimed, SNAPSHOT, last=True)
-
-
-OPENED = {"functions": ["BEGIN", "SELECT"], "statements": ["BEGIN", "INSERT"]}
-CLOSED = {"functions": ["SAVEPOINT", "SELECT", "COMMIT"], "statements": ["WITH", "COMMIT"]}
+OPENED = {"text": ["BEGIN", "INSERT"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
+READ = {"text": ["COMMIT", "SELECT"], "prepared": ["COMMIT", "SET", "EXECUTE"]}
+CLOSED = {"text": ["WITH", "COMMIT"], "prepared": ["SET", "EXECUTE", "COMMIT"]}
 TOGETHER = {way: [OPENED[way], ["INSERT"], CLOSED[way]] for way in WAYS}
-ANSWERED = {"functions": [OPENED["functions"], ["COMMIT"]], "statements": [OPENED["statements"], ["SELECT", "COMMIT"]]}
+ANSWERED = {way: [OPENED[way], READ[way]] for way in WAYS}
 APART = [["BEGIN"], ["INSERT"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
 
 
@@ -91,30 +81,30 @@ class TestHowMany:
             assert isinstance(store.claim(claim), Claimed)
 
             def compete(_: int) -> list[list[str]]:
-                with tapped() as tap, transaction.atomic():
-                    store.claim(claim)
+                with tapped() as tap:
+                    warm_up()
+                    tap.take()
+                    with transaction.atomic():
+                        store.claim(claim)
                 return verbs(tap.take())
 
             assert in_threads(1, compete) == [ANSWERED[way]]
 
     def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post, way: str) -> None:
         assert post("/answer?status=423").status_code == 423
-        assert verbs(tap.take()) == [OPENED[way], ["INSERT"], ["SELECT"], ["WITH", "COMMIT"]]
+        assert verbs(tap.take()) == [OPENED[way], ["INSERT"], ["SELECT"], CLOSED[way]]
         assert not IdempotencyKey.objects.exists()
 
     def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
-        store = store_for("default")
-        with transaction.atomic():
-            claimed = store.claim(a_claim())
-            assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT, last=True)
+        claimed = request_like()
+        assert isinstance(claimed, Claimed)
         IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
         tap.take()
         with transaction.atomic():
-            assert store.claim(a_claim()) == granted(claimed.id, 2)
+            assert store_for("default").claim(a_claim()) == granted(claimed.id, 2)
             assert connection.connection.info.transaction_status.name == "INTRANS"
-        assert verbs(tap.take())[:3] == [OPENED[way], ["SELECT", "COMMIT"], ["BEGIN"]]
+        assert verbs(tap.take())[:3] == [OPENED[way], READ[way], ["BEGIN"]]
 
 
 class TestNobodyCanTell:
@@ -245,23 +235,6 @@ class TestWhereItIsLeftAlone:
 
 
 class TestConnections:
-    def test_a_persistent_connection_serves_the_next_request_as_usual(self, post: Post) -> None:
-        with tapped(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True) as tap:
-            for number in range(3):
-                connection.close_if_unusable_or_obsolete()
-                assert post("/create", key=str(number)).status_code == 201
-                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER["functions"]
-
-    def test_a_pool_gets_its_connection_back_as_it_gave_it(self, post: Post) -> None:
-        pytest.importorskip("psycopg_pool")
-        with tapped(CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 1, "max_size": 1}}) as tap:
-            for number in range(3):
-                tap.take()
-                assert post("/create", key=str(number)).status_code == 201
-                assert [m for m in verbs(tap.take()) if m != ["SELECT"]] == TOGETHER["functions"]
-                connection.close()
-            assert post("/create", key="1").headers["Idempotency-Replayed"] == "true"
-
     @pytest.mark.parametrize("when", ["before the claim", "before the result"])
     def test_a_broken_connection_loses_the_request_and_nothing_else(self, tap: Tap, when: str) -> None:
         store = store_for("default")
@@ -274,7 +247,7 @@ class TestConnections:
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         request_like()
         with transaction.atomic():
-            assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+            assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT, resource=("order", "7"))
 
     def test_an_error_of_the_claim_leaves_the_connection_as_it_was(self, tap: Tap) -> None:
         with pytest.raises(DatabaseError), transaction.atomic():

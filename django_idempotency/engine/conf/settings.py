@@ -1,4 +1,4 @@
-"""The project's `IDEMPOTENCY` setting."""
+"""The project's `IDEMPOTENCY` setting, and one set of options out of all layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
@@ -26,13 +27,7 @@ from .fields import (
     setting,
     unknown_name,
 )
-from .options import DEFAULTS, OPTION_NAMES, Idempotency
-
-_CALLABLE = or_none(is_callable("give a callable or its dotted path."))
-
-
-def _imported(value: Any) -> Any:
-    return import_string(value) if isinstance(value, str) else value
+from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +40,22 @@ class Settings:
     )
     docs_url: str | None = setting(
         None,
-        of_type(str, type(None)),
-        "where the project documents its keys: the problem `type` and the `Link` of error answers.",
+        or_none(of_type(str)),
+        "the page about the project's keys: `type` and `Link` of error answers.",
     )
     key_validator: Callable[[str], Any] | None = setting(
-        None,
-        _CALLABLE,
-        "`callable(key) -> bool`, or its dotted path. False (or a ValidationError) answers 400.",
-        read=_imported,
+        None, or_none(is_callable()), "`callable(key) -> bool`. False (or a ValidationError) answers 400."
     )
     credential_headers: tuple[str, ...] = setting(
         ("Authorization", "X-Api-Key"),
-        of_type(list, tuple),
+        of_type(tuple),
         "request headers that identify a caller without a user: all that were sent, together.",
-        read=lambda value: tuple(value) if isinstance(value, list) else value,
     )
     harmless_decorators: tuple[str, ...] = setting(
-        (),
-        dotted_names,
-        "dotted names of decorators that decide nothing about who is calling, and so may stand below the protection.",
-        read=lambda value: tuple(value) if isinstance(value, list) else value,
+        (), dotted_names, "decorators that decide nothing about the caller, and so may stand below the protection."
     )
     error_response: Callable[[Any, Any], Any] | None = setting(
-        None,
-        _CALLABLE,
-        "`callable(request, problem) -> HttpResponse`, or its dotted path: the project's own errors.",
-        read=_imported,
+        None, or_none(is_callable()), "`callable(request, problem) -> HttpResponse`: the project's own errors."
     )
     require_quoted_key: bool = setting(False, of_type(bool), "accept only the quoted form of the draft, not bare keys.")
     store_cookies: bool = setting(
@@ -80,12 +65,11 @@ class Settings:
         None,
         or_none(fernet_keys),
         "Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.",
-        read=lambda value: tuple(value) if isinstance(value, list) else value,
         secret=True,
     )
     unsettled_ttl: timedelta | float | None = setting(
         None,
-        or_none(duration(0, "give 0 or more seconds, at most 100 years, or None.")),
+        or_none(duration(0)),
         "how long a key that needs attention (stuck, or with a call in doubt) is kept beyond its `ttl`.\n"
         "Then `cleanup_idempotency_keys` deletes it, and logs an error for each. None: until a person decides.",
     )
@@ -127,25 +111,73 @@ def get_settings() -> Settings:
         raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting must be a dict, not {raw!r}.")
     own: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for given, value in raw.items():
+    for given, written in raw.items():
         name = str(given).lower()
         if name.upper() not in SETTING_NAMES:
             raise IdempotencyConfigurationError(unknown_name("IDEMPOTENCY setting", str(given), SETTING_NAMES))
-        if name in OPTION_NAMES:
-            options[name] = value
-        else:
-            own[name] = _value(name, value)
+        (options if name in OPTIONS else own)[name] = _value(name, written)
     return Settings(**own, options=Idempotency(**options))
 
 
 def _value(name: str, written: Any) -> Any:
-    """The value of one setting, read and checked."""
-    declaration = _SETTINGS[name].metadata
-    place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if _SETTINGS[name].repr else "")
-    try:
-        value = declaration["read"](written)
-    except ImportError as error:
-        raise IdempotencyConfigurationError(f"{place} cannot be imported: {error}. Correct the dotted path.") from error
-    if (problem := declaration["check"](value)) is not None:
+    """The value of one setting, read and checked. A callable may be written as its dotted path."""
+    declaration = _SETTINGS.get(name) or OPTIONS[name]
+    check, place = declaration.metadata["check"], f"IDEMPOTENCY[{name.upper()!r}]"
+    if declaration.repr:
+        place += f"={written!r}"
+    value = tuple(written) if isinstance(written, list) else written
+    if isinstance(value, str) and "Callable" in str(declaration.type) and check(value) is not None:
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise IdempotencyConfigurationError(f"{place} cannot be imported: {error}. Correct the path.") from error
+    if (problem := check(value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
     return value
+
+
+@lru_cache(maxsize=1024)
+def resolve(*layers: Idempotency) -> Idempotency:
+    """Merge the layers, nearest first, over the project's settings and the defaults: every option has a value.
+
+    The result is cached for these layer objects. Changing the setting (`override_settings`) empties the cache.
+
+    Raises:
+        IdempotencyConfigurationError: for options that contradict each other.
+    """
+    merged = DEFAULTS.given()
+    for layer in reversed((*layers, get_settings().options)):
+        merged.update(layer.given())
+    if merged["lease"] is None:
+        for name in LEASED_ONLY:
+            # A project's default may be meant for its leased views. On a view without a lease it is a mistake.
+            if merged[name] != getattr(DEFAULTS, name) and any(name in layer.given() for layer in layers):
+                _refuse_without_lease(name, merged[name])
+        if merged["in_progress_status"] == 202:
+            merged["in_progress_status"] = 409
+    elif merged["reconcile"] is not None and merged["operation"] is None:
+        raise IdempotencyConfigurationError(
+            f"idempotency option reconcile={merged['reconcile']!r} needs operation=, because a key keeps the name of "
+            'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
+        )
+    return Idempotency(**merged)
+
+
+LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
+
+
+def _refuse_without_lease(name: str, value: Any) -> None:
+    if value != 429:
+        raise IdempotencyConfigurationError(
+            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for example, "
+            f"or leave {name} out."
+        )
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "IDEMPOTENCY":
+        get_settings.cache_clear()
+        resolve.cache_clear()
+
+
+setting_changed.connect(_forget)

@@ -1,0 +1,141 @@
+"""Whether a server is set up so that a claim and the business write can commit, or roll back, together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage, Error, Warning
+
+from ...models import IdempotencyKey, IdempotencyStep
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+MODELS = (IdempotencyKey, IdempotencyStep)
+OWN = [model._meta.db_table for model in MODELS]
+
+
+def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Check the indexes and the collations of the own tables that exist: both can get lost when a table is rebuilt."""
+    with connection.cursor() as cursor:
+        there = set(connection.introspection.table_names(cursor))
+        for meta in (model._meta for model in MODELS if model._meta.db_table in there):
+            found = connection.introspection.get_constraints(cursor, meta.db_table)
+            missing = {index.name for index in (*meta.indexes, *meta.constraints)}.difference(found)
+            if missing:
+                yield Warning(
+                    f"table {meta.db_table!r} of database {connection.alias!r} lacks {', '.join(sorted(missing))}. "
+                    "Without its unique constraint a key could run twice; without an index, look-ups and cleanups read "
+                    "the whole table.",
+                    hint="Create them as `python manage.py sqlmigrate django_idempotency 0001` shows.",
+                    id="django_idempotency.W007",
+                )
+            if connection.vendor == "mysql":
+                yield from _check_collations(connection, meta)
+
+
+def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[CheckMessage]:
+    columns = dict(_rows(connection, COLLATIONS, meta.db_table))
+    for field in meta.concrete_fields:
+        wanted, found = field.db_parameters(connection)["collation"], columns.get(field.column)
+        if field.db_type(connection).endswith("utf8mb4") and found != wanted:
+            yield Warning(
+                f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
+                f"collation {found!r}, which may take two texts for one.",
+                hint=f"ALTER TABLE {meta.db_table} MODIFY … COLLATE {wanted}",
+                id="django_idempotency.W008",
+            )
+
+
+COLLATIONS = (
+    "SELECT column_name, collation_name FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name = %s"
+)
+
+# --- MariaDB and MySQL
+
+ENGINE = "InnoDB"
+"""The storage engine whose locks the stores rely on."""
+TABLES = (
+    "SELECT tables.table_name, tables.engine, engines.transactions = 'YES' FROM information_schema.tables AS tables "
+    "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "
+    "WHERE tables.table_schema = DATABASE()"
+)
+"""Name and engine of each table of the database, and whether the engine has transactions."""
+ISOLATION = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
+"""Of the session, so after OPTIONS and init_command. MariaDB 11.1 has renamed tx_isolation."""
+
+
+def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Check the storage engines of the tables, and the isolation level."""
+    alias = connection.alias
+    ((default,),) = _rows(connection, "SELECT @@default_storage_engine")
+    tables = _rows(connection, TABLES)
+    engines = {table: engine for table, engine, _ in tables}
+    for table in OWN:
+        # `migrate` creates a missing table in the default engine. This check runs before it.
+        if (engine := engines.get(table, default)) != ENGINE:
+            yield Error(
+                f"database {alias!r} keeps table {table!r} in the storage engine {engine!r}. A claim there is not "
+                "rolled back when its view fails, and the key stays in progress for ever. The locks of keys are those "
+                f"of {ENGINE}.",
+                hint=f"Set default_storage_engine = {ENGINE} in the server's settings. If the table exists, run: "
+                f"ALTER TABLE {table} ENGINE = {ENGINE}",
+                id="django_idempotency.E009",
+            )
+    known = set(connection.introspection.django_table_names()).difference(OWN)
+    without = sorted(table for table, _, transactional in tables if table in known and not transactional)
+    if without:
+        yield Warning(
+            f"database {alias!r} keeps {', '.join(without)} in a storage engine without transactions. What a protected "
+            "view writes there stays when the view fails, and a retry writes again.",
+            hint=f"For each table that a protected view writes to, run: ALTER TABLE … ENGINE = {ENGINE}",
+            id="django_idempotency.W006",
+        )
+    if "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
+        yield Error(
+            f"database {alias!r} has the isolation level SERIALIZABLE, under which every read locks: new keys conflict "
+            "with each other, and duplicates wait for the first request without `wait`.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['isolation_level'] = 'read committed', Django's default.",
+            id="django_idempotency.E010",
+        )
+
+
+# --- Citus
+
+PLACE = """
+SELECT own.name, known.logicalrelid IS NOT NULL,
+    EXISTS (SELECT 1 FROM pg_dist_schema JOIN pg_class ON relnamespace = schemaid WHERE pg_class.oid = own.id),
+    EXISTS (SELECT 1 FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel <> 's' OR colocationid <> 0),
+    EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = own.id AND tgname = 'idempotency_two_phase' AND tgenabled <> 'D')
+FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
+LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
+"""
+"""Of each own table that exists: whether Citus knows it, whether its schema is distributed, whether any table is spread
+over the nodes, and whether the trigger of docs/citus_two_phase.sql is there. Not by the view `citus_tables`: that view
+is not in the schema of a tenant."""
+
+
+def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Check whether Citus keeps the keys where they commit, or roll back, together with the business write."""
+    for table, known, in_schema, others, has_trigger in _rows(connection, PLACE, OWN):
+        if known and not in_schema:
+            kind = "known to Citus, but not in a distributed schema"
+        elif not known and others and not has_trigger:
+            kind = "a plain table beside distributed tables"
+        else:
+            continue
+        yield Error(
+            f"database {connection.alias!r} is Citus, and its table {table!r} is {kind}. If a node fails between two "
+            "commits, an order can be there without its key, and a retry makes a second order.",
+            hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain "
+            "tables on the coordinator, and run docs/citus_two_phase.sql there.",
+            id="django_idempotency.E014",
+        )
+
+
+def _rows(connection: BaseDatabaseWrapper, sql: str, *params: Any) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return list(cursor.fetchall())

@@ -1,0 +1,311 @@
+"""One protected operation, by each way a project can protect it: what a request does, and what its answer looks like.
+
+`protect(work, **options)` gives a function that sends one request under a key. The work is the same for all: a function
+of the request's data that writes, and then returns an `Answer` or raises. Nothing here knows how the package is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpResponse
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_idempotency import (
+    NotRun,
+    OperationInProgress,
+    OutcomeUnknown,
+    PayloadMismatch,
+    StoreBusy,
+    arun_once,
+    get_operation,
+    idempotent,
+    run_once,
+)
+from django_idempotency.views import IdempotencyMixin
+
+DEFAULT = object()
+Work = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the work returns, and what the caller gets."""
+
+    status: int = 201
+    body: Any = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    replayed: str | None = None
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """What a replay repeats byte for byte."""
+        return self.status, self.body, self.headers
+
+
+class Refusal(Exception):
+    """What the work raises. The REST framework and Django Ninja answer it with this status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"refused with {status}")
+        self.status = status
+
+
+class Adapter:
+    """A way to protect an operation. The class attributes say what this way can do."""
+
+    http = True
+    answers_exceptions = False
+    """Whether the framework answers the exceptions that the work raises."""
+    by_method = True
+    """Whether the option `methods` decides. A decorator on one handler or route protects just that."""
+    asynchronous = False
+    takes_over = True
+    """Whether the mark reaches the URL callback, so that ATOMIC_REQUESTS leaves the alias to the package."""
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """The URLs of one test."""
+        self.urls = ModuleType("urls_of_the_contract")
+        self.urls.urlpatterns = []  # type: ignore[attr-defined]
+        with override_settings(ROOT_URLCONF=self.urls):
+            yield
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def protect(self, work: Work, **options: Any) -> Callable[..., Answer]:
+        self.urls.urlpatterns += [self.route(work, options)]  # type: ignore[attr-defined]
+
+        def send(
+            key: Any = DEFAULT, data: Any = None, *, user: Any = None, method: str = "post", headers: Any = None
+        ) -> Answer:
+            keyed = {} if key is None else {"Idempotency-Key": "k" if key is DEFAULT else key}
+            client: Any = (AsyncClient if self.asynchronous else Client)()
+            if user is not None:
+                client.force_login(user)
+            call = getattr(client, method)
+            call = async_to_sync(call) if self.asynchronous else call
+            response = call(
+                "/orders", data or {}, content_type="application/json", headers={**keyed, **(headers or {})}
+            )
+            received = dict(response.headers)
+            mark = received.pop("Idempotency-Replayed", None)
+            return Answer(response.status_code, response.content, received, mark)
+
+        return send
+
+
+def responding(work: Work) -> Callable[[Any], HttpResponse]:
+    """The work as a view of plain Django."""
+
+    def create(request: Any, **kwargs: Any) -> HttpResponse:
+        return response_of(work(request))
+
+    return create
+
+
+def response_of(answer: Answer) -> HttpResponse:
+    return HttpResponse(answer.body, status=answer.status, headers=answer.headers, content_type="application/json")
+
+
+class Function(Adapter):
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        return path("orders", idempotent(**options)(responding(work)))
+
+
+class AsyncFunction(Adapter):
+    asynchronous = True
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        async def create(request: Any) -> HttpResponse:
+            return response_of(await sync_to_async(work)(request))
+
+        return path("orders", idempotent(**options)(create))
+
+
+class Handler(Adapter):
+    by_method = takes_over = False
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        class Orders(View):
+            @method_decorator(idempotent(**options))
+            def post(self, request: Any) -> HttpResponse:
+                return response_of(work(request))
+
+            def put(self, request: Any) -> HttpResponse:
+                return response_of(work(request))
+
+            get = put
+
+        return path("orders", Orders.as_view())
+
+
+class Class(Adapter):
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        class Orders(IdempotencyMixin, View):
+            idempotency = options
+
+            def post(self, request: Any) -> HttpResponse:
+                return response_of(work(request))
+
+            put = get = post
+
+        return path("orders", Orders.as_view())
+
+
+class AsyncClass(Adapter):
+    asynchronous = True
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        class Orders(IdempotencyMixin, View):
+            idempotency = options
+
+            async def post(self, request: Any) -> HttpResponse:
+                return response_of(await sync_to_async(work)(request))
+
+            put = get = post
+
+        return path("orders", Orders.as_view())
+
+
+class RestFramework(Adapter):
+    """The mixin."""
+
+    answers_exceptions = True
+
+    def base(self, work: Work) -> Any:
+        from rest_framework.exceptions import APIException
+        from rest_framework.response import Response
+        from rest_framework.views import APIView
+
+        class Orders(APIView):
+            def post(self, request: Any) -> Response:
+                try:
+                    answer = work(request)
+                except Refusal as error:
+                    refused = APIException(str(error))
+                    refused.status_code = error.status
+                    raise refused from error
+                return Response(json.loads(answer.body or "null"), status=answer.status, headers=answer.headers)
+
+            put = get = post
+
+        return Orders
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        from django_idempotency.rest_framework import IdempotencyMixin
+
+        orders = type("Orders", (IdempotencyMixin, self.base(work)), {"idempotency": options})
+        return path("orders", orders.as_view())
+
+
+class RestFrameworkDecorator(RestFramework):
+    """Below @api_view."""
+
+    takes_over = False
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        from rest_framework.decorators import api_view
+
+        post = self.base(work).post
+
+        def create(request: Any) -> Any:
+            return post(None, request)
+
+        return path("orders", api_view(["GET", "POST", "PUT"])(idempotent(**options)(create)))
+
+
+class Ninja(Adapter):
+    answers_exceptions = True
+    by_method = takes_over = False
+
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        from ninja import NinjaAPI
+
+        from django_idempotency.ninja import idempotent_operation
+
+        api = NinjaAPI(urls_namespace=str(uuid4()), docs_url=None, openapi_url=None)
+
+        @api.exception_handler(Refusal)
+        def refused(request: Any, error: Refusal) -> Any:
+            return api.create_response(request, {"detail": str(error)}, status=error.status)
+
+        api.post("/orders")(idempotent_operation(**options)(self.operation(work)))
+        api.api_operation(["GET", "PUT"], "/orders")(self.operation(work))
+        return path("", api.urls)
+
+    def operation(self, work: Work) -> Any:
+        def create(request: Any) -> Any:
+            return response_of(work(request))
+
+        return create
+
+
+class AsyncNinja(Ninja):
+    asynchronous = True
+
+    def operation(self, work: Work) -> Any:
+        async def create(request: Any) -> Any:
+            return response_of(await sync_to_async(work)(request))
+
+        return create
+
+
+class Once(Adapter):
+    """`run_once`: the value of the work is what is kept, and what HTTP says by a status is an exception."""
+
+    http = False
+    STATUSES = {PayloadMismatch: 422, OperationInProgress: 409, OutcomeUnknown: 409, StoreBusy: 503, ValueError: 400}
+
+    def run(self, work: Any, **options: Any) -> Any:
+        return run_once(work, **options)
+
+    def protect(self, work: Work, **options: Any) -> Callable[..., Answer]:
+        def run(operation: Any = None) -> Any:
+            answer = work(operation)
+            return {"status": answer.status, "body": answer.body, "headers": answer.headers}
+
+        def send(key: Any = DEFAULT, data: Any = None, *, user: Any = None) -> Answer:
+            told = {"scope": f"user:{user.pk}" if user else "s", "key": "k" if key is DEFAULT else key}
+            try:
+                result = self.run(run, payload=data or {}, **told, **{"operation": "orders", **options})
+            except (NotRun, ValueError) as error:
+                if not isinstance(error, NotRun) and "key=" not in str(error):
+                    raise
+                status = next(status for kind, status in self.STATUSES.items() if isinstance(error, kind))
+                retry_after = getattr(error, "retry_after", None)
+                return Answer(status, str(error), {} if retry_after is None else {"Retry-After": str(retry_after)})
+            return Answer(**result.value, replayed=str(result.replayed).lower())
+
+        return send
+
+
+class AsyncOnce(Once):
+    def run(self, work: Any, **options: Any) -> Any:
+        return async_to_sync(arun_once)(work, **options)
+
+
+def operation_of(request: Any) -> Any:
+    """The leased operation, of what the work was given: a request, or the operation itself."""
+    return request if hasattr(request, "call") else get_operation(request)
+
+
+def all_adapters() -> list[Adapter]:
+    found: list[Adapter] = [Function(), AsyncFunction(), Handler(), Class(), AsyncClass()]
+    if find_spec("rest_framework"):
+        found += [RestFramework(), RestFrameworkDecorator()]
+    if find_spec("ninja"):
+        found += [Ninja(), AsyncNinja()]
+    return [*found, Once(), AsyncOnce()]

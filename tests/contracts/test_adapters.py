@@ -1,0 +1,442 @@
+"""The contract of the adapters: the same facts for each way to protect an operation (adapters.py)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_idempotency import IdempotencyConfigurationError, TransactionBroken
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.contracts.adapters import Adapter, Answer, Refusal, all_adapters, operation_of
+from tests.factories import UserFactory
+from tests.leases import lapse
+from tests.shopapp.models import Ledger, Line, Order
+
+pytestmark = pytest.mark.django_db
+Threads = Callable[..., list[Any]]
+RUNS: list[Any] = []
+COMMITS: list[Any] = []
+
+
+def adapters(able: Callable[[Adapter], bool]) -> Any:
+    """A fixture: one after the other of those that can."""
+
+    @pytest.fixture(params=filter(able, all_adapters()), ids=lambda adapter: type(adapter).__name__)
+    def serving(request: pytest.FixtureRequest) -> Iterator[Adapter]:
+        RUNS.clear()
+        COMMITS.clear()
+        with request.param.serving():
+            yield request.param
+
+    return serving
+
+
+adapter = adapters(lambda adapter: True)
+http = adapters(lambda adapter: adapter.http)
+answering = adapters(lambda adapter: adapter.answers_exceptions)
+under_atomic_requests = adapters(lambda adapter: type(adapter).__name__ != "AsyncNinja")
+"""Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
+
+
+def order(status: int = 201) -> Answer:
+    """Make an order; the answer names it, by body and header."""
+    made = Order.objects.create()
+    RUNS.append(made.pk)
+    headers = {"Location": f"/orders/{made.pk}", "X-Shop": "tea"}
+    return Answer(status, json.dumps({"id": made.pk}), headers if status < 300 else {})
+
+
+def create(request: Any) -> Answer:
+    return order()
+
+
+def answers(status: int) -> Callable[[Any], Answer]:
+    return lambda request: order(status)
+
+
+def raises(error: Exception) -> Callable[[Any], Answer]:
+    def work(request: Any) -> Answer:
+        order()
+        raise error
+
+    return work
+
+
+def marks(sent: list[Answer]) -> list[tuple[int, str | None]]:
+    return [(answer.status, answer.replayed) for answer in sent]
+
+
+def counts() -> tuple[int, int]:
+    return Order.objects.count(), IdempotencyKey.objects.count()
+
+
+def code(answer: Answer) -> str:
+    return str(json.loads(answer.body)["code"])
+
+
+class TestKeys:
+    def test_it_runs_once_and_is_replayed_byte_for_byte(self, adapter: Adapter) -> None:
+        """Status, body and headers; the mark tells the replay."""
+        send = adapter.protect(create)
+        sent = [send() for _ in range(3)]
+        assert marks(sent) == [(201, "false"), (201, "true"), (201, "true")]
+        assert sent[0].kept == sent[1].kept == sent[2].kept
+        assert (sent[0].headers["Location"], len(RUNS)) == (f"/orders/{Order.objects.get().pk}", 1)
+        assert IdempotencyKey.objects.get().status == "completed"
+
+    def test_another_key_is_another_operation(self, adapter: Adapter) -> None:
+        send = adapter.protect(create)
+        assert marks([send("a"), send("b"), send("a")]) == [(201, "false"), (201, "false"), (201, "true")]
+        assert counts() == (2, 2)
+
+    def test_another_payload_is_a_mismatch(self, adapter: Adapter) -> None:
+        """Nothing runs, and the first payload is replayed still. The order of names does not matter."""
+        send = adapter.protect(create)
+        sent = [send(data=data) for data in ({"a": 1, "b": 2}, {"a": 1, "b": 3}, {"b": 2, "a": 1})]
+        assert [answer.status for answer in sent] == [201, 422, 201]
+        assert (sent[2].replayed, counts()) == ("true", (1, 1))
+        if adapter.http:
+            assert (code(sent[1]), sent[1].headers["Content-Type"]) == ("already-used", "application/problem+json")
+
+    def test_two_callers_are_two_keys(self, adapter: Adapter) -> None:
+        """Each has its own order, and its own replay."""
+        ada, bob = UserFactory(), UserFactory()
+        send = adapter.protect(create)
+        sent = [send(user=user) for user in (ada, bob, ada, bob)]
+        assert [answer.replayed for answer in sent] == ["false", "false", "true", "true"]
+        assert sent[0].kept == sent[2].kept != sent[1].kept == sent[3].kept
+        assert IdempotencyKey.objects.values("scope").distinct().count() == 2
+
+    @pytest.mark.parametrize("key", ["", " ", "a b", "x" * 256, "ünï", 'a"', "a,b"])
+    def test_a_bad_key_is_refused_before_any_statement(self, adapter: Adapter, key: str) -> None:
+        """A header has a syntax. Without HTTP the characters count."""
+        send = adapter.protect(create)
+        with CaptureQueriesContext(connection) as queries:
+            answer = send(key)
+        if not adapter.http and key in ('a"', "a,b"):
+            assert answer.replayed == "false"
+        else:
+            assert (answer.status, [query["sql"] for query in queries], RUNS) == (400, [], [])
+            assert not adapter.http or code(answer) == "invalid-key"
+
+    def test_a_missing_key_is_refused(self, http: Adapter) -> None:
+        """By the same problem in each framework."""
+        with CaptureQueriesContext(connection) as queries:
+            answer = http.protect(create)(None)
+        assert (answer.status, answer.headers["Content-Type"], len(queries)) == (400, "application/problem+json", 0)
+        assert json.loads(answer.body) == {
+            "type": "about:blank",
+            "code": "missing-key",
+            "title": "Idempotency-Key is missing",
+            "status": 400,
+            "detail": "This operation needs the request header Idempotency-Key with a unique value, such as a UUID.",
+            "instance": "/orders",
+        }
+
+    def test_without_a_key_an_optional_operation_runs_as_it_is(self, http: Adapter) -> None:
+        """No header, because no key was honoured."""
+        send = http.protect(create, required=False)
+        assert marks([send(None), send(None), send(), send()]) == [
+            *[(201, None)] * 2,
+            *[(201, "false"), (201, "true")],
+        ]
+        assert counts() == (3, 1)
+
+    def test_an_expired_key_is_as_if_never_seen(self, adapter: Adapter) -> None:
+        send = adapter.protect(create, ttl=60)
+        send()
+        row = IdempotencyKey.objects.get()
+        assert round((row.expires_at - row.created_at).total_seconds()) == 60
+        IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=2))
+        assert [send().replayed for _ in range(2)] == ["false", "true"]
+        assert counts() == (2, 1)
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize("status", [200, 404, 409, 422])
+    def test_a_final_answer_is_kept_and_so_are_its_writes(self, http: Adapter, status: int) -> None:
+        """A view's own 409 is final: sold out."""
+        send = http.protect(answers(status))
+        sent = [send() for _ in range(2)]
+        assert marks(sent) == [(status, "false"), (status, "true")]
+        assert (sent[0].kept == sent[1].kept, counts()) == (True, (1, 1))
+
+    @pytest.mark.parametrize("status", [401, 403, 408, 423, 425, 429])
+    def test_an_answer_that_is_not_final_frees_the_key(self, http: Adapter, status: int) -> None:
+        """Its writes stay: a counter of wrong PINs counts."""
+        send = http.protect(answers(status))
+        assert marks([send(), send()]) == [(status, "false")] * 2
+        assert counts() == (2, 0)
+
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_a_server_error_is_rolled_back(self, http: Adapter, status: int) -> None:
+        """The retry starts clean."""
+        send = http.protect(answers(status))
+        assert marks([send(), send()]) == [(status, "false")] * 2
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
+
+    def test_the_project_decides_what_is_final(self, http: Adapter) -> None:
+        send = http.protect(answers(404), record=lambda response: response.status_code != 404)
+        assert marks([send(), send()]) == [(404, "false")] * 2
+
+    def test_an_exception_is_rolled_back_and_frees_the_key(self, adapter: Adapter) -> None:
+        """It goes on as without the package, and the retry runs."""
+        send = adapter.protect(raises(ZeroDivisionError("bug")))
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="bug"):
+                send()
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
+
+    @pytest.mark.parametrize("status", [402, 404])
+    def test_a_final_answer_to_an_exception_is_kept_without_the_writes(self, answering: Adapter, status: int) -> None:
+        send = answering.protect(raises(Refusal(status)))
+        sent = [send() for _ in range(2)]
+        assert marks(sent) == [(status, "false"), (status, "true")]
+        assert (sent[0].kept == sent[1].kept, counts(), len(RUNS)) == (True, (0, 1), 1)
+
+    @pytest.mark.parametrize("status", [401, 403, 423, 429, 500, 503])
+    def test_another_answer_to_an_exception_frees_the_key(self, answering: Adapter, status: int) -> None:
+        send = answering.protect(raises(Refusal(status)))
+        assert marks([send(), send()]) == [(status, "false")] * 2
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    def test_a_hidden_database_error_is_no_success(self, adapter: Adapter) -> None:
+        """Its writes are lost, so a 201 would be a lie."""
+        if connection.vendor != "postgresql" and not adapter.http:
+            pytest.skip("only PostgreSQL aborts the transaction by itself")
+        Ledger.objects.create(entry="once")
+
+        def hides(request: Any) -> Answer:
+            try:
+                Ledger.objects.create(entry="once")
+            except IntegrityError:
+                return Answer(201, '"hidden"')
+            raise AssertionError
+
+        with pytest.raises(TransactionBroken):
+            adapter.protect(hides)()
+        assert not IdempotencyKey.objects.exists()
+
+    @pytest.mark.parametrize(("options", "located"), [({"store_body": False}, False), ({"max_body_bytes": 5}, True)])
+    def test_without_its_body_the_answer_leaves_a_tombstone(
+        self, http: Adapter, options: dict[str, Any], located: bool
+    ) -> None:
+        """409, with the first Location unless the project keeps nothing; nothing runs again."""
+        send = http.protect(create, **options)
+        first, second = send(), send()
+        assert (first.status, second.status, code(second)) == (201, 409, "response-not-stored")
+        assert second.headers.get("Location") == (first.headers["Location"] if located else None)
+        assert counts() == (1, 1)
+        assert not IdempotencyKey.objects.get().body
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    def test_may_replay_is_asked_before_a_replay(self, http: Adapter, allowed: bool) -> None:
+        send = http.protect(create, may_replay=lambda *asked: allowed)
+        first, second = send(), send()
+        assert (first.replayed, second.status) == ("false", 201 if allowed else 403)
+        assert second.kept == first.kept if allowed else code(second) == "replay-refused"
+
+    def test_methods_says_which_are_protected(self, http: Adapter) -> None:
+        """Others pass, and have no header."""
+        send = http.protect(create)
+        assert marks([send(method=method) for method in ("put", "get", "put", "get")]) == [(201, None)] * 4
+        if http.by_method:
+            send = http.protect(create, methods=("PUT",), operation="put")
+            http.urls.urlpatterns.reverse()  # type: ignore[attr-defined]
+            sent = [send(method=method) for method in ("put", "put", "post", "get")]
+            assert [answer.replayed for answer in sent] == ["false", "true", None, None]
+
+    def test_options_can_ask_the_request(self, http: Adapter) -> None:
+        """Scope, key and fingerprint."""
+        named = lambda name: lambda request: request.headers.get(name)  # noqa: E731
+        send = http.protect(create, scope=named("X-Tenant"), key=named("X-Event"), fingerprint=("amount",))
+        sent = [
+            send(None, {"amount": amount, "note": note}, headers={"X-Tenant": tenant, "X-Event": event})
+            for tenant, event, amount, note in (
+                *(("a", "1", 5, "x"), ("a", "1", 5, "y"), ("a", "1", 6, "x")),
+                *(("b", "1", 5, "x"), ("a", "2", 5, "x")),
+            )
+        ]
+        assert marks(sent) == [(201, "false"), (201, "true"), (422, "false"), (201, "false"), (201, "false")]
+        assert set(IdempotencyKey.objects.values_list("scope", "key")) == {("a", "1"), ("b", "1"), ("a", "2")}
+
+    def test_switched_off_it_runs_each_time(self, adapter: Adapter, settings: Any) -> None:
+        """As if the package were not there."""
+        settings.IDEMPOTENCY = {"ENABLED": False}
+        send = adapter.protect(create)
+        sent = [send() for _ in range(2)]
+        assert [answer.replayed for answer in sent] == [None if adapter.http else "false"] * 2
+        assert counts() == (2, 0)
+
+    def test_observed_it_runs_each_time(self, http: Adapter, caplog: pytest.LogCaptureFixture) -> None:
+        """The log says what would have been replayed."""
+        send = http.protect(create, observe=True)
+        assert marks([send(), send()]) == [(201, None)] * 2
+        assert Order.objects.count() == 2
+        assert any("would" in record.getMessage() for record in caplog.records)
+
+
+class TestLeased:
+    def pay(self, request: Any) -> Answer:
+        """One charge, then one order."""
+        operation = operation_of(request)
+        charge = operation.call("charge", lambda: RUNS.append("charged") or operation.derive_key("charge"))
+        made = operation.write("order", Order.objects.create, reference=charge)
+        return Answer(201, json.dumps({"id": made.pk}))
+
+    def test_it_calls_and_writes_once(self, adapter: Adapter) -> None:
+        send = adapter.protect(self.pay, lease=60)
+        sent = [send() for _ in range(2)]
+        assert marks(sent) == [(201, "false"), (201, "true")]
+        assert (sent[0].kept == sent[1].kept, RUNS, Order.objects.count()) == (True, ["charged"], 1)
+        assert set(IdempotencyStep.objects.values_list("name", flat=True)) == {"charge", "order"}
+
+    @pytest.mark.parametrize("on_abandoned", ["retry", "hold"])
+    def test_a_call_that_raises_is_in_doubt(self, adapter: Adapter, on_abandoned: str) -> None:
+        """ "retry" calls again under the same derived key, "hold" waits for a person."""
+
+        def breaks(request: Any) -> Answer:
+            operation = operation_of(request)
+
+            def charge() -> None:
+                RUNS.append(operation.derive_key("charge"))
+                raise ZeroDivisionError
+
+            operation.call("charge", charge)
+            raise AssertionError
+
+        send = adapter.protect(breaks, lease=60, on_abandoned=on_abandoned)
+        with pytest.raises(ZeroDivisionError):
+            send()
+        assert (IdempotencyKey.objects.get().status, IdempotencyStep.objects.get().finished_at) == ("failed", None)
+        lapse()
+        if on_abandoned == "hold":
+            held = send()
+            assert (held.status, len(RUNS)) == (409, 1)
+            assert not adapter.http or code(held) == "outcome-unknown"
+        else:
+            with pytest.raises(ZeroDivisionError):
+                send()
+            assert (len(RUNS), len(set(RUNS))) == (2, 1)
+
+    def test_a_final_answer_to_an_exception_is_kept(self, answering: Adapter) -> None:
+        """After the call that was made: the view knows what the gateway said."""
+
+        def refused(request: Any) -> Answer:
+            operation_of(request).call("charge", lambda: RUNS.append("charged"))
+            raise Refusal(402)
+
+        send = answering.protect(refused, lease=60)
+        assert marks([send(), send()]) == [(402, "false"), (402, "true")]
+        assert RUNS == ["charged"]
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_djangos_transaction_is_taken_over_or_refused(self, under_atomic_requests: Adapter) -> None:
+        """The claim must be committed before the call."""
+        adapter = under_atomic_requests
+        send = adapter.protect(self.pay, lease=60)
+        if adapter.takes_over:
+            assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        else:
+            with pytest.raises(IdempotencyConfigurationError, match="inside a transaction of database 'default'"):
+                send()
+            assert RUNS == []
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTransactions:
+    def test_hooks_run_once_after_the_commit(self, adapter: Adapter) -> None:
+        def hooked(request: Any) -> Answer:
+            transaction.on_commit(lambda: COMMITS.append(connection.in_atomic_block))
+            return order()
+
+        send = adapter.protect(hooked)
+        assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        assert COMMITS == [False]
+
+    @pytest.mark.only_on("postgresql", "sqlite")
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_a_failing_commit_is_no_success(
+        self, under_atomic_requests: Adapter, atomic: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With and without ATOMIC_REQUESTS: no order, no key."""
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+
+        def broken(request: Any) -> Answer:
+            Line.objects.create(order_id=2**40)  # checked at COMMIT
+            return order()
+
+        with pytest.raises(IntegrityError):
+            under_atomic_requests.protect(broken)()
+        assert counts() == (0, 0)
+
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_under_atomic_requests_the_promises_hold(self, under_atomic_requests: Adapter) -> None:
+        """A replay, and a kept refusal."""
+        adapter = under_atomic_requests
+        send = adapter.protect(create)
+        assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        if adapter.answers_exceptions:
+            adapter.urls.urlpatterns.clear()  # type: ignore[attr-defined]
+            send = adapter.protect(raises(Refusal(402)), operation="refused")
+            assert marks([send(), send()]) == [(402, "false"), (402, "true")]
+        assert Order.objects.count() == 1
+
+    def test_of_many_at_once_one_runs(self, adapter: Adapter, in_threads: Threads) -> None:
+        """The others are told to come back, or get its answer."""
+        send, barrier = adapter.protect(create), Barrier(8, timeout=30)
+
+        def deliver(number: int) -> Answer:
+            barrier.wait()
+            return send()
+
+        sent = in_threads(8, deliver)
+        assert {answer.status for answer in sent} <= {201, 503 if connection.vendor == "sqlite" else 409}
+        assert Counter(answer.replayed for answer in sent if answer.status == 201)["false"] == 1
+        assert (counts(), len(RUNS)) == ((1, 1), 1)
+
+    @pytest.mark.only_on("postgresql", "mysql")
+    @pytest.mark.parametrize(("wait", "expected"), [(0, (409, "false")), (30, (201, "true"))])
+    def test_a_duplicate_of_a_running_operation(
+        self, adapter: Adapter, in_threads: Threads, wait: int, expected: tuple[int, str]
+    ) -> None:
+        """409 with Retry-After, at once; or, after a wait, the answer. On SQLite no duplicate gets so far."""
+        started, go = Event(), Event()
+
+        def held(request: Any) -> Answer:
+            answer = order()
+            started.set()
+            assert go.wait(30)
+            return answer
+
+        send = adapter.protect(held, wait=wait)
+
+        def deliver(number: int) -> Answer:
+            if number == 0:
+                return send()
+            assert started.wait(30)
+            if wait:
+                go.set()
+            try:
+                return send()
+            finally:
+                go.set()
+
+        first, second = in_threads(2, deliver)
+        assert (first.status, first.replayed, second.status, len(RUNS)) == (201, "false", expected[0], 1)
+        if expected[0] == 409:
+            assert second.headers["Retry-After"] == "1"
+            assert not adapter.http or (code(second), second.replayed) == ("in-progress", "false")
+        else:
+            assert (second.replayed, second.kept) == ("true", first.kept)

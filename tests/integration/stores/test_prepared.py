@@ -1,0 +1,335 @@
+"""Statements that a connection has prepared: when, what happens when they are lost, and whom they leave alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
+
+from django_idempotency import ClaimLost, IdempotencyConfigurationError
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
+from django_idempotency.engine.stores import messages, store_for
+from django_idempotency.models import IdempotencyKey
+from tests.claims import SNAPSHOT, a_claim
+from tests.pooler import PGBOUNCER, pgbouncer
+from tests.shopapp.models import Order
+from tests.sql import TABLE, ask, instead
+from tests.tap import Tap, tapped, verbs
+from tests.ways import going, request_like, sql, warm_up
+
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+REPLAYED = Completed(snapshot=SNAPSHOT, resource=("order", "7"))
+BY_TEXT = [["BEGIN", "INSERT"], ["WITH", "COMMIT"]]
+PREPARES = ["BEGIN", *["PREPARE"] * 4, "SET", "EXECUTE"]
+CALLED = [["BEGIN", "SET", "EXECUTE"], ["SET", "EXECUTE", "COMMIT"]]
+APART = [["BEGIN"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
+
+
+@pytest.fixture
+def tap() -> Iterator[Tap]:
+    """A connection that has prepared its statements."""
+    with going("prepared"), tapped() as tap:
+        warm_up()
+        tap.take()
+        yield tap
+
+
+@contextmanager
+def as_default(wrapper: Any) -> Iterator[None]:
+    usual, connections["default"] = connections["default"], wrapper
+    try:
+        yield
+    finally:
+        wrapper.close()
+        connections["default"] = usual
+
+
+def sent(tap: Tap, key: str) -> list[list[str]]:
+    """What a first request sends."""
+    tap.take()
+    assert isinstance(request_like(key=key), Claimed)
+    return verbs(tap.take())
+
+
+class TestWhen:
+    def test_a_connection_prepares_with_its_second_claim(self) -> None:
+        """A connection that serves one request would not earn it."""
+        with tapped() as tap:
+            assert sent(tap, "a") == BY_TEXT
+            assert sent(tap, "b") == [PREPARES, CALLED[1]]
+            assert sent(tap, "c") == CALLED
+            assert request_like(key="a") == REPLAYED
+            assert verbs(tap.take()) == [CALLED[0], ["COMMIT", "SET", "EXECUTE"]]
+
+    def test_a_pool_hands_them_on(self) -> None:
+        """What is known about a connection hangs on the driver's."""
+        pytest.importorskip("psycopg_pool")
+        with tapped(CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 2, "max_size": 2}}) as tap:
+            seen = []
+            for number in range(6):  # the pool gives its two connections in turn
+                seen += [[message for message in sent(tap, str(number)) if message != ["SELECT"]]]  # of another connection
+                connection.close()
+            assert seen == [BY_TEXT] * 2 + [[PREPARES, CALLED[1]]] * 2 + [CALLED] * 2
+            assert request_like(key="1") == REPLAYED
+
+    def test_with_a_threshold_of_the_projects_nothing_is_prepared(self) -> None:
+        """psycopg would deallocate ours with its own, even in the middle of a request."""
+        with tapped(OPTIONS={"prepare_threshold": 5}) as tap:
+            assert [sent(tap, str(number)) for number in range(3)] == [BY_TEXT] * 3
+
+    def test_a_plan_of_an_empty_table_reads_no_whole_table_later(self, tap: Tap) -> None:
+        """And the view's own statements are planned as always."""
+        sql(f"TRUNCATE {TABLE} CASCADE", f"ANALYZE {TABLE}")
+        seen = []
+        for number in range(12):  # from the sixth call on the plan is generic
+            request_like(lambda: seen.append(ask("SHOW enable_seqscan")[0]), key=str(number))
+            request_like(key=str(number))
+        assert set(seen) == {"on"}
+        plans: dict[str, str] = {}
+        for name, arguments in (("claim", 10), ("read", 2), ("complete", 10), ("release", 4)):
+            with transaction.atomic():
+                sql("SET LOCAL enable_seqscan = off", "SET LOCAL plan_cache_mode = force_generic_plan")
+                called = store_for("default")._statements[name]._call.decode().split()[6].partition("(")[0]  # type: ignore[attr-defined]
+                with connection.cursor() as cursor:
+                    cursor.execute(f"EXPLAIN EXECUTE {called}({', '.join(['NULL'] * arguments)})")
+                    plans[name] = "\n".join(line for (line,) in cursor.fetchall())
+                transaction.set_rollback(True)
+        assert not [name for name, plan in plans.items() if "Seq Scan" in plan]
+        assert ask("SHOW enable_seqscan") == ("on",)
+
+
+class TestLost:
+    @pytest.mark.parametrize("lost", ["DEALLOCATE ALL", "DISCARD ALL"])
+    def test_between_two_requests_costs_none(self, tap: Tap, lost: str) -> None:
+        """The claim is rolled back and sent as text, and so is everything on this connection from then on."""
+        sql(lost)
+        assert sent(tap, "a") == [CALLED[0], ["ROLLBACK"], *BY_TEXT]
+        assert sent(tap, "b") == BY_TEXT
+        assert request_like(key="a") == REPLAYED
+
+    def test_in_the_view_it_fails_the_request_and_nothing_is_committed(self, tap: Tap) -> None:
+        """Nothing is repaired after the view has run. The next request is served."""
+        with pytest.raises(DatabaseError, match="does not exist"):
+            request_like(Order.objects.create, lambda: sql("DEALLOCATE ALL"))
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        assert isinstance(request_like(Order.objects.create), Claimed)
+        assert Order.objects.count() == 1
+
+    def test_names_that_another_client_has_taken_cost_no_request(self) -> None:
+        """As behind a pooler, where the connection to the server is not ours alone."""
+        with tapped() as tap:
+            request_like(key="a")
+            sql(*(s.preparation.decode().rstrip("; ") for s in store_for("default")._statements.values()))  # type: ignore[attr-defined]
+            assert sent(tap, "b") == [PREPARES, ["ROLLBACK"], *BY_TEXT]
+            assert sent(tap, "c") == BY_TEXT
+
+    def test_another_type_of_a_column_costs_no_request(self, tap: Tap) -> None:
+        """0A000, "cached plan must not change result type", after a migration."""
+        request_like(key="a")
+        assert request_like(key="a") == REPLAYED
+        tap.take()
+        with instead(
+            f"ALTER TABLE {TABLE} ALTER headers TYPE varchar(900)", f"ALTER TABLE {TABLE} ALTER headers TYPE text"
+        ):
+            tap.take()
+            assert request_like(key="a") == REPLAYED
+            read = ["COMMIT", "SET", "EXECUTE"]
+            assert verbs(tap.take()) == [CALLED[0], read, BY_TEXT[0], ["COMMIT", "SELECT"]]
+
+    def test_any_other_error_of_the_claim_is_djangos_own(self, tap: Tap) -> None:
+        """With psycopg's as its cause."""
+        with instead(f"ALTER TABLE {TABLE} RENAME TO elsewhere", f"ALTER TABLE elsewhere RENAME TO {TABLE}"):
+            with pytest.raises(DatabaseError) as caught:
+                request_like()
+        assert caught.value.__cause__.sqlstate == "42P01"  # type: ignore[union-attr]
+        assert not connection.in_atomic_block
+        assert sent(tap, "a") == CALLED
+
+
+class TestLeaks:
+    """Another schema, encoding or tool on the same connection changes nothing, and nothing leaks through it."""
+
+    def test_another_schema_between_two_requests(self, tap: Tap) -> None:
+        """Each request finds the rows of its own schema: a change of search_path plans a prepared statement anew."""
+        for model in ("idempotencykey", "idempotencystep"):
+            name = f"django_idempotency_{model}"
+            sql(
+                "CREATE SCHEMA IF NOT EXISTS tenant_b",
+                f"CREATE TABLE tenant_b.{name} (LIKE public.{name} INCLUDING ALL)",
+            )
+        try:
+            for _ in range(7):  # past the first generic plan
+                request_like(key="a")
+            sql("SET search_path TO tenant_b")
+            assert sent(tap, "a") == CALLED
+            assert request_like(key="a") == REPLAYED
+            assert IdempotencyKey.objects.count() == 1
+            sql("SET search_path TO public", "DELETE FROM tenant_b.django_idempotency_idempotencykey")
+            assert request_like(key="a") == REPLAYED
+            assert verbs(tap.take())[-2:] == [CALLED[0], ["COMMIT", "SET", "EXECUTE"]]
+        finally:
+            sql("SET search_path TO public", "DROP SCHEMA tenant_b CASCADE")
+
+    def test_django_tenants_is_left_to_djangos_cursor(self) -> None:
+        """Its connection is a class of its own, which sets the search_path as it opens a cursor."""
+        base = pytest.importorskip("django_tenants.postgresql_backend.base")
+        sql("CREATE SCHEMA tenant_b")
+        names = ("django_idempotency_idempotencykey", "django_idempotency_idempotencystep")
+        sql(*(f"CREATE TABLE tenant_b.{name} (LIKE public.{name} INCLUDING ALL)" for name in names))
+        try:
+            tenants = base.DatabaseWrapper(connections["default"].settings_dict, "default")
+            with as_default(tenants):
+                for schema in ("tenant_b", "public", "tenant_b", "public"):
+                    tenants.set_schema(schema)
+                    first = IdempotencyKey.objects.count() == 0
+                    assert isinstance(request_like(), Claimed if first else Completed)
+                    assert IdempotencyKey.objects.count() == 1
+        finally:
+            sql("DROP SCHEMA tenant_b CASCADE")
+
+    def test_a_tool_that_replaces_a_method_of_the_connection_meets_each_statement(
+        self, tap: Tap, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As debug-toolbar does, long after the first request. tests/integration/tracing has the real ones."""
+        monkeypatch.setitem(vars(connections["default"]), "cursor", connection.cursor)
+        assert sent(tap, "a") == APART
+
+    @pytest.mark.parametrize("name", ["cursor", "_cursor", "_prepare_cursor", "create_cursor"])
+    def test_a_tool_that_replaces_a_method_of_the_class_meets_each_statement(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        kind: Any = type(connections["default"])
+        usual = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, *args, **kwargs: usual(self, *args, **kwargs))
+        with tapped() as tap:
+            assert sent(tap, "a") == APART
+
+    def test_a_cursor_class_of_a_tool_meets_each_statement(self) -> None:
+        """As OpenTelemetry gives psycopg's connection one."""
+        from django.db.backends.postgresql.base import Cursor
+
+        class Traced(Cursor):  # type: ignore[misc]
+            pass
+
+        with tapped(OPTIONS={"cursor_factory": Traced}) as tap:
+            assert sent(tap, "a") == APART
+
+    @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+    @pytest.mark.parametrize("when", ["before the claim", "in the view"])
+    def test_another_client_encoding_commits_nothing_that_it_cannot_read(
+        self, tap: Tap, encoding: str, when: str
+    ) -> None:
+        """The statements go by Django's cursor. A row that comes as bytes raises."""
+        change = lambda: sql(f"SET client_encoding TO '{encoding}'")  # noqa: E731
+        if when == "before the claim":
+            change()
+        assert isinstance(request_like(Order.objects.create, *([change] if when == "in the view" else [])), Claimed)
+        if encoding == "LATIN1":
+            assert request_like() == REPLAYED
+        else:
+            with pytest.raises(IdempotencyConfigurationError, match="client_encoding"):
+                request_like()
+        assert not connection.in_atomic_block
+        sql("SET client_encoding TO 'UTF8'")
+        assert (Order.objects.count(), IdempotencyKey.objects.get().status) == (1, "completed")
+        assert request_like() == REPLAYED
+
+    @pytest.mark.skipif(PGBOUNCER is None, reason="NOT RUN: a pooler, because pgbouncer is not installed")
+    def test_a_pooler_in_transaction_mode(self, in_threads: Callable[..., list[Any]]) -> None:
+        """A connection of ours meets several of the server, with and without the statements. No request fails."""
+        settings = connection.settings_dict
+        with pgbouncer(pool_size=2) as environment:
+            before = settings["HOST"], settings["PORT"]
+            settings.update(HOST=environment["SERVER_HOST"], PORT=environment["SERVER_PORT"])
+            try:
+
+                def work(number: int) -> list[Any]:
+                    outcomes = [request_like(Order.objects.create, key=f"{number}-{n}") for n in range(20)]
+                    return outcomes + [request_like(Order.objects.create, key=f"{number}-{n}") for n in range(20)]
+
+                done = in_threads(4, work)
+            finally:
+                settings.update(HOST=before[0], PORT=before[1])
+        assert [len([o for o in outcomes if isinstance(o, Claimed)]) for outcomes in done] == [20] * 4
+        assert {o for outcomes in done for o in outcomes[20:]} == {REPLAYED}
+        assert Order.objects.count() == 80
+
+
+class TestMessages:
+    def test_a_large_body_goes_as_binary(self, tap: Tap) -> None:
+        """With a COMMIT of its own, and not through the parser as hexadecimal text."""
+        from dataclasses import replace
+
+        large = replace(SNAPSHOT, body=bytes(range(256)) * 300)
+        store = store_for("default")
+        for key, body in (("first", large), ("without", replace(large, headers=()))):
+            with transaction.atomic():
+                claimed = store.claim(a_claim(key=key))
+                assert isinstance(claimed, Claimed)
+                tap.take()
+                store.complete(claimed, body, resource=None, last=True)
+            assert [verb for [verb] in verbs(tap.take())] == ["WITH", "COMMIT"]
+            with transaction.atomic():
+                assert store.claim(a_claim(key=key)) == Completed(snapshot=body)
+
+    def test_a_large_body_for_a_row_that_is_gone_is_not_committed(self, tap: Tap) -> None:
+        from dataclasses import replace
+
+        store = store_for("default")
+        with pytest.raises(ClaimLost), transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert isinstance(claimed, Claimed)
+            Order.objects.create()
+            IdempotencyKey.objects.all().delete()
+            store.complete(claimed, replace(SNAPSHOT, body=b"x" * 70_000), last=True)
+        assert not Order.objects.exists()
+
+    def test_gevent_is_not_blocked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """psycopg waits in the way that gevent has patched; libpq's own waiting would stop all greenlets."""
+        monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True))
+        waited = []
+        messages._in_gevent.cache_clear()
+        try:
+            with going("prepared"):
+                execute = messages.generators.execute
+                counted = SimpleNamespace(execute=lambda pgconn: waited.append(1) or execute(pgconn))
+                monkeypatch.setattr(messages, "generators", counted)
+                assert isinstance(request_like(), Claimed)
+                assert request_like() == REPLAYED
+        finally:
+            messages._in_gevent.cache_clear()
+        assert len(waited) == 4
+
+    def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(self, tap: Tap) -> None:
+        store = store_for("default")
+        with pytest.raises(DatabaseError, match="NUL"), transaction.atomic():
+            claimed = store.claim(a_claim())
+            assert isinstance(claimed, Claimed)
+            store.complete(claimed, SNAPSHOT, resource=("order", "7\0"), last=True)
+        assert not IdempotencyKey.objects.exists()
+
+    def test_a_connection_that_is_lost_is_an_operational_error(self, tap: Tap) -> None:
+        tap.lose_answer(1)
+        with pytest.raises(OperationalError):
+            request_like()
+
+    def test_the_lock_of_text_and_of_prepared_statements_is_the_same(
+        self, in_threads: Callable[..., list[Any]]
+    ) -> None:
+        """Connections of both kinds see each other's work."""
+
+        def claim(number: int) -> Any:
+            with transaction.atomic():
+                return store_for("default").claim(a_claim())
+
+        for first, second in (("prepared", "cursor"), ("text", "prepared")):
+            with going(first), transaction.atomic():
+                assert isinstance(store_for("default").claim(a_claim()), Claimed)
+                with going(second):
+                    assert in_threads(1, claim) == [Conflicted()]
+                transaction.set_rollback(True)

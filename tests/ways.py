@@ -1,0 +1,68 @@
+"""The ways of a claim to PostgreSQL: by messages beside Django's cursor, as text or prepared, or by that cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome
+from django_idempotency.engine.stores import store_for
+from tests.claims import SNAPSHOT, a_claim
+
+WAYS = ("prepared", "text")
+"""By messages. The third way, `cursor`, is that of every test inside an outer transaction."""
+
+
+@contextmanager
+def going(way: str) -> Iterator[None]:
+    """All connections that are made meanwhile go this way from their first claim on."""
+    if connection.vendor != "postgresql":
+        yield
+        return
+    from django_idempotency.engine.stores import messages
+
+    state = {"prepared": messages.USED, "text": messages.TEXT, "cursor": messages.BY_CURSOR}[way]
+
+    def first_state(_: Any, raw: Any) -> str:
+        setattr(raw, messages.STATE, state)
+        return state
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(messages, "_first_state", first_state)
+        _connect_anew()
+        yield
+        _connect_anew()
+
+
+def _connect_anew() -> None:
+    if not connection.in_atomic_block:
+        connection.close()
+
+
+def warm_up() -> None:
+    """The connection has prepared what it prepares. Nothing stays."""
+    with transaction.atomic():
+        store_for("default").claim(a_claim(key="warms up"))
+        transaction.set_rollback(True)
+
+
+def request_like(*work: Any, **changes: Any) -> ClaimOutcome:
+    """Claim, work and complete in one transaction, as a request in atomic mode does."""
+    store = store_for("default")
+    with transaction.atomic():
+        outcome = store.claim(a_claim(**changes))
+        if isinstance(outcome, Claimed):
+            for step in work:
+                step()
+            store.complete(outcome, SNAPSHOT, resource=("order", "7"), last=True)
+    return outcome
+
+
+def sql(*statements: str) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
