@@ -86,6 +86,8 @@ class ResultNotStorable(IdempotencyError, TypeError):
 class TransactionBroken(IdempotencyError):
     """The view caught a database error without an `atomic()` of its own around the failing statement.
 
+    Or the view caught a deadlock or a serialization failure: the whole transaction is lost with it, in each block.
+
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
     On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. With

@@ -270,7 +270,10 @@ def answers() -> str:
         problems.replay_refused(),
         problems.outstanding(options),
         problems.outcome_unknown(),
+        problems.key_too_old(),
         problems.response_not_stored(Snapshot(status_code=201, headers=(), body=None)),
+        problems.length_required(),
+        problems.body_too_large(),
         problems.already_used(options),
         problems.store_busy(),
     ]

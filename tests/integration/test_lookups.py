@@ -70,21 +70,6 @@ def one_of_each() -> None:
 
 
 @pytest.mark.usefixtures("one_of_each")
-@pytest.mark.parametrize(
-    ("find", "expected"),
-    [
-        (in_flight, {"live", "live in a call"}),
-        (stuck, {"stuck", "stuck in a call"}),
-        (in_doubt, {"stuck in a call", "failed in a call"}),
-    ],
-)
-def test_keys_by_their_state(find: Find, expected: set[str]) -> None:
-    """A live worker's call is not in doubt, and a completed key needs nothing."""
-    assert set(found(find())) == expected
-    assert find().count() == len(expected)
-
-
-@pytest.mark.usefixtures("one_of_each")
 def test_they_can_be_filtered_and_used_in_other_queries() -> None:
     """As every QuerySet."""
     assert found(stuck().filter(pk__in=in_doubt())) == ["stuck in a call"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
-from django.utils import timezone
+from django.db import DatabaseError, connection
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -20,8 +18,6 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
-from tests.shopapp.models import Order
 from tests.works import RUNS, breaks, pay
 
 pytestmark = pytest.mark.django_db
@@ -33,31 +29,6 @@ def _clean() -> None:
 
 
 class TestLeased:
-    def test_the_work_gets_an_operation(self) -> None:
-        """Its steps are kept."""
-        answers = [run_once(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
-        assert [answer.replayed for answer in answers] == [False, True]
-        assert answers[0].value == answers[1].value
-        assert (RUNS, Order.objects.count()) == ([1, ()], 1)
-
-    def test_its_claim_has_a_lease(self) -> None:
-        """Or a crash would leave it stuck for ever."""
-
-        def look(operation: Operation) -> Any:
-            row = IdempotencyKey.objects.get()
-            return (row.locked_until - row.created_at).total_seconds()
-
-        assert run_once(look, scope="s", key="k", lease=60, operation="look").value == pytest.approx(60, abs=5)
-
-    def test_abandoned_it_runs_again(self) -> None:
-        """Without `reconcile` nobody is asked."""
-        with pytest.raises(ValueError, match="it broke"):
-            run_once(breaks, scope="s", key="k", lease=60, operation="pay")
-        past = timezone.now() - timedelta(hours=1)
-        IdempotencyKey.objects.update(status="in_progress", locked_until=past)
-        assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
-        assert RUNS[1:] == [2, ()]
-
     def test_waiting_it_looks_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """With pauses that grow, while somebody else holds the lease."""
         store = store_for("default")
@@ -111,12 +82,6 @@ class TestLeased:
         found = run_once(work, reconcile=lambda operation: Result(operation.in_doubt, replayed=False), **options)
         assert found == Result(["charge"], replayed=False)
         assert run_once(work, **options) == Result(["charge"], replayed=True)
-
-    @pytest.mark.django_db(transaction=True)
-    def test_it_is_refused_inside_a_transaction(self) -> None:
-        """Its claim could not commit first."""
-        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="inside a transaction"):
-            run_once(pay, scope="s", key="k", lease=60, operation="pay")
 
 
 @pytest.mark.only_on("postgresql")
