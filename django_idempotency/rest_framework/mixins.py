@@ -30,7 +30,7 @@ class IdempotencyMixin(DeclaredOptions):
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None:
             not protected. Other options fall through to the base classes, the settings and the defaults.
-        idempotency_actions: the same by name for the standard actions of a viewset.
+        idempotency_actions: the same by the name of a handler, such as a standard action of a viewset.
 
     Raises:
         IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class

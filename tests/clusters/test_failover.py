@@ -168,14 +168,3 @@ def test_otherwise_a_confirmed_order_may_be_lost(started: Any, settings: dict[st
         assert kept() == [[], []]
         assert place_order("confirmed") is False
         assert kept() == [["confirmed"], ["confirmed"]]
-
-
-def test_a_wait_for_the_standby_that_is_cancelled_counts_as_confirmed(started: Any) -> None:
-    """PostgreSQL answers COMMIT with a warning, and the driver sees a success. So never cancel such a session."""
-    with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
-        pair.standby.stop()
-        confirmed = pool.submit(place_order_elsewhere, "cancelled")
-        pair.primary.execute(f"SELECT pg_cancel_backend({waiting(pair)})")
-        assert confirmed.result(DEADLINE) is False
-        pair.fail_over()
-        assert kept() == [[], []]

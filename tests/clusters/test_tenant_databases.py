@@ -19,11 +19,11 @@ from django.views.decorators.csrf import csrf_exempt
 
 pytest.importorskip("django_isolated_tenants")
 
-from django_isolated_tenants import Tenant, TenantDatabase, tenant_context
+from django_isolated_tenants import Tenant, TenantDatabase
 from django_isolated_tenants.conf import get_provider, get_settings
 from django_isolated_tenants.connections import registered_database_aliases, remove_database
 
-from django_idempotency import idempotent, run_once
+from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from tests.clusters.aliases import alias
 from tests.clusters.postgresql import Server, migrated_server
@@ -113,26 +113,6 @@ def test_tenants_with_one_key_share_nothing(shop: Any, key: str) -> None:
         name = tenant.database_alias
         assert Order.objects.using(name).get().reference == tenant.identifier
         assert IdempotencyKey.objects.using(name).get().scope == f"{tenant.identifier}:anonymous"
-
-
-def test_an_unknown_host_has_no_database(shop: Any, key: str) -> None:
-    """The package answers, and no view runs."""
-    answer = order("other.example", key)
-    assert (answer.status_code, "Idempotency-Replayed" in answer) == (404, False)
-
-
-def test_a_task_names_its_tenant(shop: Any, key: str) -> None:
-    """By the package's own context manager."""
-
-    def create() -> int:
-        return Order.objects.create(reference=key).pk
-
-    order("acme.example", "first")  # this process knows the alias from now on
-    with tenant_context(TENANTS["acme.example"]):
-        for replayed in (False, True):
-            assert run_once(create, scope="7", key=key, operation="order").replayed is replayed
-    assert Order.objects.using("acme").filter(reference=key).count() == 1
-    assert IdempotencyKey.objects.using("acme").filter(key=key).count() == 1
 
 
 def test_one_call_cleans_each_tenant_up(shop: Any, key: str) -> None:

@@ -110,12 +110,6 @@ def test_a_view_may_visit_another_tenant(server: str, key: str) -> None:
     assert (first.status_code, again.content, again.headers["Idempotency-Replayed"]) == (201, first.content, "true")
 
 
-def test_without_a_tenant_nothing_runs(server: str, key: str) -> None:
-    """The recipe's function finds no tenant, so the request fails before its key is claimed."""
-    assert order(server, "unknown", key).status_code == 500
-    assert sql(f"SELECT count(*) FROM public.{TABLE}") == [(0,)]
-
-
 def test_one_command_cleans_each_tenant_up(server: str, key: str) -> None:
     """With django-tenants' own command for all schemas."""
     for tenant in TENANTS:

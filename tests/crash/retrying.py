@@ -25,7 +25,7 @@ def serving(*, plain: bool = False, **environment: str) -> Iterator[httpx.Client
     workers = ("--workers", str(AT_ONCE))
     headers = {"X-Plain": "1"} if plain else {}
     with (
-        gunicorn(*workers, **environment) as url,
+        gunicorn(*workers, SERVER_BOUNDARIES="1", **environment) as url,
         httpx.Client(base_url=url, timeout=DEADLINE, headers=headers) as client,
     ):
         yield client

@@ -153,3 +153,12 @@ def test_what_the_view_does_not_parse_is_compared_by_its_bytes(post: Any, path: 
     """A form costs a view without a parser for forms no more than its bytes."""
     form = {"content_type": "application/x-www-form-urlencoded"}
     assert [post(path, body, **form).status_code for body in ("a=1&b=2", "b=2&a=1")] == [200, second]
+
+
+def test_a_multipart_form_that_the_view_does_not_parse_is_compared_by_its_bytes(post: Any) -> None:
+    """The handler gets the raw body, or the framework's own refusal, which uses up no key."""
+    form = {"content_type": "multipart/form-data; boundary=x"}
+    bodies = [f'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n{value}\r\n--x--\r\n' for value in (1, 1, 2)]
+    assert [post("/json-only", body, **form).status_code for body in bodies] == [200, 200, 422]
+    assert post("/json-only?parse", bodies[0], key="other", **form).status_code == 415
+    assert not IdempotencyKey.objects.filter(key="other").exists()

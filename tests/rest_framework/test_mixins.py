@@ -18,6 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.endpoints.listing import declarations_of
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
@@ -25,6 +26,7 @@ from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
+VERBS = ("post", "patch")
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.api_urls")]
 
 
@@ -51,6 +53,23 @@ def test_a_method_in_lower_case_is_protected(post: Post, settings: Any) -> None:
     settings.MIDDLEWARE = ["tests.rest_framework.test_mixins.lowered"]
     first, second = (post("/orders/", {"reference": "r", "amount": 1}) for _ in range(2))
     assert (first.status_code, replayed(first), replayed(second)) == (201, "false", "true")
+
+
+def test_a_handler_is_named_like_an_action(rf: Any, key: str) -> None:
+    """In a view that is no viewset. The list says the same."""
+
+    class Orders(IdempotencyMixin, APIView):
+        idempotency_actions = {"post": None, "patch": {"ttl": 60}}
+
+        def post(self, request: Any) -> Response:
+            return Response()
+
+        patch = post
+
+    post, patch = (Orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
+    assert (replayed(post), replayed(patch)) == (None, "false")
+    listed = {answers.method: answers.layers for answers in declarations_of(Orders.as_view())}
+    assert (listed["POST"], listed["PATCH"] is None) == (None, False)
 
 
 def test_a_view_that_decides_by_request_is_judged_on_that_request(rf: Any, key: str) -> None:

@@ -7,9 +7,7 @@ from tests.settings import DATABASES
 
 DATABASES["default"]["NAME"] = os.environ["SERVER_DATABASE"]
 ON_POSTGRESQL = "postgresql" in DATABASES["default"]["ENGINE"]
-if ON_POSTGRESQL:
-    DATABASES["default"]["ENGINE"] = "tests.server.boundaries"
-elif "mysql" in DATABASES["default"]["ENGINE"]:
+if "mysql" in DATABASES["default"]["ENGINE"]:
     DATABASES["default"]["ENGINE"] = "tests.server.mysql_boundaries"
 if "SERVER_USER" in os.environ:
     DATABASES["default"]["USER"] = os.environ["SERVER_USER"]
@@ -25,8 +23,14 @@ if "SERVER_HOST" in os.environ:  # a pooler
     if "SERVER_PREPARE_THRESHOLD" in os.environ:
         DATABASES["default"]["OPTIONS"]["prepare_threshold"] = int(os.environ["SERVER_PREPARE_THRESHOLD"])
 elif ON_POSTGRESQL:
-    # Each process puts its own number in, when it connects.
-    DATABASES["default"]["OPTIONS"]["application_name"] = f"worker-{{process}}-{os.environ.get('SERVER_NAME', '')}"
+
+    def name_connections() -> None:
+        """By the number of the process. A worker of gunicorn's may be a fork of the process that has read this."""
+        name = f"worker-{os.getpid()}-{os.environ.get('SERVER_NAME', '')}"
+        DATABASES["default"]["OPTIONS"]["application_name"] = name
+
+    name_connections()
+    os.register_at_fork(after_in_child=name_connections)
 if "SERVER_CONN_MAX_AGE" in os.environ:
     DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["SERVER_CONN_MAX_AGE"])
 if "SERVER_ENCRYPTION_KEY" in os.environ:

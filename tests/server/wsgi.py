@@ -24,6 +24,5 @@ def pause_after(application: Any) -> Any:
 
 
 application = counted(pause_after(get_wsgi_application()))
-# Before gunicorn forks: otherwise each worker that takes a killed one's place would import these anew.
-for module in (settings.ROOT_URLCONF, "tests.functions"):
-    import_module(module)
+# Before gunicorn forks: otherwise each worker that takes a killed one's place would import this anew.
+import_module(settings.ROOT_URLCONF)

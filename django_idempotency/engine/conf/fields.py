@@ -68,7 +68,7 @@ def duration(minimum: float) -> Check:
         if isinstance(value, bool) or not isinstance(value, (timedelta, int, float)):
             return "give a timedelta or a number of seconds."
         possible = minimum <= seconds_of(value) <= MAX_SECONDS
-        return None if possible else f"give at least {minimum} seconds and at most 100 years."
+        return None if possible else f"give {minimum} or more seconds, and at most 100 years."
 
     return problem
 

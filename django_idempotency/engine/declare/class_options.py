@@ -41,7 +41,7 @@ class DeclaredOptions:
         if DeclaredOptions in next(base for base in cls.__mro__ if "dispatch" in vars(base)).__bases__:
             # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
-        take_over(view, lambda: class_layers(cls, initkwargs, None))
+        take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
             if (declaration := class_declaration(cls, initkwargs, name)) is not None:
                 register(declaration)
@@ -54,7 +54,9 @@ class DeclaredOptions:
 
         Override it to decide by `self.request` or `self.action`.
         """
-        layers = class_layers(type(self), vars(self), getattr(self, "action", None))
+        method = getattr(getattr(self, "request", None), "method", None)
+        name = getattr(self, "action", None) or str(method).lower()
+        layers = class_layers(type(self), vars(self), name)
         return resolve(*layers) if layers else None
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
@@ -73,14 +75,14 @@ def checked(value: Options) -> Idempotency | None:
     return None if value is None else as_options(value)
 
 
-def class_declaration(cls: Any, attributes: Mapping[str, Any], action: str | None) -> Declaration | None:
+def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
     """What a class with a mixin declares; None: not protected, or no mixin.
 
     Args:
         attributes: those of the view, or those that `as_view()` will give it.
-        action: the name of a viewset's action.
+        name: of the handler: a verb, or the action of a viewset.
     """
-    layers = class_layers(cls, attributes, action) if issubclass(cls, DeclaredOptions) else ()
+    layers = class_layers(cls, attributes, name) if issubclass(cls, DeclaredOptions) else ()
     if not layers:
         return None
     return Declaration(
@@ -116,14 +118,14 @@ def handlers(
             yield verb.upper(), name, getattr(cls, name)
 
 
-def class_layers(cls: Any, attributes: Mapping[str, Any], action: str | None) -> tuple[Any, ...]:
+def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
     """The option layers of a class with a mixin, nearest first, up to the first None. Empty: not protected.
 
-    The order is: the view's own attribute, the action, the class, its base classes. See `class_declaration`.
+    The order is: the view's own attribute, the handler, the class, its base classes. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     actions = cls.idempotency_actions
-    of_action = (actions[action],) if action in actions else ()
+    of_action = (actions[name],) if name in actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
     return tuple(takewhile(lambda layer: layer is not None, layers)) if None in layers else layers
 

@@ -1,13 +1,11 @@
-"""The frameworks beside plain Django. Each is loaded when the project itself has imported the framework.
-
-`apps` registers them: the engine imports nothing that stands above it.
-"""
+"""The frameworks beside plain Django. Each is loaded when the project itself has imported the framework."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from django.http.response import HttpResponseBase
 
@@ -38,14 +36,13 @@ class Framework(Protocol):
         """The response that `reconcile` has returned without a request, if it is one of this framework."""
 
 
-_loaders: dict[str, Callable[[], Framework]] = {}
-
-
-def register(module: str, load: Callable[[], Framework]) -> None:
-    """Let `load()` return the framework whose module has this name, once the project has imported that module."""
-    _loaders[module] = load
+MODULES = {
+    "ninja": "django_idempotency.ninja.operations",
+    "rest_framework": "django_idempotency.rest_framework.view_call",
+}
+"""By name, because the engine imports nothing that stands above it."""
 
 
 def in_use() -> list[Framework]:
     """The frameworks that the project has imported."""
-    return [load() for module, load in _loaders.items() if module in sys.modules]
+    return [cast(Framework, import_module(ours)) for name, ours in MODULES.items() if name in sys.modules]

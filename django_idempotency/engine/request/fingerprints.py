@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
@@ -150,7 +151,8 @@ def _codec(charset: str) -> str:
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
     """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else the digest of its bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        return _form(request, parsed)
+        with suppress(Unparsable):  # a view without a parser for forms has left the body unread
+            return _form(request, parsed)
     body = _body(request, gone=parsed is not None)
     try:
         if parsed is not None:

@@ -38,6 +38,7 @@ def _protect_every_class(options: Any) -> None:
     """Replace `APIView` before the modules that derive from it are imported."""
     from rest_framework import views
 
+    from django_idempotency import IdempotencyConfigurationError
     from django_idempotency.rest_framework import IdempotencyMixin
 
     class APIView(IdempotencyMixin, views.APIView):
@@ -46,7 +47,10 @@ def _protect_every_class(options: Any) -> None:
 
         @classmethod
         def as_view(cls, **initkwargs: Any) -> Any:
-            return watched(super().as_view(**initkwargs))
+            try:
+                return watched(super().as_view(**initkwargs))
+            except IdempotencyConfigurationError:  # a decorator of a handler may check who is calling
+                return super().as_view(**{**initkwargs, "idempotency": None})
 
     views.APIView = APIView
 

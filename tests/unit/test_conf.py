@@ -1,0 +1,288 @@
+"""Options, settings, and what comes out of all layers."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from copy import deepcopy
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import pytest
+
+from django_idempotency.engine.conf import (
+    Fingerprint,
+    Idempotency,
+    Keywords,
+    OnceKeywords,
+    Settings,
+    UnleasedKeywords,
+    as_options,
+    get_settings,
+    is_final,
+    resolve,
+)
+from django_idempotency.engine.execution.once import OPTIONS
+from django_idempotency.exceptions import IdempotencyConfigurationError
+from tests.at_rest import OLD
+
+# --- one layer
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("ttl", v) for v in (0, -1, 0.5, "1h", None, True, timedelta(0), float("nan"), timedelta(days=40000))),
+        *(("wait", v) for v in (-1, "x", None)),
+        *(("required", v) for v in (None, 1, "yes")),
+        *(("methods", v) for v in ("POST", (), ("post",), ("GET", "POST"), 5, (1,))),
+        *(("in_progress_status", v) for v in (200, 102, "409")),
+        ("mismatch_status", 400),
+        *(("lease", v) for v in (0, -1, "2m", True, timedelta(0))),
+        *(("on_abandoned", v) for v in ("held", None)),
+        *(("late_keys", v) for v in ("never", None, True)),
+        ("reconcile", "look_up"),
+        *(("anonymous", v) for v in ("share", None)),
+        *(("scope", v) for v in ("user", 1)),
+        *(("operation", v) for v in ("", 1)),
+        ("key", "header"),
+        *(("fingerprint", v) for v in ("body", [], ("a", 1), (), 5)),
+        *(("record", v) for v in (None, 200)),
+        ("may_replay", True),
+        *(("store_body", v) for v in (None, 0)),
+        *(("max_body_bytes", v) for v in (-1, 1.5, True)),
+        *(("using", v) for v in ("", 3)),
+    ],
+)
+def test_an_impossible_value_is_named(name: str, value: Any) -> None:
+    """With the option, the value and what to give."""
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        Idempotency(**{name: value})
+    assert str(caught.value).startswith(f"idempotency option {name}={value!r}: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"fields": v} for v in ("amount", (), ("",), ("a..b",), (".a",), ("a.",), (1,), {"a"})),
+        *({"exclude": v} for v in ("trace_id", None, ("",), (b"a",))),
+        *({"query": v} for v in (None, "a", 2)),
+    ],
+)
+def test_an_impossible_fingerprint_is_refused(given: dict[str, Any]) -> None:
+    """With the argument, the value and what to give. One name without a comma is no tuple."""
+    ((name, value),) = given.items()
+    with pytest.raises(IdempotencyConfigurationError, match=r"give a tuple of names|give True or False") as caught:
+        Fingerprint(**given)
+    assert str(caught.value).startswith(f"Fingerprint({name}={value!r}): ")
+
+
+def test_reconcile_gets_the_operation_alone() -> None:
+    """A callable that wants the request as well is refused where it is declared."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"write def reconcile\(operation\)"):
+        Idempotency(reconcile=lambda request, operation: None)  # type: ignore[arg-type, misc]
+    assert Idempotency(reconcile=lambda operation: None).given().keys() == {"reconcile"}
+    assert Idempotency(reconcile=max).reconcile is max  # it shows no signature
+
+
+def test_an_unknown_option_gets_a_suggestion() -> None:
+    """A typo is the usual reason."""
+    with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
+        as_options({"tll": 5})
+    with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
+        Idempotency(tll=5)  # type: ignore[call-arg]
+    with pytest.raises(IdempotencyConfigurationError, match="neither an Idempotency nor a dict"):
+        as_options("ttl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda options: pickle.loads(pickle.dumps(options))])
+def test_a_copy_has_the_same_options(copied: Any) -> None:
+    """What was left out still is: it comes from the next layer."""
+    copy = copied(Idempotency(ttl=60))
+    assert copy.given() == {"ttl": 60}
+
+
+def test_the_default_rule_of_what_is_final() -> None:
+    """Below 500, and not one of those that a retry may change."""
+    statuses = [s for s in range(200, 600) if not is_final(type("Response", (), {"status_code": s}))]
+    assert statuses == [401, 403, 408, 423, 425, 429, *range(500, 600)]
+
+
+def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
+    """Not only when a view resolves its options."""
+    with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
+        Idempotency(lease=60, ttl=30)
+
+
+@pytest.mark.parametrize(("described", "count"), [(Idempotency, 21), (Settings, 13)])
+def test_the_docstring_describes_each_option_and_setting(described: Any, count: int) -> None:
+    """One line for each, in the order of the fields."""
+    _, _, attributes = described.__doc__.partition("\nAttributes:\n")
+    names = re.findall(r"(?m)^    (\w+): \S", attributes)
+    assert names == [name for name in described.__dataclass_fields__ if name != "options"]
+    assert len(names) == count
+
+
+def test_type_checkers_know_the_same_options() -> None:
+    """As keyword arguments, by name and type; `once` takes those that need no request."""
+    assert get_type_hints(Keywords) == get_type_hints(Idempotency)
+    assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
+    assert {*OPTIONS} - {*UnleasedKeywords.__annotations__} == {"lease", "on_abandoned", "reconcile"}
+
+
+# --- all layers
+
+
+def test_defaults() -> None:
+    """The documented ones."""
+    options = resolve()
+    assert (options.ttl_seconds, options.wait_seconds, options.lease_seconds, options.repeats_calls) == (
+        *(86400.0, 0.0, None, False),
+    )
+    assert (options.required, options.methods, options.late_keys) == (True, ("POST", "PATCH"), "run")
+    assert (options.in_progress_status, options.mismatch_status, options.anonymous) == (409, 422, "shared")
+    assert (options.store_body, options.max_body_bytes, options.using) == (True, 1048576, None)
+
+
+def test_layers_fall_through(settings: Any) -> None:
+    """Nearest first, then the setting, then the default; a changed setting is seen."""
+    near, far = Idempotency(ttl=1), Idempotency(ttl=2, wait=2)
+    settings.IDEMPOTENCY = {"TTL": 3, "wait": 3, "REQUIRED": False}
+    options = resolve(near, far)
+    assert (options.ttl, options.wait, options.required, options.mismatch_status) == (1, 2, False, 422)
+    settings.IDEMPOTENCY = {}
+    assert resolve(near, far).required is True
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"on_abandoned": "hold"}, "on_abandoned='hold' is about leased mode. Pass lease="),
+        ({"reconcile": len}, "is about leased mode"),
+        ({"in_progress_status": 202}, "in_progress_status=202 is about leased mode"),
+        ({"lease": 60, "ttl": 60}, "ttl=60 and lease=60: ttl must exceed lease"),
+        ({"lease": 60, "reconcile": len}, "needs operation=, because a key keeps the name of its operation, and the"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(given: Any, message: str) -> None:
+    """When they are brought together."""
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        resolve(Idempotency(**given))
+    assert message in str(caught.value)
+
+
+def test_a_projects_defaults_for_leased_views_leave_the_others_alone(settings: Any) -> None:
+    """They wait for a lease."""
+    settings.IDEMPOTENCY = {"ON_ABANDONED": "hold", "IN_PROGRESS_STATUS": 202, "RECONCILE": len}
+    assert resolve().in_progress_status == 409
+    assert resolve().repeats_calls is False
+    leased = resolve(Idempotency(lease=60, operation="pay"))
+    assert (leased.in_progress_status, leased.on_abandoned, leased.lease_seconds) == (202, "hold", 60.0)
+
+
+def test_when_a_call_in_doubt_may_be_made_again() -> None:
+    """Under "retry", or if `reconcile` can be asked. Its operation may be named by another layer."""
+    assert resolve(Idempotency(lease=60)).repeats_calls is True
+    assert resolve(Idempotency(lease=60, on_abandoned="hold")).repeats_calls is False
+    asked = Idempotency(lease=60, on_abandoned="hold", reconcile=len)
+    assert resolve(asked, Idempotency(operation="pay")).repeats_calls is True
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "must be a dict"),
+        ({"HEADERS": "x"}, "unknown IDEMPOTENCY setting 'HEADERS'. Did you mean 'HEADER'?"),
+        ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: give a value of type str."),
+        ({"CREDENTIAL_HEADERS": "X-Key"}, "give a value of type tuple."),
+        (
+            {"KEY_VALIDATOR": "nowhere.at_all"},
+            "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
+        ),
+        ({"ERROR_RESPONSE": 5}, "give a callable; in the settings, its dotted path will do."),
+        ({"TTL": 0}, "IDEMPOTENCY['TTL']=0: give 1 or more seconds, and at most 100 years."),
+        ({"ENCRYPTION_KEYS": OLD}, "IDEMPOTENCY['ENCRYPTION_KEYS']: give a list of Fernet keys, with at least one."),
+        ({"ENCRYPTION_KEYS": []}, "with at least one. To switch encryption off, leave the setting out."),
+        (
+            {"ENCRYPTION_KEYS": [OLD, "s3cret"]},
+            "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 2 is no Fernet key. Make one with",
+        ),
+        ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
+        ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
+        ({"UNSETTLED_TTL": -1}, "IDEMPOTENCY['UNSETTLED_TTL']=-1: give 0 or more seconds, and at most 100 years."),
+        (
+            {"RUNBOOK_URL": "javascript:alert(1)"},
+            "IDEMPOTENCY['RUNBOOK_URL']='javascript:alert(1)': give an address such",
+        ),
+        ({"HARMLESS_DECORATORS": "shop.traced"}, "give a list of dotted names such as"),
+        ({"HARMLESS_DECORATORS": ["traced"]}, "give a list of dotted names such as"),
+        ({"RUNBOOK_URL": "//evil.example"}, "give an address such as"),
+        ({"RUNBOOK_URL": "https://a b"}, "give an address such as"),
+        ({"RUNBOOK_URL": 5}, "give an address such as"),
+        ({"UNSETTLED_TTL": "1d"}, "IDEMPOTENCY['UNSETTLED_TTL']='1d': give a timedelta or a number of seconds."),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:
+    """With what to give instead."""
+    settings.IDEMPOTENCY = value
+    with pytest.raises(IdempotencyConfigurationError) as caught:
+        resolve()
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    assert OLD not in str(caught.value)
+
+
+def test_keys_of_encryption_are_in_no_repr(settings: Any) -> None:
+    """Reports of errors show local variables."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    conf = get_settings()
+    assert conf.encryption_keys == (OLD,)
+    assert OLD not in repr(conf)
+
+
+def test_without_cryptography_the_command_to_install_it_is_told(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any view runs, and only if there are keys."""
+    monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
+    resolve()
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    with pytest.raises(IdempotencyConfigurationError, match=r"`cryptography`\. Run: pip install cryptography"):
+        resolve()
+
+
+def asked(*args: Any) -> Any:
+    """What the dotted paths below name."""
+
+
+@pytest.mark.parametrize(
+    "name", ["SCOPE", "RECORD", "MAY_REPLAY", "RECONCILE", "KEY", "FINGERPRINT", "KEY_VALIDATOR", "ERROR_RESPONSE"]
+)
+def test_callables_may_be_dotted_paths(settings: Any, name: str) -> None:
+    """As elsewhere in Django's settings: a function that imports a model cannot stand there."""
+    settings.IDEMPOTENCY = {name: f"{__name__}.asked"}
+    conf = get_settings()
+    assert getattr(conf if hasattr(conf, name.lower()) else conf.options, name.lower()) is asked
+    settings.IDEMPOTENCY = {name: f"{__name__}.gone"}
+    with pytest.raises(IdempotencyConfigurationError, match=rf"IDEMPOTENCY\['{name}'\]='.*gone' cannot be imported"):
+        get_settings()
+    settings.IDEMPOTENCY = {name: f"{__name__}.OLD"}
+    with pytest.raises(IdempotencyConfigurationError, match="give a"):
+        get_settings()
+
+
+def test_other_texts_are_no_paths(settings: Any) -> None:
+    """And a list is as good as a tuple."""
+    settings.IDEMPOTENCY = {"FINGERPRINT": "request", "ANONYMOUS": "refuse", "CREDENTIAL_HEADERS": ["X-Key"]}
+    conf = get_settings()
+    assert (conf.options.fingerprint, conf.options.anonymous) == ("request", "refuse")
+    assert (conf.credential_headers, conf.header_meta) == (("X-Key",), "HTTP_IDEMPOTENCY_KEY")
+
+
+@pytest.mark.parametrize("address", [None, "https://wiki.example.com/a#b", "/runbook/"])
+def test_a_runbook_is_a_page(settings: Any, address: str | None) -> None:
+    """Of the web, or of this site."""
+    settings.IDEMPOTENCY = {"RUNBOOK_URL": address}
+    assert get_settings().runbook_url == address
