@@ -106,13 +106,6 @@ def test_a_retry_is_the_same_request(server: Scripted, place_order: Place, answe
     assert second - first >= 1
 
 
-def test_time_ends_the_attempts(server: Scripted, place_order: Place) -> None:
-    """A third one would come after 4 seconds at the earliest."""
-    server.answers = [(503, {"Retry-After": "2"}, "")]
-    assert place_order(server.url, "k", {}, give_up_after=3.5) == "NotConfirmed"
-    assert len(server.times) <= 2
-
-
 NOT_STORED: Answer = (409, {"Location": "/orders/7/"}, {"code": "response-not-stored"})
 
 

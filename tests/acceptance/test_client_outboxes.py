@@ -15,7 +15,7 @@ from tests.acceptance.conftest import RunningShop
 from tests.acceptance.documented_clients import NODE, TOLD, node, python_outbox, snippet
 from tests.acceptance.lines import BrokenLine
 from tests.browser.chromium import CHROMIUM, FLAGS
-from tests.servers import DEADLINE, eventually, http_post
+from tests.servers import DEADLINE, eventually
 
 ORDERS = "SELECT count(*) FROM shop_order WHERE item = %s"
 MEMORY = "new class { getItem(name) { return this[name] ?? null } setItem(name, text) { this[name] = text } }"
@@ -44,41 +44,12 @@ def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, t
     assert (len(line.keys), shop.one(ORDERS, item)) == (1, 1)
 
 
-def test_after_a_refusal_python_sends_a_new_key(shop: RunningShop, tmp_path: Path) -> None:
-    """The corrected order is another one."""
-    line = BrokenLine(shop)
-    with (
-        line.listening() as url,
-        python_outbox(tmp_path / "outbox") as outbox,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
-        outbox.put({"item": ""})
-        ((_, refused),) = outbox.deliver(client)
-        outbox.put({"item": "a book"})
-        ((_, answer),) = outbox.deliver(client)
-    assert (refused.args[0], answer["item"]) == (400, "a book")
-    assert (line.statuses, len(line.keys)) == ([400, 201], 2)
-
-
 @needs_node
 class TestJavaScript:
     def run(self, url: str, story: str, path: str = "/orders/") -> Any:
         """Tell what each `await` of the story comes to."""
         outbox = f"const outbox = new Outbox('{url}{path}', 'outbox', {MEMORY}); const told = {TOLD}"
         return node(f"(async () => {{ {outbox}; const seen = []; {story}; return seen }})()")
-
-    def test_paying_again_after_a_refusal_is_a_new_payment(self, shop: RunningShop) -> None:
-        """The card was declined; the customer takes another one and clicks again."""
-        order = http_post(f"{shop.url}/orders/", json={"item": "a book"}, headers={"Idempotency-Key": str(uuid4())})
-        pk = order.json()["id"]
-        shop.gateway.put("/behaviour", json={"reference": f"order {pk}", "behaviour": "refuse"})
-        line = BrokenLine(shop)
-        click = f"seen.push(await outbox.submit('checkout', {{order: {pk}, amount: 1000}}).catch(told))"
-        with line.listening() as url:
-            refused, paid = self.run(url, f"{click}; {click}", "/payments/")
-        assert (refused, paid["charge"][:3]) == ("refused 402", "ch_")
-        assert (line.statuses, len(line.keys)) == ([402, 201], 2)
-        assert len(shop.gateway.get("/charges", params={"reference": f"order {pk}"}).json()["charges"]) == 1
 
     def test_a_double_click_is_one_order(self, shop: RunningShop) -> None:
         """Both clicks have the same key, and get the same answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 pytest.importorskip("rest_framework")
 
 from django_idempotency.models import IdempotencyKey
-from tests.servers import DEADLINE, eventually, gunicorn, holding, http_get, http_post
+from tests.servers import DEADLINE, eventually, gunicorn, holding, http_post
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -25,32 +24,6 @@ def at_once(count: int, url: str, key: str, **headers: str) -> list[httpx.Respon
     with httpx.Client(timeout=DEADLINE, limits=limits) as client, ThreadPoolExecutor(min(count, 100)) as pool:
         sent = {"json": {"a": 1}, "headers": {"Idempotency-Key": key, **headers}}
         return list(pool.map(lambda _: client.post(url, **sent), range(count)))
-
-
-@pytest.mark.parametrize("options", [SYNC, THREADS], ids=["sync", "threads"])
-@pytest.mark.parametrize("atomic", ["", "1"], ids=["", "ATOMIC_REQUESTS"])
-def test_storms_make_one_order_each(options: tuple[str, ...], atomic: str) -> None:
-    """20 and 200 duplicates: one first-hand answer, nothing but replays and conflicts beside it."""
-    with gunicorn(*options, SERVER_ATOMIC_REQUESTS=atomic) as url:
-        for number, (path, count) in enumerate([("/plain", 20), ("/plain", 200), ("/rest", 20), ("/rest", 200)]):
-            answers = at_once(count, url + path, f"storm-{number}")
-            assert {a.status_code for a in answers} <= {201, 409}
-            assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
-            assert len({a.content for a in answers if a.status_code == 201}) == 1
-            assert Order.objects.count() == number + 1
-        assert http_get(f"{url}/read").json() == {"orders": 4, "atomic": bool(atomic)}
-
-
-def test_others_do_not_wait_for_a_slow_request(key: str) -> None:
-    """While one is at work, twenty duplicates and a read are answered."""
-    with gunicorn(*THREADS) as url, ThreadPoolExecutor(1) as pool:
-        with holding() as worker:
-            first = pool.submit(at_once, 1, f"{url}/plain", key, **{"X-Pause": "before COMMIT"})
-            worker()
-            assert {a.status_code for a in at_once(20, f"{url}/plain", key)} == {409}
-            assert http_get(f"{url}/read").json()["orders"] == 0
-        (answer,) = first.result(DEADLINE)
-    assert (answer.status_code, Order.objects.count()) == (201, 1)
 
 
 def test_two_header_fields_are_refused(key: str) -> None:

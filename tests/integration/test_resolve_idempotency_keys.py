@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from django_idempotency.engine.execution.values import decode
+from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance import record_outcome, release_for_retry
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -94,7 +95,7 @@ class TestList:
         )
 
     def test_a_result_that_cannot_be_decrypted_says_so(self) -> None:
-        IdempotencyStep.objects.filter(name="write").update(result="enc1:x")
+        IdempotencyStep.objects.filter(name="write").update(result=f"{MARK}x")
         assert "done: write=(cannot be decrypted)" in resolve("--resource=59")[1]
 
     @pytest.mark.parametrize("decision", [[], ["--close=410"], ["--close=410", "--apply"], ["--record=call=1"]])
@@ -398,7 +399,7 @@ class TestCorrection:
             ({}, "--key=recorded", "fee"),
             ({"status": "completed"}, "--key=recorded", "charge"),
             ({"status": "in_progress", "locked_until": datetime(2099, 1, 1, tzinfo=UTC)}, "--key=recorded", "charge"),
-            ({"decisions": "enc1:x"}, "--key=recorded", "charge"),
+            ({"decisions": f"{MARK}x"}, "--key=recorded", "charge"),
             ({"decisions": "{"}, "--key=recorded", "charge"),
         ],
     )
@@ -417,6 +418,6 @@ class TestCorrection:
 
     def test_a_trail_that_cannot_be_read_gets_no_decision(self) -> None:
         """The decision would be added to it. The error says what is missing."""
-        IdempotencyKey.objects.filter(pk=self.row.pk).update(decisions="enc1:x")
+        IdempotencyKey.objects.filter(pk=self.row.pk).update(decisions=f"{MARK}x")
         status, text = resolve("--key=recorded", "--close=200", SETTLED, "--apply")
         assert (status, "ENCRYPTION_KEYS" in text, get("recorded").status) == (1, True, "failed")

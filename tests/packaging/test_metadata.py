@@ -39,16 +39,6 @@ def test_it_depends_on_django_alone():
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def test_contributing_names_each_environment():
-    """Whoever adds one says there what it is for."""
-    tox = ConfigParser(interpolation=None)
-    tox.read(ROOT / "tox.ini")
-    sections = [name.removeprefix("testenv:") for name in tox.sections() if name.startswith("testenv:")]
-    environments = {name.partition("{")[0] for name in sections}  # benchmarks{,-mariadb}
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    assert {name for name in environments if not re.search(rf"`{name}`|-e {name}\b", contributing)} == set()
-
-
 def test_the_changelog_begins_with_the_version():
     """Below what is not released yet."""
     unreleased, released = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[:2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
 
@@ -44,16 +43,6 @@ class XML(parsers.BaseParser):
         return {item.tag: item.text for item in ElementTree.parse(stream).getroot()}
 
 
-class Times(parsers.BaseParser):
-    """Makes times, and names that are no text, as parsers of YAML do."""
-
-    media_type = "application/yaml"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        name, text = stream.read().decode().split()
-        return {int(name): datetime.fromisoformat(text)} if name.isdigit() else {name.strip("'"): text}
-
-
 class Aliases(parsers.BaseParser):
     """Makes lists that share their items, as aliases of YAML do: `9 6` is 9 lists of 9 lists …, six deep."""
 
@@ -65,16 +54,6 @@ class Aliases(parsers.BaseParser):
         for _ in range(int(depth)):
             value = [value] * int(width)
         return value
-
-
-class Hexadecimal(parsers.BaseParser):
-    """Makes numbers of any size, as parsers of YAML do. `key …`: as a name."""
-
-    media_type = "application/x-hex"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        *key, digits = stream.read().decode().split()
-        return {int(digits, 16): 1} if key else {"a": int(digits, 16)}
 
 
 class LeavesItToTheView(parsers.BaseParser):
@@ -112,9 +91,7 @@ class OrderView(IdempotencyMixin, APIView):
         CountedForm,
         CountedMultipart,
         XML,
-        Times,
         Aliases,
-        Hexadecimal,
         LeavesItToTheView,
         Unwraps,
         Nested,

@@ -118,31 +118,6 @@ def test_options_of_an_action() -> None:
     assert list(found["responses"]["429"]["headers"]) == [REPLAYED, "Retry-After"]
 
 
-def test_methods_of_an_action() -> None:
-    """PUT is protected, and answers a mismatch with 409."""
-    found = operation("/orders/two/", "put")
-    assert header(found) is not None
-    assert list(found["responses"]) == ["200", "400", "409", "503"]
-    assert "Idempotency-Key is already used" in found["responses"]["409"]["description"]
-
-
-def test_a_key_that_is_not_in_the_header() -> None:
-    """No parameter; the answers are the same."""
-    found = operation("/orders/event/")
-    assert header(found) is None
-    assert list(found["responses"]) == ["200", "400", "409", "422", "503"]
-
-
-def test_a_leased_action() -> None:
-    """202 with the page of the state, instead of a conflict."""
-    found = operation("/orders/leased/")
-    assert list(found["responses"]) == ["200", "202", "400", "409", "422", "503"]
-    accepted = found["responses"]["202"]
-    assert list(accepted["content"]) == ["application/json"]
-    assert sorted(accepted["headers"]) == [REPLAYED, "Location", "Retry-After"]
-    assert "is outstanding" not in found["responses"]["409"]["description"]
-
-
 def test_a_decorated_handler() -> None:
     """With its own options; here also 403."""
     found = operation("/decorated/")
@@ -169,13 +144,6 @@ def test_what_the_project_declares_stays() -> None:
     assert "Retry-After" in found["responses"]["409"]["headers"]
 
 
-def test_a_view_that_decides_by_request() -> None:
-    """It is not asked without a request; the header may be needed."""
-    found = operation("/dynamic/")
-    assert "required" not in (header(found) or {"required": "no header"})
-    assert found["responses"]["201"]["headers"][REPLAYED]["required"] is False
-
-
 def test_settings_are_followed(settings: Any) -> None:
     """Header names, the form of the key, and the project's own errors, whose form nobody knows."""
     settings.IDEMPOTENCY = {
@@ -191,24 +159,6 @@ def test_settings_are_followed(settings: Any) -> None:
     assert "content" not in found["responses"]["422"]
     settings.IDEMPOTENCY = {"ENABLED": False}
     assert header(operation("/orders/")) is None
-
-
-def spoil(result: Any, **kwargs: Any) -> Any:
-    result["components"]["schemas"]["IdempotencyProblem"]["properties"].clear()
-    return result
-
-
-def test_two_schemas_are_the_same() -> None:
-    """Nothing is changed by making one, whatever post-processing hooks do to it."""
-    first = generate()
-    assert generate(POSTPROCESSING_HOOKS=[f"{__name__}.spoil"]) != first
-    assert generate() == first
-
-
-def test_paths_that_settings_rewrite_are_found() -> None:
-    """The operation is described before its path is."""
-    rewritten = {"SCHEMA_PATH_PREFIX": "/orders", "SCHEMA_PATH_PREFIX_TRIM": True, "SCHEMA_PATH_PREFIX_INSERT": "/v1"}
-    assert header(operation("/v1/optional/", POSTPROCESSING_HOOKS=[], **rewritten)) is not None
 
 
 def test_drf_spectacular_itself_is_left_as_it_is() -> None:

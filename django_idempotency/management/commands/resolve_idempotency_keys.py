@@ -28,6 +28,16 @@ REFUSED = 3
 STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "key", "id")
 SELECTORS = (*REPEATED, "older_than", "resource")
+LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
+LOOKED_HELP = (
+    "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in doubt "
+    "did not take effect."
+)
+SETTLED_HELP = "With --close: also keys with finished calls. You have looked: the order exists, or the money went back."
+RECORD = (
+    "This result stands for the step in doubt of one key; of a step that returns a model instance, "
+    '\'{"model": "shop.Order", "pk": 59}\'. With --key or --id, it also replaces a result that a person has recorded.'
+)
 SHOWN = 200
 """Characters of the result of a step."""
 
@@ -65,47 +75,20 @@ class Command(EscapingCommand):
         chosen = parser.add_argument_group("which keys (all given options must apply)")
         chosen.add_argument("--operation", action="append", help="Operation, such as 'POST pay/'. May be repeated.")
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all of them.")
-        chosen.add_argument(
-            "--older-than", type=float, metavar="S", help="Keys whose state has not changed for S seconds."
-        )
+        chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
         chosen.add_argument("--resource", help="What the operation is about: an id, or 'TYPE ID'.")
         chosen.add_argument("--key", action="append", help="A key, or its reference in the log. May be repeated.")
-        chosen.add_argument(
-            "--id", action="append", type=int, metavar="N", help="The number of a key's row. May be repeated."
-        )
+        chosen.add_argument("--id", action="append", type=int, metavar="N", help="Number of a row. May be repeated.")
         chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()
-        one.add_argument(
-            "--release",
-            action="store_true",
-            help="The next retry makes calls in doubt again. Only keys on retry, without a write in doubt.",
-        )
-        one.add_argument(
-            "--record",
-            metavar="STEP=JSON",
-            help="This result stands for the step in doubt of one key; of a step that returns a model instance, "
-            '\'{"model": "shop.Order", "pk": 59}\'. With --key or --id, it also replaces a result that a person has '
-            "recorded.",
-        )
-        one.add_argument(
-            "--close",
-            type=int,
-            metavar="STATUS",
-            help="Retries get this status, 200 to 499, and nothing runs again. Only keys without finished calls.",
-        )
+        one.add_argument("--release", action="store_true", help="The next retry makes calls in doubt again.")
+        one.add_argument("--record", metavar="STEP=JSON", help=RECORD)
+        one.add_argument("--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499.")
+        decision.add_argument(f"--{LOOKED}", action="store_true", help=LOOKED_HELP)
+        decision.add_argument(f"--{SETTLED}", action="store_true", help=SETTLED_HELP)
         decision.add_argument(
-            "--calls-did-not-happen",
-            action="store_true",
-            help="With --release: also other keys. You have looked: what is in doubt did not take effect.",
-        )
-        decision.add_argument(
-            "--finished-calls-are-settled",
-            action="store_true",
-            help="With --close: also other keys. You have looked: the order exists, or the money went back.",
-        )
-        decision.add_argument(
-            "--body", default="", help="With --close: the body, JSON, or a plain text that does not begin with { or [."
+            "--body", default="", help="With --close. JSON, if it begins with {, [ or a double quote."
         )
         decision.add_argument("--reason", default="", help="Why, or the ticket. Kept with each key.")
         decision.add_argument("--by", help="Who decides. Default: the user of the operating system.")
@@ -255,7 +238,7 @@ def _choice(options: dict[str, Any]) -> Choice:
     choice = Choice()
     if options["release"]:
         verbs = ("release", "Released")
-        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word="calls-did-not-happen")
+        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word=LOOKED)
     elif options["record"] is not None:
         step, separator, text = options["record"].partition("=")
         if not separator:
@@ -267,7 +250,7 @@ def _choice(options: dict[str, Any]) -> Choice:
         if not 200 <= status < 500:
             raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
         content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
-        args, word = (answer_of(status, content_type, body),), "finished-calls-are-settled"
+        args, word = (answer_of(status, content_type, body),), SETTLED
         choice = Choice(decision=close_with, args=args, action="answer", verbs=("close", "Closed"), word=word)
     if choice.decision is None and options["apply"]:
         raise CommandError("--apply: say what to decide, by --release, --record or --close.")

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.admin.decisions import version
+from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance import record_outcome
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -342,7 +343,7 @@ class TestRefused:
             settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
             trail = str(row().decisions)
         IdempotencyKey.objects.update(decisions=trail)
-        unread = "be decrypted by any key" if trail.startswith("enc1:") else "cannot be read"
+        unread = "be decrypted by any key" if trail.startswith(MARK) else "cannot be read"
         assert unread in operator.get(detail(in_doubt)).content.decode()
         assert unread in decide(operator, row(), decision)
         assert (row().decisions, LogEntry.objects.count()) == (trail, 0)
@@ -445,7 +446,7 @@ class TestRecord:
         monkeypatch.setattr("django_idempotency.admin.decisions.EXAMPLES", 1)
         assert "A past result" not in page_of(operator, key, "record")
 
-    @pytest.mark.parametrize("kept", ["enc1:x", "no json"])
+    @pytest.mark.parametrize("kept", [f"{MARK}x", "no json"])
     def test_an_example_that_cannot_be_read_is_left_out(self, operator: Client, post: Post, kept: str) -> None:
         """The page is needed all the same."""
         post("/pay/hold", key="k-1")
@@ -546,7 +547,7 @@ class TestSelected:
         self, operator: Client, keys: list[IdempotencyKey], settings: Any
     ) -> None:
         """The page says which encryption key is missing."""
-        IdempotencyKey.objects.filter(pk=keys[0].pk).update(decisions="enc1:x")
+        IdempotencyKey.objects.filter(pk=keys[0].pk).update(decisions=f"{MARK}x")
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
         assert statuses() == ["failed", "completed", "completed"]
