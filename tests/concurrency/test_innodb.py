@@ -76,7 +76,7 @@ def claimed_with_an_old_snapshot(store: Store, claim: ClaimRequest) -> Any:
 def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads) -> None:
     """Under REPEATABLE READ a plain read would not show the call, and the takeover would make it again."""
     claim = a_claim(lease=60.0)
-    claimed = store.claim(claim)
+    claimed = store.claim_and_commit(claim)
     assert isinstance(claimed, Claimed)
     lapse()
     with transaction.atomic():

@@ -141,7 +141,7 @@ class TestWhileAnotherTransactionRunsAKey:
     def test_a_cleanup_passes_over_a_stuck_key_that_is_locked(self, store: Store, in_threads: Threads) -> None:
         """A retry takes it over at this moment. Another stuck key is failed."""
         for key in ("locked", "other"):
-            store.claim(a_claim(key=key, lease=60))
+            store.claim_and_commit(a_claim(key=key, lease=60))
         lapse()
         with transaction.atomic():
             IdempotencyKey.objects.select_for_update().get(key="locked")
