@@ -1,14 +1,14 @@
 """Finding keys: by the client's key, and the ones that need attention. For shells, the admin, alerts and commands.
 
-Each function returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or filter on.
-PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock.
+Each function but the last returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or
+filter on. PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock. The
+conditions are those of the table of states.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
@@ -16,23 +16,9 @@ from django.db.models import Q
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
-from ..engine.stores import alias_for, states, store_for
+from ..engine.stores import alias_for, store_for
 from ..engine.stores.running import RunningTransaction
-from ..engine.stores.states import (
-    EXPIRED,
-    FAILED,
-    HALF_DONE,
-    HARMLESS,
-    IN_DOUBT,
-    IN_FLIGHT,
-    NEEDS_ATTENTION,
-    STUCK,
-    UNDECIDED,
-    UNLEASED,
-    Clock,
-    Later,
-    State,
-)
+from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Later, State
 from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
@@ -86,16 +72,15 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
     Either the lease is over: the worker has died or is too slow. The next retry takes the key over. Or the work has
     ended its own transaction (a raw COMMIT, DDL on MariaDB), and did not come to its end. Then retries are refused
-    until a person decides. Such a key is found here as soon as its work fails or a retry comes. If its worker died and
-    no retry comes, the first cleanup after its `ttl` brings it here.
+    until a person decides, the key is in doubt, too, and it is found here when its `ttl` is over.
 
-    Reads the same partial index as `in_flight`.
+    Reads the partial index of leases, and the index of `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows. Those without a lease come first, then the lease that ended first.
+        The rows. Among those with a lease, the one that ended first comes first.
 
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
@@ -104,9 +89,10 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a call in doubt: it was started, has no result, and may have taken effect.
+    """Find failed and stuck keys with a step in doubt: it was started, has no result, and may have taken effect.
 
-    Reads a partial index of such calls. A key can be both stuck and in doubt.
+    Also found are keys in progress without a lease, as by `stuck`. Reads a partial index of unfinished steps. A key can
+    be both stuck and in doubt.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -150,38 +136,6 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
     return _keys(using).filter(NEEDS_ATTENTION)
-
-
-def undecided(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that are not completed, and that no worker holds under a lease: a decision about them is possible.
-
-    Reads no index of its own: narrow the keys down by their ids.
-
-    Args:
-        using: database alias; default: the write alias of the key table.
-
-    Returns:
-        The rows, in no order.
-
-    Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
-    """
-    return _keys(using).filter(UNDECIDED)
-
-
-def harmless(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find stuck keys whose lease is over, and that have called nothing outside. A cleanup fails them.
-
-    Args:
-        using: database alias; default: the write alias of the key table.
-
-    Returns:
-        The rows. The lease that ended first comes first.
-
-    Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
-    """
-    return _keys(using).filter(HARMLESS).order_by(*STUCK.order)
 
 
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -245,28 +199,6 @@ def refuse_impossible_age(seconds: float) -> None:
         raise ValueError(f"older_than must be at least 0, not {seconds!r}.")
     if seconds > MAX_SECONDS:
         raise ValueError(f"older_than must be at most {MAX_SECONDS} seconds (100 years), not {seconds!r}.")
-
-
-def database_now(keys: QuerySet[IdempotencyKey]) -> datetime | None:
-    """The database's time. None if there are no such keys."""
-    now: datetime | None = keys.values_list(Clock(), flat=True).first()
-    return now
-
-
-# For the admin and the metrics, until they read the table of states.
-BY_LEASE, IS_FAILED, HAS_EFFECTS = STUCK.order, FAILED, states.HAS_EFFECTS
-
-
-def database_clock(alias: str) -> Clock:
-    return Clock()
-
-
-def expired(alias: str) -> Q:
-    return EXPIRED.condition
-
-
-def unleased(alias: str) -> Q:
-    return UNLEASED
 
 
 def _possible_keys(text: str) -> set[str]:

@@ -76,9 +76,11 @@ def test_a_batch_reads_what_it_deletes_and_no_more() -> None:
     analyze()
     with CaptureQueriesContext(connection) as captured:
         cleanup_idempotency_keys()
-    (purge,) = [q["sql"] for q in captured.captured_queries if "DELETE" in q["sql"]]
+    (search,) = [q["sql"] for q in captured.captured_queries if "SKIP LOCKED" in q["sql"] and "LIMIT 5000" in q["sql"]]
     with connection.cursor() as cursor:
-        cursor.execute("EXPLAIN " + purge)
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute("SET LOCAL enable_bitmapscan = off")
+        cursor.execute("EXPLAIN " + search)
         plan = [line.strip() for (line,) in cursor.fetchall()]
     conditions = [line for line in plan if line.startswith("Index Cond") and "expires_at" in line]
     assert conditions

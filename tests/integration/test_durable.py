@@ -11,8 +11,6 @@ from django.db import connection, transaction
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import row
-from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -52,9 +50,3 @@ class TestTransactions:
         HOOKS["between"] = lambda operation: depths.append(connection.in_atomic_block)
         assert post("/pay").status_code == 201
         assert depths == [False]
-
-    @pytest.mark.django_db(transaction=True)
-    def test_it_commits_outside_of_test_cases_too(self, post: Post) -> None:
-        """The whole of it, without a transaction around."""
-        assert post("/pay").status_code == 201
-        assert (row().status, Order.objects.count()) == ("completed", 1)

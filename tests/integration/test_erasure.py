@@ -116,23 +116,6 @@ def test_unsettled_keys_go_if_they_are_asked_for() -> None:
     assert not IdempotencyStep.objects.exists()
 
 
-def test_expired_keys_go_too() -> None:
-    """They still hold what was asked for."""
-    create_key("k1", scope="a", expired=True)
-    assert forget_scope("a") == Forgotten(deleted=1, kept=0)
-
-
-@pytest.mark.django_db(databases=["default", "other"])
-def test_on_another_database() -> None:
-    """using= says which."""
-    for alias in ("default", "other"):
-        for key in ("k1", "k2"):
-            create_key(key, scope="a", using=alias)
-    assert forget("a", "k1", using="other").deleted == 1
-    assert forget_scope("a", using="other").deleted == 1
-    assert (IdempotencyKey.objects.count(), IdempotencyKey.objects.using("other").count()) == (2, 0)
-
-
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_on_another_database_the_same_keys_are_kept() -> None:
     """Its rows and its steps decide, in a transaction of its own."""
@@ -141,13 +124,6 @@ def test_on_another_database_the_same_keys_are_kept() -> None:
     assert forget_scope("a", using="other") == Forgotten(deleted=0, kept=2)
     assert forget_scope("a", using="other", include_unsettled=True) == Forgotten(deleted=1, kept=1)
     assert IdempotencyKey.objects.using("other").get().key == "running"
-
-
-def test_the_first_row_of_the_table_is_looked_at() -> None:
-    """The row with the id 1 is forgotten, too."""
-    create_key("k1", scope="a")
-    IdempotencyKey.objects.update(id=1)
-    assert forget_scope("a") == Forgotten(deleted=1, kept=0)
 
 
 def test_only_a_saved_user_has_a_scope() -> None:

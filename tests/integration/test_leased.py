@@ -312,10 +312,6 @@ class TestReconcile:
         HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
 
-    def test_the_row_says_that_the_view_holds(self, post: Post, in_doubt: None) -> None:
-        """The admin and the commands warn of a release: without `reconcile`, nobody would be asked."""
-        assert row().policy == "hold"
-
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_an_answer_that_is_not_final_is_an_error(self, post: Post, in_doubt: None, status: int) -> None:
         """The gateway cannot be asked now. Kept, the answer would be replayed for ever, and nobody would ask again."""

@@ -13,7 +13,6 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, maintenance
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key, find_resource, in_doubt, in_flight, stuck
-from django_idempotency.maintenance.lookups import harmless, undecided
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 
@@ -71,22 +70,6 @@ def one_of_each() -> None:
 
 
 @pytest.mark.usefixtures("one_of_each")
-@pytest.mark.parametrize(
-    ("find", "expected"),
-    [
-        (in_flight, {"live", "live in a call"}),
-        (stuck, {"stuck", "stuck in a call"}),
-        (in_doubt, {"stuck in a call", "failed in a call"}),
-        (harmless, {"stuck"}),
-    ],
-)
-def test_keys_by_their_state(find: Find, expected: set[str]) -> None:
-    """A live worker's call is not in doubt, and a completed key needs nothing."""
-    assert set(found(find())) == expected
-    assert find().count() == len(expected)
-
-
-@pytest.mark.usefixtures("one_of_each")
 def test_they_can_be_filtered_and_used_in_other_queries() -> None:
     """As every QuerySet."""
     assert found(stuck().filter(pk__in=in_doubt())) == ["stuck in a call"]
@@ -126,7 +109,7 @@ def test_they_ask_the_alias_that_is_named(django_assert_num_queries: Any) -> Non
     add_call(create_key("k", status="abandoned", using="other"), using="other")
     with django_assert_num_queries(0):
         assert found(stuck(using="other")) == found(in_doubt(using="other")) == found(find_key("k", using="other"))
-        assert found(in_doubt(using="other")) == found(undecided(using="other")) == ["k"]
+        assert found(in_doubt(using="other")) == ["k"]
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
-from django.utils import timezone
+from django.db import DatabaseError, connection
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -20,8 +18,6 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
-from tests.shopapp.models import Order
 from tests.works import RUNS, breaks, pay
 
 pytestmark = pytest.mark.django_db
@@ -33,43 +29,18 @@ def _clean() -> None:
 
 
 class TestLeased:
-    def test_the_work_gets_an_operation(self) -> None:
-        """Its steps are kept."""
-        answers = [run_once(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
-        assert [answer.replayed for answer in answers] == [False, True]
-        assert answers[0].value == answers[1].value
-        assert (RUNS, Order.objects.count()) == ([1, ()], 1)
-
-    def test_its_claim_has_a_lease(self) -> None:
-        """Or a crash would leave it stuck for ever."""
-
-        def look(operation: Operation) -> Any:
-            row = IdempotencyKey.objects.get()
-            return (row.locked_until - row.created_at).total_seconds()
-
-        assert run_once(look, scope="s", key="k", lease=60, operation="look").value == pytest.approx(60, abs=5)
-
-    def test_abandoned_it_runs_again(self) -> None:
-        """Without `reconcile` nobody is asked."""
-        with pytest.raises(ValueError, match="it broke"):
-            run_once(breaks, scope="s", key="k", lease=60, operation="pay")
-        past = timezone.now() - timedelta(hours=1)
-        IdempotencyKey.objects.update(status="in_progress", locked_until=past)
-        assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
-        assert RUNS[1:] == [2, ()]
-
     def test_waiting_it_looks_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """With pauses that grow, while somebody else holds the lease."""
         store = store_for("default")
         looks: list[Any] = []
-        claim = store.claim_and_commit
+        claim = store.claim
 
         def counted(wanted: Any) -> Any:
             looks.append(wanted)
             return claim(wanted)
 
         def meet(operation: Operation) -> None:
-            monkeypatch.setattr(store, "claim_and_commit", counted)
+            monkeypatch.setattr(store, "claim", counted)
             with pytest.raises(OperationInProgress):
                 run_once(pay, scope="s", key="k", lease=60, operation="meet", wait=0.6)
 
@@ -112,12 +83,6 @@ class TestLeased:
         assert found == Result(["charge"], replayed=False)
         assert run_once(work, **options) == Result(["charge"], replayed=True)
 
-    @pytest.mark.django_db(transaction=True)
-    def test_it_is_refused_inside_a_transaction(self) -> None:
-        """Its claim could not commit first."""
-        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="inside a transaction"):
-            run_once(pay, scope="s", key="k", lease=60, operation="pay")
-
 
 @pytest.mark.only_on("postgresql")
 class TestALeasedClaimThatFails:
@@ -127,7 +92,7 @@ class TestALeasedClaimThatFails:
     def failing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """Let the next claims fail with real errors of the database."""
         store = store_for("default")
-        claim, left = store.claim_and_commit, []
+        claim, left = store.claim, []
 
         def claim_or_fail(wanted: Any) -> Any:
             if left:
@@ -135,7 +100,7 @@ class TestALeasedClaimThatFails:
                     cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{left.pop()}'; END $$")
             return claim(wanted)
 
-        monkeypatch.setattr(store, "claim_and_commit", claim_or_fail)
+        monkeypatch.setattr(store, "claim", claim_or_fail)
         return lambda *states: left.extend(states)
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_idempotency import IdempotencyConfigurationError, Operation, OutcomeUnknown, Result, get_operation, run_once
+from django_idempotency import IdempotencyConfigurationError, Operation, get_operation, run_once
 from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -27,18 +27,6 @@ def doubt() -> None:
     """A charge that timed out."""
     with pytest.raises(Broken):
         pay(lambda operation: operation.call("charge", breaks))
-
-
-@pytest.mark.usefixtures("doubt")
-def test_what_it_records_is_not_in_doubt_any_more() -> None:
-    """The view sees the result, and no doubt."""
-
-    def look_up(operation: Operation) -> None:
-        assert operation.in_doubt == ("charge",)
-        operation.call("charge", lambda: "found")
-
-    seen = pay(lambda operation: [operation.call("charge", breaks), *operation.in_doubt], look_up)
-    assert seen == ["found"]
 
 
 @pytest.mark.usefixtures("doubt")
@@ -89,11 +77,6 @@ def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
     assert needs_attention().count() == 1
 
 
-@pytest.mark.usefixtures("doubt")
-def test_a_result_ends_it() -> None:
-    assert pay(breaks, lambda operation: Result("by the books", replayed=False)) == "by the books"
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
@@ -112,16 +95,3 @@ def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
         transaction.set_autocommit(True)
     connection.close()
     assert IdempotencyKey.objects.get().status == "in_progress"  # it waits for its lease
-
-
-def test_the_row_says_that_it_holds() -> None:
-    """The admin and the commands read it. They ask for a look before such a key is released."""
-    with pytest.raises(Broken):
-        pay(lambda operation: operation.call("charge", breaks), lambda operation: None)
-    assert IdempotencyKey.objects.get().policy == "hold"
-
-
-@pytest.mark.usefixtures("doubt")
-def test_without_reconcile_it_stays_held() -> None:
-    with pytest.raises(OutcomeUnknown):
-        pay(breaks)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.test import override_settings
 
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.engine.execution.operation import UnkeyedOperation
@@ -47,13 +46,6 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
     with pytest.raises(IdempotencyConfigurationError, match=r"'rate'.*charge.*operation\.afetch\('rate'"):
         operation.fetch("rate", charge)
     assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
-
-
-def test_switched_off_they_just_run_too(post: Post) -> None:
-    """ENABLED is False in some tests."""
-    with override_settings(IDEMPOTENCY={"ENABLED": False}):
-        assert post("/pay").status_code == 201
-    assert (GATEWAY.calls, IdempotencyKey.objects.count()) == (1, 0)
 
 
 @pytest.mark.parametrize("step", ["acall", "afetch"])

@@ -138,13 +138,6 @@ def test_the_command_says_so(settings: Any) -> None:
     assert run() == "Deleted 0 expired idempotency keys. Gave up 1 key: UNSETTLED_TTL is over.\n"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_empty_table_is_nothing_to_give_up(settings: Any) -> None:
-    """There is no row to read the clock with."""
-    settings.IDEMPOTENCY = {"UNSETTLED_TTL": 0}
-    assert cleanup_idempotency_keys().given_up == 0
-
-
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_on_another_database(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Its keys only, with its steps."""

@@ -380,9 +380,7 @@ class TestCost:
 
     @pytest.mark.only_on("postgresql")
     @pytest.mark.usefixtures("_in_proportion")
-    @pytest.mark.parametrize(
-        "query", ["", "?q=needle", "?q=order+59", "?q=ada", "?operation=o", "?state=failed"]
-    )
+    @pytest.mark.parametrize("query", ["", "?q=needle", "?q=order+59", "?q=ada", "?operation=o", "?state=failed"])
     def test_no_query_reads_the_whole_table(self, admin_client: Client, query: str) -> None:
         """As the database itself says: by indexes only, and a few hundred rows and index entries of 20,000 each."""
         with CaptureQueriesContext(connection) as queries:

@@ -7,8 +7,9 @@ from django.db import connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores.states import HARMLESS
 from django_idempotency.maintenance import find_resource, half_done, in_doubt, needs_attention, stuck
-from django_idempotency.maintenance.lookups import harmless
+from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
 from tests.contracts.attention import TestAttentionContract
 from tests.expired import make_leased
@@ -46,7 +47,7 @@ def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -
         (needs_attention(), 25, {failed, locked, expires}),
         (in_doubt(), 10, {doubt, expires}),
         (stuck(), 15, {locked, expires}),
-        (harmless(), 5, {locked}),
+        (IdempotencyKey.objects.filter(HARMLESS), 5, {locked}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
     ]
     for found, count, indexes in expected:
