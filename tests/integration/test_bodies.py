@@ -15,28 +15,16 @@ from django.http.multipartparser import MultiPartParserError
 from django.test import AsyncRequestFactory, Client, RequestFactory
 from django.test.client import encode_multipart
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
+from tests.payloads import FORM, JSON, MULTIPART, of, seen
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_urls")]
-JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data; boundary=x"
-
-
-def of(request: Any, **options: Any) -> bytes:
-    found = fingerprint_of(request, resolve(Idempotency(**options)), request)
-    assert found is not None
-    return found
-
-
-def seen(body: Any, content_type: str = JSON, path: str = "/", method: str = "POST", **options: Any) -> bytes:
-    return of(RequestFactory().generic(method, path, body, content_type=content_type), **options)
 
 
 # --- what a view finds

@@ -18,7 +18,7 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.canonical import canonical
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import posting_to_a_view, replayed
-from tests.integration.test_bodies import FORM, MULTIPART, of, seen
+from tests.payloads import FORM, MULTIPART, of, seen
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
