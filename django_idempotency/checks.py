@@ -8,7 +8,8 @@ SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for ea
 keys that Citus does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
 keep from other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the
-key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions.
+key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 an index of
+the own tables that is missing, W008 a column of theirs that MariaDB or MySQL compares in another collation.
 """
 
 from __future__ import annotations

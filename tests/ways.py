@@ -10,6 +10,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome
+from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from tests.claims import SNAPSHOT, a_claim
 
@@ -50,7 +51,9 @@ def warm_up() -> None:
         transaction.set_rollback(True)
 
 
-def request_like(*work: Any, **changes: Any) -> ClaimOutcome:
+def request_like(
+    *work: Any, snapshot: Snapshot = SNAPSHOT, resource: tuple[str, str] = ("order", "7"), **changes: Any
+) -> ClaimOutcome:
     """Claim, work and complete in one transaction, as a request in atomic mode does."""
     store = store_for("default")
     with transaction.atomic():
@@ -58,7 +61,7 @@ def request_like(*work: Any, **changes: Any) -> ClaimOutcome:
         if isinstance(outcome, Claimed):
             for step in work:
                 step()
-            store.complete(outcome, SNAPSHOT, resource=("order", "7"), last=True)
+            store.complete(outcome, snapshot, resource=resource, last=True)
     return outcome
 
 

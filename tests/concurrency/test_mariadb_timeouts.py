@@ -12,7 +12,6 @@ from django.db import OperationalError, transaction
 from django_idempotency import OperationInProgress
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from tests.claims import steady_clock
 from tests.concurrency.callers import CALLERS, once, order, references
 from tests.mariadb_server import mariadb, migrated, missing
 from tests.servers import DEADLINE
@@ -80,20 +79,6 @@ def test_a_conflict_that_cost_the_callers_writes_is_an_error(using: str, in_thre
 
     beside(in_threads, using, duplicate)
     assert references(using) == []
-
-
-@CALLERS
-def test_a_wait_that_ends_costs_nothing(using: str, in_threads: Threads, caller: Any) -> None:
-    """Its limit is a statement's time, which this setting is not about."""
-
-    def duplicate() -> None:
-        with caller(using):
-            order("before", using)
-            with steady_clock(), pytest.raises(OperationInProgress):
-                once(lambda: order("second", using), using=using, wait=0.05)
-
-    beside(in_threads, using, duplicate)
-    assert references(using) == ["before"]
 
 
 def test_without_a_caller_it_is_the_usual_conflict(using: str, in_threads: Threads) -> None:

@@ -29,11 +29,6 @@ pytestmark = [
     pytest.mark.usefixtures("on_mysql"),
     pytest.mark.django_db(transaction=True),
 ]
-WAITING = (
-    # It rests first: InnoDB refreshes that table only when nothing has looked for 0.1 seconds.
-    "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
-    "FROM (SELECT SLEEP(0.2)) AS rest"
-)
 
 
 def row_lock_waits() -> int:
@@ -122,92 +117,39 @@ class TestNoStatementWaits:
         assert row_lock_waits() == before
 
 
-class TestWaiting:
-    def test_one_of_two_waiters_runs_when_the_first_request_fails(self, store: Store, in_threads: Threads) -> None:
-        """The other one gets the result of that run."""
-        claimed = Event()
-
-        def work(number: int) -> Any:
-            if number:
-                assert claimed.wait(30)
-                return attempt(store, wait=30)
-            with transaction.atomic():
-                outcome = store.claim(a_claim())
-                claimed.set()
-                eventually("two waiters", lambda: ask(WAITING)[0] == 2)
-                transaction.set_rollback(True)
-            return outcome
-
-        _, *outcomes = in_threads(3, work)
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Claimed", "Completed"]
-        assert IdempotencyKey.objects.get().attempt == 1
-
-    def test_it_goes_on_after_the_projects_lock_timeout(self, store: Store, in_threads: Threads) -> None:
-        """`wait` is what the project has asked for, so the waiter waits again."""
-        claimed = Event()
-        before = row_lock_waits()
-
-        def work(number: int) -> Any:
-            if number:
-                assert claimed.wait(30)
-                with connection.cursor() as cursor:
-                    cursor.execute("SET innodb_lock_wait_timeout = 1")
-                return attempt(store, wait=30)
-            with transaction.atomic():
-                outcome = store.claim(a_claim())
-                claimed.set()
-                eventually("a second wait", lambda: row_lock_waits() >= before + 2)  # each takes a second
-                assert isinstance(outcome, Claimed)
-                store.complete(outcome, SNAPSHOT)
-            return outcome
-
-        assert in_threads(2, work)[1] == Completed(snapshot=SNAPSHOT)
-
-    def test_a_committed_key_in_progress_ends_the_wait(self, store: Store) -> None:
-        """There is no lock to wait for, so one look shows all: the claim, the reading, and that look."""
-        with transaction.atomic():
-            store.claim(a_claim(lease=60.0))
-        outcomes: list[Any] = []
-        assert statements(store, lambda: outcomes.append(attempt(store, wait=2, lease=60.0))) == 3
-        assert outcomes == [Conflicted()]
-
-
 def test_an_old_snapshot_does_not_hide_the_winners_result(store: Store, in_threads: Threads) -> None:
-    """Under REPEATABLE READ a plain read would show the past; the claim reads what is committed."""
+    """Nothing runs twice: the INSERT meets what is committed. The plain read shows the past, so this is a conflict."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert IdempotencyKey.objects.count() == 0
         in_threads(1, lambda _: finish(store))
         assert IdempotencyKey.objects.count() == 0
-        assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT)
+        assert store.claim(a_claim()) == Conflicted()
+    assert attempt(store) == Completed(snapshot=SNAPSHOT)
 
 
 class TestOtherIsolationLevels:
     @pytest.mark.usefixtures("isolation")
     @pytest.mark.parametrize(
-        ("isolation", "looks"),
-        [("read uncommitted", 1), ("repeatable read", 1), ("serializable", 0), (None, 1)],
-        indirect=["isolation"],
+        "isolation", ["read uncommitted", "repeatable read", "serializable", None], indirect=["isolation"]
     )
-    def test_a_duplicate_conflicts_after_a_second_and_replays(
-        self, store: Store, in_threads: Threads, looks: int
+    def test_a_duplicate_conflicts_when_the_server_ends_its_wait_and_replays(
+        self, store: Store, in_threads: Threads
     ) -> None:
-        """The project's own lock timeout is in force again afterwards. Under SERIALIZABLE a look would wait for it."""
+        """The session keeps its lock timeout: here the wait is that of the project."""
 
         def duplicate(number: int) -> Any:
             with connection.cursor() as cursor:
-                cursor.execute("SET innodb_lock_wait_timeout = 7")
-            outcomes: list[Any] = []
-            sent = statements(store, lambda: outcomes.append(attempt(store)))
-            return *outcomes, sent, ask("SELECT @@innodb_lock_wait_timeout")[0]
+                cursor.execute("SET innodb_lock_wait_timeout = 1")
+            return attempt(store), ask("SELECT @@innodb_lock_wait_timeout")[0]
 
         with transaction.atomic():
             claimed = store.claim(a_claim())
-            assert in_threads(1, duplicate) == [(Conflicted(), looks + 1, 7)]
+            assert in_threads(1, duplicate) == [(Conflicted(), 1)]
             assert isinstance(claimed, Claimed)
             store.complete(claimed, SNAPSHOT)
-        assert in_threads(1, duplicate) == [(Completed(snapshot=SNAPSHOT), 2, 7)]
+        assert in_threads(3, duplicate) == [(Completed(snapshot=SNAPSHOT), 1)] * 3
 
     @pytest.mark.usefixtures("isolation")
     @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"], indirect=True)

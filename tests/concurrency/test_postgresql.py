@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Barrier, Event
 from typing import Any
@@ -18,32 +18,18 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted
 from tests.concurrency.callers import impatiently
-from tests.servers import eventually
-from tests.sql import ask
+from tests.ways import WAYS, going
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Threads = Callable[..., list[Any]]
 SNAPSHOT = Snapshot(status_code=200, headers=(), body=b"done")
 
 
-@pytest.mark.only_on("postgresql")
-def test_another_error_of_the_wait_propagates(in_threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a wait that ends by time is a conflict."""
-    store = store_for("default")
-    fetch = store._fetch
-
-    def end_the_wait(sql: str, params: list[Any]) -> Any:
-        return ask("SELECT pg_terminate_backend(pg_backend_pid())") if "pg_advisory" in sql else fetch(sql, params)
-
-    monkeypatch.setattr(store, "_fetch", end_the_wait)
-    for name in ("_claim_in_few_round_trips", "_insert", "_read"):
-        monkeypatch.setattr(store, name, lambda claim: None)
-
-    def claim(number: int) -> None:
-        with pytest.raises(DatabaseError), transaction.atomic():
-            store.claim(a_claim(wait=1))
-
-    in_threads(1, claim)
+@pytest.fixture(params=WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On PostgreSQL these races run twice: by prepared statements, and by text."""
+    with going(request.param):
+        yield
 
 
 class TestStores:
@@ -85,34 +71,6 @@ class TestStores:
         outcomes = self.race(in_threads, 20)
         assert [o for o in outcomes if isinstance(o, Claimed)] == [granted(claimed.id, 2)]
         assert Counter(type(o) for o in outcomes)[Conflicted] == 19
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.parametrize("lock_timeout", ["0", "7s"])
-    def test_waiting_leaves_the_projects_lock_timeout_alone(self, in_threads: Threads, lock_timeout: str) -> None:
-        """The view never sees ours."""
-        store = store_for("default")
-        ready = Event()
-
-        def run(number: int) -> Any:
-            with transaction.atomic():
-                if number == 0:
-                    store.claim(a_claim())
-                    ready.set()
-                    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-                    eventually("the other to wait", lambda: ask(waiting))
-                    transaction.set_rollback(True)
-                    return None
-                assert ready.wait(30)
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [lock_timeout])
-                outcome = store.claim(a_claim(wait=30))
-                with connection.cursor() as cursor:
-                    cursor.execute("SHOW lock_timeout")
-                    return outcome, cursor.fetchone()[0]
-
-        _, (outcome, after) = in_threads(2, run)
-        assert isinstance(outcome, Claimed)
-        assert after == lock_timeout
 
     @pytest.mark.only_on("postgresql")
     @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import (
     IdempotencyConfigurationError,
-    OperationInProgress,
     OutcomeUnknown,
     PayloadMismatch,
     StoreBusy,
     run_once,
 )
-from django_idempotency.maintenance import stuck
 from django_idempotency.models import IdempotencyKey
 from tests.heard import refusals
 from tests.leases import Broken, breaks
-from tests.sql import ask
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 Threads = Callable[..., list[Any]]
@@ -90,83 +86,6 @@ def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wa
     with migrating(in_threads, "200ms", setting) as during:
         assert during(claim) == "busy"
     assert once(wait=wait) == "done"
-
-
-def test_without_a_note_the_error_is_the_same(in_threads: Threads) -> None:
-    """The key of work that has committed in the middle cannot be noted now: the next retry does it."""
-    committed, locked, done = Event(), Event(), Event()
-
-    def half() -> None:
-        execute("SELECT 1; COMMIT")
-        committed.set()
-        assert locked.wait(30)
-        raise Broken
-
-    def worker() -> None:
-        execute("SET lock_timeout = '100ms'")
-        try:
-            with pytest.raises(Broken):
-                once(half)
-        finally:
-            done.set()
-
-    def migration() -> None:
-        assert committed.wait(30)
-        with transaction.atomic():
-            execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
-            locked.set()
-            assert done.wait(30)
-
-    in_threads(2, lambda number: (worker, migration)[number]())
-    assert not stuck().exists()
-    with pytest.raises(OutcomeUnknown):
-        once()
-    assert stuck().count() == 1
-
-
-def test_a_conflict_is_still_a_conflict(in_threads: Threads) -> None:
-    """The wait for the key itself ends by time."""
-    with transaction.atomic():
-        once()
-
-        def wait(number: int) -> str:
-            with pytest.raises(OperationInProgress):
-                once(wait=0.2)
-            return "conflict"
-
-        assert in_threads(1, wait) == ["conflict"]
-
-
-@pytest.fixture
-def odd_ids() -> Iterator[None]:
-    """As on one of two servers that copy their rows to each other."""
-    sequence = ask(f"SELECT pg_get_serial_sequence('{TABLE}', 'id')")[0]
-    execute(f"ALTER SEQUENCE {sequence} INCREMENT BY 2 RESTART 1")
-    yield
-    execute(f"ALTER SEQUENCE {sequence} INCREMENT BY 1")
-
-
-@pytest.mark.usefixtures("odd_ids")
-def test_a_transaction_of_very_many_claims_is_stopped() -> None:
-    """Before its neighbours get no lock any more. An item that has been done in it stays as the caller decides."""
-    room = ask(
-        "SELECT current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int "
-        "+ current_setting('max_prepared_transactions')::int)"
-    )[0]
-
-    def many(prefix: str) -> None:
-        for number in range(300):
-            once(key=f"{prefix}{number}")
-
-    with transaction.atomic():
-        with CaptureQueriesContext(connection) as sent:
-            many("a")  # few are no matter
-        assert sum("pg_locks" in query["sql"] for query in sent) < 10  # it is a slow question
-        execute(f"SELECT count(pg_advisory_xact_lock(n)) FROM generate_series(1, {room // 2}) AS n")
-        with pytest.raises(IdempotencyConfigurationError, match="Commit in batches"):
-            many("b")
-        transaction.set_rollback(True)
-    assert not IdempotencyKey.objects.exists()
 
 
 def test_a_server_without_room_for_a_lock_says_what_to_do() -> None:

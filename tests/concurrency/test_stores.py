@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Barrier, Event
-from typing import TYPE_CHECKING, Any
+from threading import Barrier
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,11 +22,8 @@ from tests.claims import a_claim, expire
 from tests.concurrency.callers import TIMEOUTS, impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
 from tests.leases import lapse
-from tests.servers import eventually
 from tests.sql import ask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.ways import WAYS, going
 
 __all__ = [
     "isolation",
@@ -35,6 +32,15 @@ __all__ = [
 ]  # a test and its fixtures, which the partitioned table must pass as well
 Threads = Callable[..., list[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On PostgreSQL these races run twice: by prepared statements, and by text."""
+    with going(request.param):
+        yield
+
+
 ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")
 
 
@@ -135,7 +141,7 @@ class TestWhileAnotherTransactionRunsAKey:
     def test_a_cleanup_passes_over_a_stuck_key_that_is_locked(self, store: Store, in_threads: Threads) -> None:
         """A retry takes it over at this moment. Another stuck key is failed."""
         for key in ("locked", "other"):
-            store.claim_and_commit(a_claim(key=key, lease=60))
+            store.claim(a_claim(key=key, lease=60))
         lapse()
         with transaction.atomic():
             IdempotencyKey.objects.select_for_update().get(key="locked")
@@ -171,45 +177,17 @@ class TestWhileAnotherTransactionRunsAKey:
 
 
 @ROW_LOCKS
-class TestWaiting:
-    def test_it_gets_the_winners_result_and_the_projects_timeout_back(self, store: Store, in_threads: Threads) -> None:
-        """It is committed only after the database has seen the waiter wait."""
-        ready = Event()
-        # The second statement rests first: InnoDB refreshes that table only after 0.1 seconds without a look.
-        waiting = {
-            "postgresql": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted",
-            "mysql": (
-                "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT') "
-                "FROM (SELECT SLEEP(0.2)) AS rest"
-            ),
-        }[connection.vendor]
+@pytest.mark.parametrize("outcome", [Conflicted(), Completed(snapshot=SNAPSHOT)])
+def test_a_claim_leaves_the_projects_lock_timeout_alone(store: Store, in_threads: Threads, outcome: Any) -> None:
+    """On MySQL and MariaDB under each isolation level. An error in between must not leave another one behind."""
+    _, show_timeout, timeout = TIMEOUTS[connection.vendor]
 
-        def wait() -> Any:
-            with transaction.atomic():
-                return store.claim(a_claim(wait=30)), ask(TIMEOUTS[connection.vendor][1])[0]
+    def duplicate() -> Any:
+        return attempt(store), ask(show_timeout)[0]
 
-        def work(number: int) -> Any:
-            if number:
-                assert ready.wait(30)
-                return impatiently(wait)
-            with transaction.atomic():
-                claimed = store.claim(a_claim())
-                ready.set()
-                eventually("somebody to wait", lambda: ask(waiting)[0])
-                assert isinstance(claimed, Claimed)
-                store.complete(claimed, SNAPSHOT)
-            return claimed
-
-        _, (outcome, timeout) = in_threads(2, work)
-        assert outcome == Completed(snapshot=SNAPSHOT)
-        assert timeout == TIMEOUTS[connection.vendor][2]
-
-    def test_its_end_is_the_conflict_and_the_projects_timeout_stays(self, store: Store, in_threads: Threads) -> None:
-        """Ours must not outlive the claim, nor the transaction it was rolled back with."""
-        _, show_timeout, timeout = TIMEOUTS[connection.vendor]
-
-        def wait() -> Any:
-            return attempt(store, wait=0.05), ask(show_timeout)[0]
-
+    if isinstance(outcome, Completed):
+        finish(store)
+        assert in_threads(1, lambda _: impatiently(duplicate)) == [(outcome, timeout)]
+    else:
         with running(store, in_threads) as elsewhere:
-            assert elsewhere(wait) == (Conflicted(), timeout)
+            assert elsewhere(duplicate) == (outcome, timeout)

@@ -33,14 +33,14 @@ class TestLeased:
         """With pauses that grow, while somebody else holds the lease."""
         store = store_for("default")
         looks: list[Any] = []
-        claim = store.claim_and_commit
+        claim = store.claim
 
         def counted(wanted: Any) -> Any:
             looks.append(wanted)
             return claim(wanted)
 
         def meet(operation: Operation) -> None:
-            monkeypatch.setattr(store, "claim_and_commit", counted)
+            monkeypatch.setattr(store, "claim", counted)
             with pytest.raises(OperationInProgress):
                 run_once(pay, scope="s", key="k", lease=60, operation="meet", wait=0.6)
 
@@ -92,7 +92,7 @@ class TestALeasedClaimThatFails:
     def failing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """Let the next claims fail with real errors of the database."""
         store = store_for("default")
-        claim, left = store.claim_and_commit, []
+        claim, left = store.claim, []
 
         def claim_or_fail(wanted: Any) -> Any:
             if left:
@@ -100,7 +100,7 @@ class TestALeasedClaimThatFails:
                     cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{left.pop()}'; END $$")
             return claim(wanted)
 
-        monkeypatch.setattr(store, "claim_and_commit", claim_or_fail)
+        monkeypatch.setattr(store, "claim", claim_or_fail)
         return lambda *states: left.extend(states)
 
     @staticmethod

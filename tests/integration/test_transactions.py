@@ -14,6 +14,7 @@ from django.test import Client
 
 from django_idempotency import TransactionBroken
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
@@ -56,6 +57,21 @@ def test_inside_an_outer_transaction_it_is_a_savepoint(post: Post) -> None:
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
     assert post("/create").headers["Idempotency-Replayed"] == "false"
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (1, 1)
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.urls("tests.integration.leased_urls")
+def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_threads: Callable[..., Any]) -> None:
+    """That goes on for as long as its caller likes, and a person may want to decide about the key."""
+    create_key("k", operation="changed", half_done={"charge": 1})
+
+    def lock(number: int) -> bool:
+        with transaction.atomic():
+            return IdempotencyKey.objects.select_for_update(nowait=True).exists()
+
+    with transaction.atomic():
+        assert post("/changed/atomic", key="k").status_code == 409
+        assert in_threads(1, lock) == [True]
 
 
 def test_a_failing_view_leaves_the_outer_transaction_usable(post: Post) -> None:

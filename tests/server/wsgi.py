@@ -25,5 +25,5 @@ def pause_after(application: Any) -> Any:
 
 application = counted(pause_after(get_wsgi_application()))
 # Before gunicorn forks: otherwise each worker that takes a killed one's place would import these anew.
-for module in (settings.ROOT_URLCONF, "tests.functions"):
+for module in (settings.ROOT_URLCONF, "tests.claims"):
     import_module(module)

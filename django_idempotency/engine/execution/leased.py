@@ -83,7 +83,7 @@ def _claim_once(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
         try:
             # Nothing of a caller is in it, so it may be repeated.
             with durable_transaction(store, "a leased view"):
-                return store.claim_and_commit(wanted)
+                return store.claim(wanted)
         except DatabaseError as error:
             if store.is_busy(error):
                 return Unavailable()

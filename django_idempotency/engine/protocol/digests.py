@@ -86,7 +86,7 @@ def kept_scope(scope: str) -> str:
     A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte. Or a
     text that begins as such a hash does: a reader of the table must not be able to send a hash of it as a scope.
     """
-    if len(scope) <= MAX_READABLE_SCOPE and not has_controls(scope) and not scope.startswith(HASHED_SCOPE):
+    if len(scope) <= MAX_READABLE_SCOPE and _CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
     return f"{HASHED_SCOPE}{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 

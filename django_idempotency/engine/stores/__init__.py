@@ -19,8 +19,8 @@ _STORES = {
     "postgresql": "postgresql.PostgreSQLStore",
     "Citus": "citus.CitusStore",
     "sqlite": "sqlite.SQLiteStore",
-    "MariaDB": "mariadb.MariaDBStore",
-    "MySQL": "mysql.MySQLStore",
+    "MariaDB": "innodb.MariaDBStore",
+    "MySQL": "innodb.MySQLStore",
 }
 """By the name that Django's connection gives the database; where two databases share that name, by their own. Imported
 late: a project has the drivers of its own databases only."""

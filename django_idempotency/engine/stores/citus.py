@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from django.db import transaction
-
 from ..protocol.claims import ClaimRequest
 from ..protocol.outcomes import ClaimOutcome
 from .postgresql import PostgreSQLStore
@@ -30,10 +28,6 @@ class CitusStore(PostgreSQLStore):
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         # No messages of our own: the network between the nodes takes longer than that to the first of them.
         return Store.claim(self, wanted)
-
-    def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
-        with transaction.atomic(using=self.alias):  # the advisory lock must outlive the read
-            return self.claim(wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # The read takes the advisory lock on the node that has the row, on which all duplicates meet.

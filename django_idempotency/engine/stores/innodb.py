@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
@@ -11,8 +12,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
 from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
-from .dialect import Dialect
-from .queries import Values, values_of
+from .queries import Dialect, Values, values_of
 from .server_checks import check_engines, check_tables
 from .store import KeyLocked, Store
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
+HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
+"""Errors of a statement that another transaction has held up. 3572 is MySQL's for NOWAIT."""
+AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+"""For MariaDB. MySQL has no such limit of one statement."""
 SEEN = frozenset({1048, 1062})
 """Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
@@ -36,7 +40,7 @@ DIALECT = Dialect(
     # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
     # another transaction holds.
     delete_by_ids="DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id WHERE TRUE",
+    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     lock_at_once="FOR UPDATE NOWAIT",
     skip_locked="FOR UPDATE SKIP LOCKED",
 )
@@ -49,8 +53,6 @@ class InnoDBStore(Store):
     """
 
     dialect = DIALECT
-    gave_up: ClassVar[frozenset[int]]
-    """Errors of a statement that another transaction has held up."""
     share: ClassVar[str]
     """The SELECT of an identity, so that it shows what is committed under any isolation level, and does not wait."""
 
@@ -87,10 +89,6 @@ class InnoDBStore(Store):
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
 
-    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
-        return self.look(wanted) if self.reads_committed else Conflicted()
-
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         if self.reads_committed:
             return super()._read(wanted)
@@ -122,7 +120,7 @@ class InnoDBStore(Store):
         try:
             yield
         except OperationalError as error:
-            if _code(error) not in self.gave_up or self._has_rolled_back_a_caller(error):
+            if _code(error) not in HELD_UP or self._has_rolled_back_a_caller(error):
                 raise
             raise KeyLocked from error
 
@@ -131,6 +129,79 @@ class InnoDBStore(Store):
         if _code(error) != LOCK_WAIT_TIMEOUT or self.is_outermost(self.connection):
             return False
         return bool(self._fetch("SELECT @@innodb_rollback_on_timeout")[0])
+
+
+class MariaDBStore(InnoDBStore):
+    """MariaDB: a lock wait on the unique index tells which key is in flight. A timeout of 0 cuts the wait short.
+
+    A duplicate of a running request would wait on the index record of the uncommitted row. With that timeout, the
+    duplicate gets error 1205 at once, which rolls back the one statement. The exception is a server with
+    innodb_rollback_on_timeout, where 1205 rolls back the transaction. The timeout is that of the statement: the
+    session keeps its own.
+    """
+
+    share = AT_ONCE + "{} LOCK IN SHARE MODE"
+
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        values = values_of(wanted)
+        # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
+        # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
+        # COMMITTED a subselect in the INSERT itself can look; elsewhere it would lock the gap, too.
+        # Not INSERT ... SELECT: that statement waits for the table's AUTO-INC lock, and we do not wait.
+        key_hash = "%(key_hash)s"
+        if self.reads_committed:
+            key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self._sql.seen}))"
+        elif self._fetch(self._sql.seen, values) is not None:
+            return None
+        return self._insert_row(AT_ONCE + self._sql.insert(key_hash=key_hash), values)
+
+    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
+        # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
+        if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
+            self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
+        return super().look(wanted)
+
+
+class MySQLStore(InnoDBStore):
+    """MySQL: a locking read that does not wait tells which key is in flight.
+
+    The locking read stands in the INSERT itself, so that a first request costs no statement more than elsewhere. It
+    locks the row alone (FOR UPDATE). So of several requests for one expired key, one gets the row, and none waits
+    for another.
+
+    A duplicate that comes between the two halves of that statement, within some microseconds, waits for the first
+    request to end. So does each duplicate of a running request under another isolation level than READ COMMITTED:
+    there, the locking read would lock the gap in which the key is not. `innodb_lock_wait_timeout` limits both.
+
+    A key may come again after it was deleted, and before InnoDB has purged the deleted row. Its INSERT then locks
+    the gap beside that row, and other new keys with a hash in that gap wait for its request to end.
+    """
+
+    share = "{} FOR SHARE NOWAIT"
+    # The optimizer may read the whole table, and lock every row of it.
+    dialect = replace(DIALECT, by_expiry="FORCE INDEX (idempotency_expires_idx)")
+
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        values = values_of(wanted)
+        if self.reads_committed:
+            # A derived table, because MySQL refuses to read the table that a statement writes (1093). A plain read
+            # would not do: inside of an INSERT it is a locking read that waits. SKIP LOCKED would not do: it returns no
+            # row for a key in flight. Not INSERT ... SELECT: that may hold the table's AUTO-INC lock.
+            seen = f"SELECT 1 FROM ({self._sql.seen} FOR UPDATE NOWAIT) AS seen"
+            guard = f"(SELECT %(key_hash)s FROM DUAL WHERE NOT EXISTS ({seen}))"
+            return self._insert_row(self._sql.insert(key_hash=guard), values)
+        # Look first: an INSERT that meets its duplicate locks the gap beside the row. Under SERIALIZABLE a look would
+        # do that, too.
+        if self._isolation != "serializable" and self._fetch(self._sql.seen, values) is not None:
+            return None
+        return self._insert_row(self._sql.insert(), values)
+
+    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
+        with suppress(KeyLocked), self._held_up():
+            if self.reads_committed:
+                return self.look(wanted)
+        return Conflicted()
 
 
 def _code(error: DatabaseError) -> int | None:

@@ -16,9 +16,8 @@ from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
 from . import messages
-from .dialect import Dialect
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
-from .queries import Values, as_stored_key, values_of, values_of_claim
+from .queries import Dialect, Values, as_stored_key, values_of, values_of_claim
 from .running import RUNNING_SQL, RunningTransaction
 from .server_checks import check_tables
 from .store import KeyLocked, Store, claim_lost, new_claim
@@ -48,7 +47,9 @@ class PostgreSQLStore(Store):
         clock=CLOCK,
         later=f"{CLOCK} + %s * interval '1 second'",
         seconds_until=f"EXTRACT(EPOCH FROM {{}} - {CLOCK})",
-        delete_by_ids="DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[])",
+        # In a partitioned table only a sequence makes ids unique.
+        delete_by_ids="DELETE FROM {table} "
+        "WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
         lock_at_once="FOR NO KEY UPDATE SKIP LOCKED",
         skip_locked="FOR UPDATE SKIP LOCKED",
     )

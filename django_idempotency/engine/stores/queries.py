@@ -7,6 +7,7 @@ All databases share them. The INSERT is in the module of each store. All paramet
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache, cached_property
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,34 @@ from .states import EXPIRED, LAPSED, UNLEASED, as_sql
 if TYPE_CHECKING:
     from ..protocol.claims import ClaimRequest
     from ..protocol.outcomes import Claimed
-    from .dialect import Dialect
 
 Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one database spells the clock, the locks and the hints of the package's queries.
+
+    clock: the database's time at the beginning of the statement: neither that of the transaction, nor the application's
+        clock. An index can be searched by it.
+    later: the clock plus a parameter in seconds.
+    seconds_until: how many seconds are left until a time; `{}` is the column of that time.
+    lock_at_once: makes a SELECT lock its row against other writers. If another transaction holds the row, the SELECT
+        fails or returns nothing, and does not wait. Empty where a transaction locks the whole database.
+    skip_locked: makes a cleanup pass over rows that another transaction holds.
+    by_expiry: makes a cleanup find expired rows by the index on `expires_at`, where the optimizer could read, and lock,
+        the whole table.
+    delete_by_ids: deletes the rows of {table} whose {column} is in the JSON list %(ids)s. Where an id can be of several
+        rows, only those that are {still} to be deleted.
+    """
+
+    clock: str
+    later: str
+    seconds_until: str
+    delete_by_ids: str
+    lock_at_once: str = ""
+    skip_locked: str = ""
+    by_expiry: str = ""
 
 
 class Queries:
@@ -166,13 +192,12 @@ class Queries:
 
     @cached_property
     def purge(self) -> tuple[str, str]:
-        """Delete the steps of these keys, and the keys themselves.
-
-        In a partitioned table only a sequence makes ids unique. So each key that is deleted must itself have expired.
-        """
+        """Delete the steps of these keys, and the keys themselves."""
         delete = self.dialect.delete_by_ids
-        keys = delete.format(table=self.table, column=self.k["id"])
-        return delete.format(table=self.steps, column=self.step_key), f"{keys} AND {self.expired}"
+        return (
+            delete.format(table=self.steps, column=self.step_key, still="TRUE"),
+            delete.format(table=self.table, column=self.k["id"], still=self.expired),
+        )
 
 
 def as_stored_key(values: Any) -> StoredKey:

@@ -33,7 +33,7 @@ from ..protocol.snapshots import Snapshot, encode_headers
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-MARK = "enc2:"
+MARK = "enc1:"
 """What sealed text begins with. Another way of sealing gets another number."""
 About = tuple[int | bytes | memoryview | None, ...]
 """What else is covered: the status code and the fingerprint of a response."""

@@ -36,14 +36,15 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[CheckMessage]:
-    columns = dict(_rows(connection, COLLATIONS, meta.db_table))
+    found = dict(_rows(connection, COLLATIONS, meta.db_table))
     for field in meta.concrete_fields:
-        wanted, found = field.db_parameters(connection)["collation"], columns.get(field.column)
-        if field.db_type(connection).endswith("utf8mb4") and found != wanted:
+        wanted = field.db_parameters(connection).get("collation")
+        if wanted and found.get(field.column, wanted) != wanted:
             yield Warning(
                 f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
-                f"collation {found!r}, which may take two texts for one.",
-                hint=f"ALTER TABLE {meta.db_table} MODIFY … COLLATE {wanted}",
+                f"collation {found[field.column]!r}, which may take two texts for one.",
+                hint=f"ALTER TABLE {meta.db_table} MODIFY {field.column} {field.db_type(connection)} COLLATE {wanted} "
+                "NOT NULL",
                 id="django_idempotency.W008",
             )
 
@@ -93,10 +94,11 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             hint=f"For each table that a protected view writes to, run: ALTER TABLE … ENGINE = {ENGINE}",
             id="django_idempotency.W006",
         )
-    if "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
+    mariadb: Any = connection
+    if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
         yield Error(
-            f"database {alias!r} has the isolation level SERIALIZABLE, under which every read locks: new keys conflict "
-            "with each other, and duplicates wait for the first request without `wait`.",
+            f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new "
+            "keys conflict with each other.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['isolation_level'] = 'read committed', Django's default.",
             id="django_idempotency.E010",
         )

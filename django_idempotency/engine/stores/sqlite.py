@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError
 
 from ..protocol.claims import ClaimRequest
-from .dialect import Dialect
-from .queries import values_of
+from .queries import Dialect, values_of
 from .server_checks import check_tables
 from .store import Store
 

@@ -8,14 +8,14 @@ another request: `execution` asks again, with no transaction open in between.
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
-from django.db import transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 
-from ...exceptions import ClaimLost
+from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
@@ -30,12 +30,15 @@ from ..protocol.outcomes import (
     TooOld,
 )
 from ..protocol.snapshots import Snapshot
-from .database import Database
 from .journal import Journal
-from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
+from .queries import Dialect, Queries, Values, as_stored_key, values_of, values_of_claim
 from .running import RunningTransaction
 from .sealing import seal_response
 from .states import EXPIRED
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 LONG_AGO = "1970-01-02"
 
@@ -44,8 +47,75 @@ class KeyLocked(Exception):
     """Another transaction is working on this key right now. Never leaves the stores."""
 
 
-class Store(Database):
-    """The key table of one database alias."""
+class Store(ABC):
+    """The key table of one database alias. Threads may share the object: it keeps nothing but its SQL."""
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        """This thread's connection."""
+        return connections[self.alias]
+
+    def is_outermost(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the current `atomic()` block is the whole transaction, so that nothing of a caller is lost with it.
+
+        Not so inside of another block, and not where the caller has switched autocommit off.
+        """
+        return connection.commit_on_exit and not connection.savepoint_ids
+
+    def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the current transaction has lost its writes, so that it can only be rolled back."""
+        return connection.get_rollback() or connection.closed_in_transaction
+
+    def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
+        """Whether the transaction that Django takes for open is over, so that each statement commits by itself.
+
+        claimed: the claim that the transaction began with.
+        """
+        return self.has_no_transaction(connection)
+
+    @abstractmethod
+    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the driver has no open transaction, where Django has one. Asks the driver, not the server."""
+
+    def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether the driver has an open transaction, where Django has none: a raw BEGIN. Asks the driver alone."""
+        return False
+
+    def may_repeat(self, error: DatabaseError) -> bool:
+        """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
+        return False
+
+    def check(self) -> Iterable[CheckMessage]:
+        """System checks that query the database: whether its set-up can keep the promises."""
+        return ()
+
+    def was_rolled_back(self, error: DatabaseError) -> bool:
+        """Whether this error means that the database has rolled the whole transaction back in favour of another."""
+        return False
+
+    def is_busy(self, error: DatabaseError) -> bool:
+        """Whether this error of a claim means only that the database did not answer in time."""
+        return False
+
+    @abstractmethod
+    def is_unmigrated(self, error: DatabaseError) -> bool:
+        """Whether this error of a query of ours means that a table or a column is missing."""
+
+    def explain(self, error: DatabaseError) -> None:
+        """Raise `IdempotencyConfigurationError` if this error of a query of ours means a missing migration."""
+        if not self.is_unmigrated(error):
+            return
+        routed = router.allow_migrate_model(self.alias, IdempotencyKey)
+        raise IdempotencyConfigurationError(
+            f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
+            + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
+            + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
+        ) from error
 
     @cached_property
     def journal(self) -> Journal:
@@ -66,14 +136,7 @@ class Store(Database):
         return Conflicted()
 
     def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim a key for good, or say why not.
-
-        The usual outcomes take no transaction: each statement commits by itself. Another attempt of a known key takes
-        one (inside an outer `atomic()`: a savepoint). Database errors propagate: see Note [Lost answers].
-        """
-        with suppress(KeyLocked):
-            if (outcome := self._claim_once(wanted, may_lock=False)) is not None:
-                return outcome
+        """The same in a transaction of its own: the claim of leased mode commits first. See Note [Lost answers]."""
         with transaction.atomic(using=self.alias):
             return self.claim(wanted)
 
@@ -192,11 +255,8 @@ class Store(Database):
     def _sql(self) -> Queries:
         return Queries(self.dialect, self.alias)
 
-    def _claim_once(self, wanted: ClaimRequest, *, may_lock: bool = True) -> ClaimOutcome | None:
-        """One round. None: another transaction has changed or deleted the row in between.
-
-        may_lock: False: also None if the row would have to be locked, which takes a transaction.
-        """
+    def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
+        """One round. None: another transaction has changed or deleted the row in between."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -207,9 +267,9 @@ class Store(Database):
             case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
                 return decision
             case TakeOver():
-                return self._take_over(stored, wanted) if may_lock else None
+                return self._take_over(stored, wanted)
             case Resume():
-                return self._resume(stored, wanted) if may_lock else None
+                return self._resume(stored, wanted)
             case _:
                 assert_never(decision)
 
@@ -239,6 +299,28 @@ class Store(Database):
         if isinstance(outcome, Claimed):
             self._execute(self._sql.resume, values)
         return outcome
+
+    def _fetch(self, sql: str, values: Any = None) -> Any:
+        """The first row, or None."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})  # without values, the doubled percent signs of a clock would stay
+            return cursor.fetchone()
+
+    def _fetch_all(self, sql: str, values: Any = None) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})
+            return list(cursor.fetchall())
+
+    def _execute(self, sql: str, values: Any = None) -> int:
+        """How many rows the statement has changed."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or {})
+            return int(cursor.rowcount)
+
+    def _execute_or(self, lost: Callable[[], Exception], sql: str, values: Any) -> None:
+        """Change exactly one row, or raise."""
+        if self._execute(sql, values) != 1:
+            raise lost()
 
     def _stored(self, sql: str, values: Values) -> StoredKey | None:
         row = self._fetch(sql, values)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 from django_idempotency.engine import stores
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed
-from django_idempotency.engine.stores import Store, store_for
-from django_idempotency.engine.stores.citus import CitusStore
-from django_idempotency.exceptions import LeaseLost
-from django_idempotency.models import IdempotencyStep
-from tests.claims import a_claim
+from django_idempotency.engine.stores import store_for
 from tests.contracts.leased import (
     _clean,
     test_a_takeover_has_one_winner,
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.contracts.races import SNAPSHOT, store, test_one_of_twenty_wins
+from tests.contracts.races import store, test_one_of_twenty_wins
 from tests.contracts.stores import TestStoreContract
-from tests.servers import DEADLINE, eventually
 
 __all__ = [  # tests and their fixtures, run once more
     "TestStoreContract",
@@ -46,7 +38,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where the extension is, `store_for` finds it. Here the store is named."""
-    monkeypatch.setitem(stores._STORES, "postgresql", CitusStore)
+    monkeypatch.setitem(stores._STORES, "postgresql", "citus.CitusStore")
     store_for.cache_clear()
     yield
     monkeypatch.undo()
@@ -97,44 +89,3 @@ def test_where_the_tables_are(
         "order can be there without its key, and a retry makes a second order."
         for table, kind in told.items()
     ]
-
-
-def test_a_duplicate_waits_for_the_response(store: Store, in_threads: Any) -> None:
-    """And the time-out of its wait is gone afterwards."""
-    claimed, waiting = Event(), "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-
-    def first() -> Any:
-        claim = store.claim(a_claim())
-        claimed.set()
-        eventually("the duplicate to wait", lambda: ask(waiting))
-        store.complete(claim, SNAPSHOT)
-
-    def duplicate() -> Any:
-        assert claimed.wait(DEADLINE)
-        return store.claim(a_claim(wait=DEADLINE)), ask("SHOW lock_timeout")
-
-    def work(number: int) -> Any:
-        with transaction.atomic():
-            # The extension has this setting. Without it, PostgreSQL takes any name with a dot.
-            ask("SELECT set_config('citus.propagate_set_commands', 'none', false)")
-            return (first, duplicate)[number]()
-
-    assert in_threads(2, work)[1] == (Completed(snapshot=SNAPSHOT), ("0",))
-
-
-def test_why_a_call_is_in_doubt_is_noted_under_the_fence(store: Store) -> None:
-    """Not by a worker whose key was taken over."""
-    with transaction.atomic():
-        claimed = store.claim(a_claim(lease=60.0))
-    assert isinstance(claimed, Claimed)
-    store.journal.start_call(claimed, "charge", again=False)
-    store.journal.note_error(claimed, "charge", "a time-out")
-    with pytest.raises(LeaseLost):
-        store.journal.note_error(replace(claimed, attempt=2), "charge", "too late")
-    assert IdempotencyStep.objects.get().error == "a time-out"
-
-
-def ask(sql: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
-from tests.contracts.states import STATES, met
-from tests.functions import going, request_like
+from django_idempotency.models import IdempotencyKey
+from tests.contracts.states import STATES, TestStatesContract
 from tests.tap import tapped, verbs
+from tests.ways import request_like
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 APART = [["BEGIN"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
 ANSWERED_APART = [["BEGIN"], ["INSERT"], ["SELECT"], ["COMMIT"]]
-TOGETHER = [["BEGIN", "SELECT"], ["SAVEPOINT", "SELECT", "COMMIT"]]
-ANSWERED_TOGETHER = [["BEGIN", "SELECT"], ["COMMIT"]]
+TOGETHER = [["BEGIN", "INSERT"], ["WITH", "COMMIT"]]
+ANSWERED_TOGETHER = [["BEGIN", *["PREPARE"] * 4, "SET", "EXECUTE"], ["COMMIT", "SET", "EXECUTE"]]
 on_psycopg3 = pytest.mark.skipif(not is_psycopg3, reason="about options of psycopg 3, the driver at hand is psycopg2")
 on_psycopg2 = pytest.mark.skipif(is_psycopg3, reason="NOT RUN: psycopg2. psycopg 3 is at hand: tox run -e psycopg2")
 BINDING: dict[str, Any] = {"OPTIONS": {"server_side_binding": True}}
@@ -29,15 +29,9 @@ DRIVERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with going("functions"):
-        yield
-
-
 @pytest.mark.parametrize(("changes", "first", "retry"), DRIVERS)
 def test_what_it_sends(changes: dict[str, Any], first: list[list[str]], retry: list[list[str]]) -> None:
-    """With psycopg2 and with binding on the server, each statement goes alone and no function is called."""
+    """With psycopg2 and with binding on the server, each statement goes alone."""
     with tapped(**changes) as tap:
         request_like()
         assert verbs(tap.take()) == first
@@ -45,10 +39,10 @@ def test_what_it_sends(changes: dict[str, Any], first: list[list[str]], retry: l
         assert verbs(tap.take()) == retry
 
 
-@pytest.mark.parametrize("fingerprint", [b"f" * 32, None])
 @pytest.mark.parametrize(("changes", "first", "retry"), DRIVERS)
-def test_it_decides_as_the_statements_do(changes: Any, first: Any, retry: Any, fingerprint: bytes | None) -> None:
-    """Each state of a stored key, beside statements on the tests' usual connection."""
-    expected = {state: met(state, "statements", fingerprint) for state in STATES}
+def test_it_decides_as_the_contract_says(changes: Any, first: Any, retry: Any) -> None:
+    """Each state of a stored key."""
     with tapped(**changes):
-        assert {state: met(state, "functions", fingerprint) for state in STATES} == expected
+        for state in STATES:
+            IdempotencyKey.objects.all().delete()
+            TestStatesContract().test_a_claim_that_meets_the_state(state)

@@ -138,7 +138,7 @@ class TestCleanup:
             assert in_threads(1, clean) == [KEYS - 1]
 
 
-@pytest.mark.parametrize("end", ["complete", "release", "fence"])
+@pytest.mark.parametrize("end", ["complete", "release"])
 def test_a_statement_of_the_claims_owner_reads_one_partition(store: Store, end: str) -> None:
     """Its plan names one partition, by the hashes. So a request locks one partition and its indexes."""
     statements: list[tuple[str, Any]] = []

@@ -32,4 +32,4 @@ def test_a_purge_says_where_it_stopped() -> None:
 @pytest.mark.django_db
 def test_a_key_that_is_gone_has_expired() -> None:
     """And has no lease to lapse."""
-    assert store_for("default").timeliness(2**40, 1) == (True, False)
+    assert store_for("default").journal.timeliness(2**40, 1) == (True, False)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
-from django.db import Error, connection
+from django.db import connection
 
 _current = threading.local()
 
@@ -32,19 +32,10 @@ def _watched(execute: Any, *args: Any) -> Any:
     return execute(*args)
 
 
-def _look_if_due() -> None:
-    """So that the first request of a worker has no more boundaries than the next one."""
-    from tests.functions import look_if_due
-
-    with suppress(Error):  # the request meets the same
-        look_if_due()
-
-
 def counted(application: Any) -> Any:
     """The WSGI middleware. The last boundary is after all the work, before the answer is sent."""
 
     def wrapped(environ: Any, start_response: Any) -> Any:
-        _look_if_due()
         _current.counting, _current.count = True, 0
         _current.kill_at = int(environ.get("HTTP_X_KILL_AT", 0))
 
