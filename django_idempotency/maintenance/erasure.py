@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
-from ..engine.protocol.digests import kept_scope
+from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.request.callers import account_scope
 from ..engine.stores import alias_for
 from ..engine.stores.journal import locked
@@ -70,7 +71,7 @@ def forget(
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    rows = find_key(key, using=using).filter(scope__in=_stored_forms(scope), key=key)
+    rows = find_key(key, using=using).filter(_of(scope), key=key)
     if operation is not None:
         rows = rows.filter(operation=operation)
     return _delete(rows.db, list(rows.values_list("pk", flat=True)), include_unsettled=include_unsettled)
@@ -101,7 +102,7 @@ def forget_scope(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
     alias = alias_for(using)
-    rows = IdempotencyKey.objects.using(alias).filter(scope__in=_stored_forms(scope)).order_by("pk")
+    rows = IdempotencyKey.objects.using(alias).filter(_of(scope)).order_by("pk")
     newest: int = rows.values_list("pk", flat=True).last() or 0
     last = deleted = kept = 0
     while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", flat=True)[:batch_size]):
@@ -125,9 +126,12 @@ def scope_of_user(user: Any) -> str:
     return account_scope(user)
 
 
-def _stored_forms(scope: str) -> set[str]:
-    """The scope as an endpoint returns it, and as the admin shows it."""
-    return {scope, kept_scope(scope)}
+def _of(scope: str) -> Q:
+    """The keys of a scope as an endpoint returns it, or as the admin shows it; of a user, by any OAuth client too."""
+    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}  # no table holds the others
+    # The scope of a client that acts for a user ends with the user's. No index knows ends.
+    ends = Q(scope__endswith=f"+{scope}") if scope.startswith("user:") and scope in forms else Q()
+    return Q(scope__in=forms) | ends
 
 
 def _delete(alias: str, found: Collection[int], *, include_unsettled: bool) -> Forgotten:

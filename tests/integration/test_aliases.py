@@ -12,16 +12,15 @@ from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
+from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim, granted
+from tests.claims import a_claim
 from tests.heard import heard
-from tests.servers import eventually
 from tests.shopapp.models import Order
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -155,52 +154,6 @@ def test_a_leased_view_without_a_key() -> None:
 
     view(RequestFactory().post("/"))
     assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
-
-
-@pytest.mark.only_on("postgresql")
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-def test_a_wait_that_is_given_up_aborts_its_own_transaction(in_threads: Any) -> None:
-    """And the caller's on another alias goes on."""
-    store = store_for("other")
-    with transaction.atomic(using="other"):
-        assert isinstance(store.claim(a_claim()), Claimed)
-
-        def wait(number: int) -> Any:
-            with transaction.atomic(using="default"), transaction.atomic(using="other"):
-                outcome = store.claim(a_claim(wait=0.01))
-                return outcome, connections["default"].needs_rollback, connections["other"].needs_rollback
-
-        assert in_threads(1, wait) == [(Conflicted(), False, True)]
-
-
-@pytest.mark.only_on("postgresql")
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-def test_who_has_waited_for_one_that_fails_claims(in_threads: Any) -> None:
-    """A row of its own, as a first claim has it."""
-    store = store_for("default")
-
-    def waits() -> bool:
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            return bool(cursor.fetchone()[0])
-
-    def claim(number: int) -> Any:
-        with transaction.atomic():
-            if number == 0:
-                assert isinstance(store.claim(a_claim()), Claimed)
-                eventually("the other one to wait", waits)
-                transaction.set_rollback(True)
-                return None
-            eventually("the first claim", held)
-            return store.claim(a_claim(wait=30.0))
-
-    def held() -> bool:
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")
-            return bool(cursor.fetchone()[0])
-
-    _, claimed = in_threads(2, claim)
-    assert claimed == granted(IdempotencyKey.objects.get().pk, 1)
 
 
 def test_what_is_stuck_is_listed_up_to_a_limit() -> None:

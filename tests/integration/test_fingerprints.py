@@ -1,316 +1,28 @@
-"""Is this the same request? Bodies of every kind, and what the view finds of them afterwards."""
+"""Is this the same request? Values, and what `fingerprint=` leaves out. How bodies are read is in test_bodies.py."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from io import BytesIO
 from typing import Any
 
 import pytest
-from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.http import HttpResponse
-from django.http.multipartparser import MultiPartParserError
-from django.test import AsyncRequestFactory, Client, RequestFactory
+from django.test import RequestFactory
 from django.test.client import encode_multipart
 
-from django_idempotency import Fingerprint, Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency import Fingerprint, Idempotency, IdempotencyConfigurationError
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.canonical import canonical
-from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of
-from django_idempotency.models import IdempotencyKey
-from tests.http import posting_to_a_view, problem, replayed
+from django_idempotency.engine.request.fingerprints import fingerprint_of
+from tests.http import posting_to_a_view, replayed
+from tests.payloads import FORM, MULTIPART, of, seen
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_urls")]
-JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data; boundary=x"
-
-
-def of(request: Any, **options: Any) -> bytes:
-    found = fingerprint_of(request, resolve(Idempotency(**options)), request)
-    assert found is not None
-    return found
-
-
-def seen(body: Any, content_type: str = JSON, path: str = "/", method: str = "POST", **options: Any) -> bytes:
-    return of(RequestFactory().generic(method, path, body, content_type=content_type), **options)
-
-
-# --- what a view finds
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body"),
-    [
-        ("application/json", b"[" * 200 + b"]" * 200),
-        *(("application/json", b"[" * depth + b"]" * depth) for depth in (500, 990, 5_000, 100_000)),
-        ("application/json", b'{"a":' * 900 + b"1" + b"}" * 900),
-        ("application/json", b"\xff\xfe\x00"),
-        ("application/json", b'"\\ud800"'),
-        ("application/json", b"1" * 5_000),
-        ("application/json", b"NaN"),
-        ("application/json", b""),
-        (FORM, b"\xff=\xfe&%ff=%00"),
-        (FORM, b"&".join(b"%d=1" % n for n in range(1_500))),
-        (FORM, b'{"not": "a form"}'),
-        ("not a content type", b"x"),
-        ("", b"x"),
-    ],
-)
-@pytest.mark.parametrize("path", ["/raw", "/by_lines"])
-def test_a_view_that_reads_raw_bytes_accepts_anything(post: Post, path: str, content_type: str, body: bytes) -> None:
-    """Broken or not, it gets the very bytes, and a retry is a replay."""
-    answers = [post(path, body, content_type=content_type) for _ in range(2)]
-    assert [(a.status_code, replayed(a)) for a in answers] == [(200, "false"), (200, "true")]
-    assert answers[0].content.decode() == hashlib.sha256(body).hexdigest()
-    assert Order.objects.count() == 1
-
-
-@pytest.mark.parametrize("kind", [JSON, FORM, "text/plain"])
-def test_a_body_can_be_read_again(rf: RequestFactory, kind: str) -> None:
-    """By the check of a webhook's signature, by the view, and by error reports."""
-    request = rf.generic("POST", "/", b"six=six", content_type=kind)
-    of(request)
-    assert (request.body, request.read(), request.body) == (b"six=six", b"six=six", b"six=six")
-
-
-def test_one_request_may_be_handed_to_a_view_twice(rf: RequestFactory) -> None:
-    """As a decorator that tries again does it: what was not final runs again, and what was is replayed."""
-    statuses = iter([503, 201])
-    view = idempotent(lambda request: HttpResponse(request.body, status=next(statuses)))
-    request = rf.post("/", b"abc", content_type="text/plain", headers={"Idempotency-Key": "k"})
-    answers = [view(request) for _ in range(3)]
-    assert [(a.status_code, a.content, replayed(a)) for a in answers[1:]] == [
-        (201, b"abc", "false"),
-        (201, b"abc", "true"),
-    ]
-
-
-@pytest.mark.parametrize("method", ["POST", "PATCH"])
-@pytest.mark.parametrize("content_type", [JSON, FORM, MULTIPART, "text/plain"])
-def test_a_stream_that_a_middleware_took_away_is_an_error(
-    client: Any, settings: Any, method: str, content_type: str
-) -> None:
-    """What cannot be compared is never taken for equal. Without a comparison nothing is missing."""
-    settings.MIDDLEWARE = ["tests.integration.edge_urls.consuming"]
-    body = encode_multipart("x", {"a": "1"})
-    with pytest.raises(IdempotencyConfigurationError, match="was consumed before the view"):
-        client.generic(method, "/create", body, content_type=content_type, headers={"Idempotency-Key": "k"})
-    assert Order.objects.count() == 0
-    assert posting_to_a_view(fingerprint=None)(consumed=True).status_code == 200
-
-
-def test_a_consumed_body_that_no_parser_takes_is_an_error(rf: RequestFactory) -> None:
-    """There are no bytes left to compare. What a parser has made of the body before is compared."""
-
-    def refusing() -> Any:
-        raise Unparsable
-
-    request = rf.post("/", b"x", content_type="text/x")
-    request.read()
-    assert fingerprint_of(request, resolve(), request, lambda: {"a": 1})
-    with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
-        fingerprint_of(request, resolve(), request, refusing)
-
-
-# --- what cannot be compared
-
-
-CUT_OFF = [(JSON, b'{"amount":1}'), (FORM, b"amount=100"), (MULTIPART, encode_multipart("x", {"amount": "100"}))]
-
-
-@pytest.mark.parametrize("before", [lambda request: None, lambda request: request.POST, lambda request: request.body])
-@pytest.mark.parametrize(("kind", "body"), CUT_OFF)
-def test_a_truncated_body_is_refused_before_the_claim(rf: RequestFactory, kind: str, body: bytes, before: Any) -> None:
-    """A server hands over what it got before the client hung up; the retry in full must not meet it as a mismatch."""
-    sent: Any = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": BytesIO(body[:-2])}
-    request = rf.generic("POST", "/", body, content_type=kind, **sent)
-    before(request)  # a middleware may have read the body
-    with pytest.raises(BadRequest, match="ended before its Content-Length"):
-        of(request)
-    of(rf.generic("POST", "/", body, content_type=kind))
-
-
-def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestFactory) -> None:
-    """It replaces the stream, and leaves the headers."""
-    request: Any = rf.generic("POST", "/", b"sixsix", headers={"Content-Encoding": "gzip"})
-    request._stream = BytesIO(b"six")
-    assert of(request)
-
-
-@pytest.mark.parametrize("kind", [JSON, MULTIPART])
-def test_a_chunked_body_that_wsgi_does_not_show_is_411(rf: RequestFactory, kind: str) -> None:
-    """Any two would be the same empty body. Nothing is claimed; with `fingerprint=` the project says what counts."""
-    sent: Any = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": BytesIO(b"")}
-
-    def request() -> Any:
-        return rf.generic("POST", "/", b"{}", content_type=kind, headers={"Idempotency-Key": "k"}, **sent)
-
-    response = idempotent(lambda request: HttpResponse())(request())
-    assert (response.status_code, problem(response)["code"], replayed(response)) == (411, "length-required", "false")
-    assert not IdempotencyKey.objects.exists()
-    assert idempotent(fingerprint=None)(lambda request: HttpResponse())(request()).status_code == 200
-
-
-def test_a_chunked_body_under_asgi_is_compared(async_rf: AsyncRequestFactory) -> None:
-    """The whole body is there, whatever its length."""
-
-    def chunked(body: bytes) -> Any:
-        request = async_rf.generic("POST", "/", body, content_type=JSON, headers={"Transfer-Encoding": "chunked"})
-        request.META.pop("CONTENT_LENGTH", None)
-        return of(request)
-
-    assert chunked(b'{"a":1}') == chunked(b'{"a": 1}') != chunked(b'{"a":2}')
-    assert chunked(b"")
-
-
-@pytest.mark.parametrize("kind", [JSON, FORM, "text/plain"])
-def test_what_django_does_not_hold_in_memory_is_413(rf: RequestFactory, settings: Any, kind: str) -> None:
-    """Nothing is claimed. With `fingerprint=` the view reads the stream itself."""
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
-
-    def request() -> Any:
-        return rf.generic("POST", "/", b"a" * 11, content_type=kind, headers={"Idempotency-Key": "k"})
-
-    response = idempotent(lambda request: HttpResponse())(request())
-    assert (response.status_code, problem(response)["code"], replayed(response)) == (413, "body-too-large", "false")
-    assert not IdempotencyKey.objects.exists()
-    streamed = idempotent(fingerprint=lambda request: b"")(lambda request: HttpResponse(request.read()))(request())
-    assert streamed.content == b"a" * 11
-
-
-def test_a_form_that_django_cannot_read_is_djangos_error(rf: RequestFactory) -> None:
-    """As in a view that asks for `request.POST`, and nothing is claimed."""
-    request = rf.generic("POST", "/", b"a", content_type="multipart/form-data", headers={"Idempotency-Key": "k"})
-    with pytest.raises(MultiPartParserError):
-        idempotent(lambda request: HttpResponse())(request)
-    assert not IdempotencyKey.objects.exists()
-
-
-# --- forms
-
-
-@pytest.mark.parametrize("enforced", [False, True])
-def test_an_empty_form_is_a_form_with_and_without_csrf(key: str, enforced: bool) -> None:
-    """CSRF parses it before; the retry has a new boundary."""
-    client = Client(enforce_csrf_checks=enforced)
-    client.cookies["csrftoken"] = token = "a" * 32
-    answers = [
-        client.post(
-            "/create",
-            f"--{mark}--\r\n".encode(),
-            content_type=f"multipart/form-data; boundary={mark}",
-            headers={"Idempotency-Key": key, "X-CSRFToken": token},
-        )
-        for mark in ("one", "two")
-    ]
-    assert [(a.status_code, replayed(a)) for a in answers] == [(201, "false"), (201, "true")]
-
-
-@pytest.mark.parametrize("csrf_parsed", [False, True])
-def test_another_file_name_or_type_is_another_request(key: str, csrf_parsed: bool) -> None:
-    """The file's name and content type are part of what was asked for, whoever parsed the form."""
-    client = Client(enforce_csrf_checks=csrf_parsed)
-    client.cookies["csrftoken"] = token = "a" * 32
-
-    def send(name: str, type_: str) -> int:
-        file = SimpleUploadedFile(name, b"same", content_type=type_)
-        response = client.post(
-            "/create",
-            encode_multipart("x", {"file": file}),
-            content_type="multipart/form-data; boundary=x",
-            headers={"Idempotency-Key": key, "X-CSRFToken": token},
-        )
-        return int(response.status_code)
-
-    assert [send("a.txt", "text/plain"), send("a.txt", "text/plain")] == [201, 201]
-    assert [send("b.txt", "text/plain"), send("a.txt", "text/html")] == [422, 422]
-
-
-@pytest.mark.urls("tests.integration.view_urls")
-@pytest.mark.parametrize("csrf_parsed", [False, True])
-def test_uploads_work_and_are_compared_by_content(key: str, csrf_parsed: bool) -> None:
-    """3 MB with a new boundary is the same upload, another file is not, even if CSRF has parsed the form before."""
-    client = Client(enforce_csrf_checks=csrf_parsed)
-    client.cookies["csrftoken"] = token = "a" * 32
-
-    def send(content: bytes, boundary: str) -> Any:
-        data = {"note": "n", "csrfmiddlewaretoken": token, "file": SimpleUploadedFile("a.bin", content)}
-        return client.post(
-            "/upload",
-            encode_multipart(boundary, data),
-            content_type=f"multipart/form-data; boundary={boundary}",
-            headers={"Idempotency-Key": key},
-        )
-
-    content = bytes(range(256)) * 12_000
-    first, second, third = send(content, "one"), send(content, "two"), send(content[:-1] + b"!", "one")
-    assert first.json() == {"note": "n", "csrfmiddlewaretoken": token, "file": ["a.bin", 3_072_000]}
-    assert (second.content, replayed(second)) == (first.content, "true")
-    assert third.status_code == 422
-    assert Order.objects.count() == 1
-
-
-def test_a_view_with_upload_handlers_of_its_own_says_what_counts(rf: RequestFactory) -> None:
-    """Its form cannot be read before the view runs: Django tells that, and `fingerprint=` is the cure."""
-
-    def view(request: Any) -> HttpResponse:
-        request.upload_handlers = [*request.upload_handlers]
-        return HttpResponse(request.FILES["f"].read())
-
-    def request() -> Any:
-        return rf.post("/", {"f": SimpleUploadedFile("f", b"content")}, headers={"Idempotency-Key": "k"})
-
-    with pytest.raises(AttributeError, match="You cannot set the upload handlers after"):
-        idempotent(view)(request())
-    assert idempotent(fingerprint=lambda request: b"")(view)(request()).content == b"content"
-
-
-def test_a_form_of_another_method_is_compared_by_its_fields(rf: RequestFactory) -> None:
-    """Django reads it for POST alone. A new boundary is no difference; another field or file is one."""
-
-    def form(mark: str, value: str, content: bytes, method: str = "PATCH") -> bytes:
-        body = encode_multipart(mark, {"a": value, "f": SimpleUploadedFile("f", content)})
-        return seen(body, f"multipart/form-data; boundary={mark}", method=method)
-
-    assert form("x", "1", b"c") == form("y", "1", b"c")
-    assert len({form("x", "1", b"c"), form("x", "2", b"c"), form("x", "1", b"d"), form("x", "1", b"c", "PUT")}) == 4
-    bad = [seen(body, MULTIPART, method="PATCH") for body in (b"one", b"two", b"--x\r\nX")]
-    assert bad[0] == bad[1]  # no parts at all
-
-
-def test_an_uploaded_file_is_rewound(rf: RequestFactory, settings: Any) -> None:
-    """The view reads it from the start, from memory and from disk."""
-    for limit in (0, 1_000):
-        settings.FILE_UPLOAD_MAX_MEMORY_SIZE = limit
-        request = rf.post("/", {"file": SimpleUploadedFile("six.txt", b"sixsix")})
-        of(request)
-        assert request.FILES["file"].read() == b"sixsix"
-        request.close()
-
-
-@pytest.mark.parametrize("csrf_parsed", [False, True])
-def test_the_parameters_of_a_files_type_are_part_of_the_request(rf: RequestFactory, csrf_parsed: bool) -> None:
-    """A view decodes the file by its charset."""
-
-    def seen(type_: bytes, boundary: bytes) -> Any:
-        head = b'--%s\r\nContent-Disposition: form-data; name="f"; filename="a"\r\nContent-Type: text/plain%s\r\n\r\n'
-        body = head % (boundary, type_) + b"hi\r\n--%s--\r\n" % boundary
-        request = rf.generic("POST", "/", body, content_type=f"multipart/form-data; boundary={boundary.decode()}")
-        if csrf_parsed:
-            assert request.POST == {}
-        return of(request)
-
-    kinds = [b"", b"; charset=utf-8", b"; charset=utf-7", b"; charset=utf-7; x=1"]
-    assert len({seen(kind, b"B") for kind in kinds}) == 4
-    assert seen(kinds[3], b"B") == seen(kinds[3], b"C")
 
 
 # --- values
@@ -644,6 +356,7 @@ def test_method_path_query_and_type_count(chosen: Any) -> None:
     body = '{"amount":1}'
     requests = [{}, {"method": "PATCH"}, {"path": "/b"}, {"path": "/?page=1"}, {"content_type": "application/x+json"}]
     assert len({seen(body, fingerprint=chosen, **given) for given in requests}) == len(requests)
+    assert seen(body, fingerprint=Fingerprint()) == seen(body)  # nothing left out
 
 
 def test_the_query_string_can_be_left_out() -> None:
@@ -684,16 +397,3 @@ def test_a_large_body_counts_as_a_whole() -> None:
     """From 128 KiB on it is compared by its bytes, in which no name can be left out."""
     one, two = (json.dumps({"trace_id": n, "a": "x" * 131_072}) for n in (1, 2))
     assert seen(one, fingerprint=WITHOUT) != seen(two, fingerprint=WITHOUT)
-
-
-def test_nothing_left_out_is_the_whole_request() -> None:
-    """`Fingerprint()` compares what the default compares."""
-    assert seen('{"a":1}', fingerprint=Fingerprint()) == seen('{"a":1}')
-
-
-@pytest.mark.django_db
-def test_a_retry_with_a_new_trace_id_is_a_replay() -> None:
-    """From end to end."""
-    send = posting_to_a_view(fingerprint=WITHOUT)
-    bodies = (b'{"a":1,"trace_id":"x"}', b'{"a":1,"trace_id":"y"}', b'{"a":2,"trace_id":"x"}')
-    assert [send(body).status_code for body in bodies] == [200, 200, 422]

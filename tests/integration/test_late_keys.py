@@ -59,3 +59,10 @@ def test_another_key_is_no_usable_key(key: str) -> None:
     """Nothing says when it was made."""
     answer = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)()
     assert problem(answer)["code"] == "invalid-key"
+
+
+def test_a_key_is_not_forgotten_before_it_is_late() -> None:
+    """Its client's clock may be five minutes ahead, so its row lives five minutes longer than `ttl`."""
+    posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: made(-290))()
+    row = IdempotencyKey.objects.get()
+    assert (row.expires_at - row.created_at).total_seconds() >= TTL + 300

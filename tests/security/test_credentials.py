@@ -16,11 +16,11 @@ from django.test import Client, RequestFactory
 from django.test.utils import isolate_apps
 from django.utils.functional import SimpleLazyObject
 
-from django_idempotency import IdempotencyConfigurationError
+from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request import pipeline
 from django_idempotency.engine.request.callers import account_scope, auth_scope, scope_of
-from django_idempotency.maintenance.erasure import scope_of_user
+from django_idempotency.maintenance.erasure import forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey
 from tests.security import caller_urls
 
@@ -222,6 +222,16 @@ def test_two_clients_of_one_user_are_two_callers_by_their_jwt(rf: RequestFactory
     assert len(set(scopes)) == 3
     assert scopes[3] == "user:auth.User:7"
     assert str(scopes[0]).endswith("+user:auth.User:7")
+
+
+def test_what_clients_did_for_a_user_is_forgotten_with_the_user() -> None:
+    """And no other user's keys."""
+    mine = ("user:auth.User:7", "application:shop.Client:5+user:auth.User:7")
+    others = ("user:auth.User:77", "application:shop.Client:7+user:auth.User:8", "application:shop.Client:7")
+    for scope_ in (*mine, *others):
+        run_once(str, operation="o", scope=scope_, key="k")
+    assert forget_scope(scope_of_user(User(pk=7))).deleted == 2
+    assert set(IdempotencyKey.objects.values_list("scope", flat=True)) == set(others)
 
 
 def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:

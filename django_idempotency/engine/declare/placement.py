@@ -94,7 +94,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
-        if (problem := misplaced_dispatch(type(instance))) is not None:
+        view_class: Any = type(instance)
+        if (problem := misplaced_dispatch(view_class)) is not None:
             _refuse(problem)
 
 

@@ -147,7 +147,8 @@ def _enclosed(function: Any) -> dict[str, Any]:
 
 
 def _is_ours(wrapper: Any) -> bool:
-    return getattr(wrapper, "__globals__", {}).get("__name__", "").partition(".")[0] == "django_idempotency"
+    module: str = getattr(wrapper, "__globals__", {}).get("__name__", "")
+    return module.partition(".")[0] == "django_idempotency"
 
 
 def _is_proxy(wrapper: Any) -> bool:

@@ -127,9 +127,8 @@ def _client(request: Any, user: Any) -> str | None:
         token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
     if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
         # OAuth2TokenMiddleware keeps the user alone.
-        from oauth2_provider.oauth2_backends import get_oauthlib_core
-
-        _, verified = get_oauthlib_core().verify_request(request, scopes=[])
+        backends = import_module("oauth2_provider.oauth2_backends")
+        _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
         token = getattr(verified, "access_token", None)
     return _owner(token, "application") if _is_access_token(token) else None
 

@@ -101,7 +101,7 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, int) and value.bit_length() > MAX_BITS
 
 
-def _uploaded(file: UploadedFile) -> dict[str, Any]:
+def _uploaded(file: Any) -> dict[str, Any]:
     """A file: its name, its type with parameters such as the charset, and its content. The file is rewound."""
     hasher = sha256()
     file.seek(0)

@@ -157,7 +157,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     try:
         if parsed is not None:
             return _read_by_framework(request, content_type, body, parsed())
-        return _value(request, content_type, body)
+        return _value(request, content_type, body or b"")
     except Unparsable:
         if body is None:
             raise _consumed() from None
@@ -205,9 +205,9 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     """
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not _length(request):
         raise LengthRequired
-    stream = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
+    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
-        received = stream._pos
+        received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
@@ -291,7 +291,7 @@ _ESCAPING = json.JSONDecoder(
 )
 
 
-def _grouped(*forms: MultiValueDict[str, Any]) -> dict[str, list[Any]]:
+def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
     """Fields and files as JSON, by name."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 

@@ -18,7 +18,7 @@ from ..execution.leased import run_leased
 from ..execution.operation import UnkeyedOperation
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
-from ..protocol.key_syntax import InvalidKey, is_late
+from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, is_late
 from ..protocol.outcomes import Completed, Conflicted, Finished
 from ..stores import alias_of, store_for
 from . import problems
@@ -89,15 +89,17 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return problems.length_required()
     except BodyTooLarge:
         return problems.body_too_large()
+    refuses_late_keys = options.late_keys == "refuse"
     return ClaimRequest(
         identity=identify(scope=scope, operation=operation, key=key),
         fingerprint=fingerprint,
-        ttl=options.ttl_seconds,
+        # Of a client whose clock is ahead, the key must not be forgotten before it counts as late.
+        ttl=options.ttl_seconds + (MAX_AHEAD if refuses_late_keys else 0),
         wait=options.wait_seconds,
         lease=options.lease_seconds,
         repeats_calls=options.repeats_calls,
         policy=options.policy,
-        known_only=options.late_keys == "refuse" and is_late(key, options.ttl_seconds, time()),
+        known_only=refuses_late_keys and is_late(key, options.ttl_seconds, time()),
     )
 
 

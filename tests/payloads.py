@@ -1,0 +1,25 @@
+"""What a request asks for, as the fingerprint sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test import RequestFactory
+
+from django_idempotency import Idempotency
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.fingerprints import fingerprint_of
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=x"
+
+
+def of(request: Any, **options: Any) -> bytes:
+    found = fingerprint_of(request, resolve(Idempotency(**options)), request)
+    assert found is not None
+    return found
+
+
+def seen(body: Any, content_type: str = JSON, path: str = "/", method: str = "POST", **options: Any) -> bytes:
+    return of(RequestFactory().generic(method, path, body, content_type=content_type), **options)
