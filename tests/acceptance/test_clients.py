@@ -154,7 +154,3 @@ class TestAStatusPage:
         assert line.methods.count("POST") == 2
         assert (first.statuses, set(line.statuses)) == ([202], {202, 200})
         assert shop.one("SELECT count(*) FROM shop_report WHERE key = %s", key) == 1
-
-    def test_a_task_that_fails_is_a_refusal(self, shop: RunningShop, place_order: Place) -> None:
-        """Nothing of that item was ordered. The view's 202 said only that the task has begun."""
-        assert place_order(shop.url, str(uuid4()), {"item": f"item {uuid4()}"}, "/reports/") == "refused 200"

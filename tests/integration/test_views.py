@@ -142,13 +142,6 @@ def test_options_fall_through(post: Post, path: str, marks: list[str], ttl: int,
     assert (row.body is not None) == body
 
 
-@pytest.mark.parametrize("path", ["/unprotected", "/by_request?off", "/by_request"])
-def test_what_is_not_protected_passes(post: Post, path: str) -> None:
-    """None on the class, None for the request, another method."""
-    assert [replayed(post(path)) for _ in range(2)] == [None, None]
-    assert Order.objects.count() == 2
-
-
 def test_a_safe_method_is_not_asked_about(client: Client) -> None:
     """`get_idempotency_options()` may rely on that."""
     assert client.get("/by_request").status_code == 200

@@ -20,7 +20,7 @@ from ninja import NinjaAPI
 from ninja.decorators import decorate_view
 from ninja.testing import TestClient
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.ninja import idempotent_operation
 from tests.shopapp.models import Order
 
@@ -246,16 +246,6 @@ def test_outside_of_django_ninja(rf: Any, make: Any) -> None:
         idempotent_operation(make)(rf.post("/orders"))
     with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
         idempotent_operation(make)()
-
-
-def test_options_are_given_by_keyword_or_as_one_value(make: Any) -> None:
-    """Not both."""
-    with pytest.raises(IdempotencyConfigurationError, match="not both"):
-        idempotent_operation(Idempotency(ttl=1), wait=1)
-    with pytest.raises(IdempotencyConfigurationError, match="by keyword only"):
-        idempotent_operation(make, ttl=1)  # type: ignore[call-overload]
-    with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
-        idempotent_operation(tll=1)
 
 
 @pytest.mark.skipif(ninja.__version__ < "1.7", reason="its requests are mocks")

@@ -72,12 +72,6 @@ def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
     assert list(schema(api)["components"]["schemas"]) == ["IdempotencyProblem"]
 
 
-def test_the_schema_is_valid(api: Any) -> None:
-    """By drf-spectacular's validation."""
-    validation = pytest.importorskip("drf_spectacular.validation")
-    validation.validate_schema(schema(routed(api, response={201: str, 409: int})))
-
-
 def test_options_of_router_and_api_are_known(api: Any) -> None:
     """A router's are given after its operations. The nearest wins."""
     api.add_decorator(idempotent_operation(Idempotency(in_progress_status=429)), mode="view")

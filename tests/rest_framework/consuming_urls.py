@@ -39,29 +39,8 @@ class StreamingJSON(parsers.BaseParser):
         return parsers.JSONParser().parse(stream, media_type, parser_context)
 
 
-class Opaque(parsers.BaseParser):
-    media_type = "application/opaque"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        stream.read()
-        return object()
-
-
-class Aliases(parsers.BaseParser):
-    """Reads the stream and makes lists that share their items, as aliases of YAML do: `9 6` is six deep."""
-
-    media_type = "application/x-aliases"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        width, depth = stream.read().split()[:2]
-        value: Any = "x"
-        for _ in range(int(depth)):
-            value = [value] * int(width)
-        return {"a": value}
-
-
 class Base(APIView):
-    parser_classes = [Aliases, Exotic, Opaque, StreamingJSON, parsers.FormParser, parsers.MultiPartParser]
+    parser_classes = [Exotic, StreamingJSON, parsers.FormParser, parsers.MultiPartParser]
     permission_classes = [Looks]
     authentication_classes = []
 
@@ -71,8 +50,7 @@ class Base(APIView):
 
 
 class ByMixin(IdempotencyMixin, Base):
-    def patch(self, request: Any) -> Response:
-        return self.post(request)
+    pass
 
 
 class ByDecorator(Base):
@@ -87,13 +65,8 @@ class ByField(Base):
         return super().post(request)
 
 
-class Upload(IdempotencyMixin, Base):
-    parser_classes = [parsers.FileUploadParser]
-
-
 urlpatterns = [
     path("mixin", ByMixin.as_view()),
     path("decorator", ByDecorator.as_view()),
     path("field", ByField.as_view()),
-    path("upload", Upload.as_view()),
 ]

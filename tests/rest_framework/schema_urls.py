@@ -101,13 +101,6 @@ class Dynamic(IdempotencyMixin, CreateAPIView):
         raise AssertionError("asked without a request")
 
 
-class Excluded(IdempotencyMixin, CreateAPIView):
-    serializer_class = OrderSerializer
-
-    @extend_schema(exclude=True)
-    def post(self, request: Any) -> Response: ...
-
-
 router = SimpleRouter()
 router.register("orders", OrderViewSet)
 urlpatterns = [
@@ -119,5 +112,4 @@ urlpatterns = [
     path("mixed/", Mixed.as_view()),
     path("without-mixin/", WithoutMixin.as_view()),
     path("dynamic/", Dynamic.as_view()),
-    path("excluded/", Excluded.as_view()),
 ]

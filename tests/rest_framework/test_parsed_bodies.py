@@ -109,21 +109,6 @@ def test_numbers_of_any_length_are_compared(send: Any, kind: str) -> None:
     assert send(one, f"{one} ", two, content_type="application/x-hex") == [201, 201, 422]
 
 
-def test_two_empty_forms_are_equal(client: Any) -> None:
-    """Each has a boundary of its own."""
-    answers = [
-        client.generic(
-            "POST",
-            "/orders",
-            f"--{boundary}--\r\n",
-            content_type=f"{MULTIPART}; boundary={boundary}",
-            headers={"Idempotency-Key": "k"},
-        )
-        for boundary in ("one", "two")
-    ]
-    assert [answer.status_code for answer in answers] == [201, 201]
-
-
 @pytest.mark.parametrize(("depth", "status"), [(4, 201), (6, 422)])
 def test_a_body_that_stands_for_millions_is_compared_by_its_bytes(send: Any, depth: int, status: int) -> None:
     """A few bytes of YAML are as heavy as one likes, by its aliases."""

@@ -176,11 +176,6 @@ def test_a_view_that_decides_by_request() -> None:
     assert found["responses"]["201"]["headers"][REPLAYED]["required"] is False
 
 
-def test_an_excluded_operation_stays_away() -> None:
-    """Nothing to add to."""
-    assert "/excluded/" not in generate()["paths"]
-
-
 def test_settings_are_followed(settings: Any) -> None:
     """Header names, the form of the key, and the project's own errors, whose form nobody knows."""
     settings.IDEMPOTENCY = {

@@ -30,11 +30,6 @@ class TestInATransaction(APITestCase):
         )
         assert Order.objects.count() == 2
 
-    def test_an_unprotected_action_fails(self) -> None:
-        """No header says so."""
-        with self.assertRaisesMessage(AssertionError, "POST /orders/preview/: not protected: the response has no"):
-            assert_idempotent(logged_in(), "/orders/preview/", DATA, format="json", creates=Order)
-
     def test_a_made_key_is_replayed(self) -> None:
         """To the user it was made for; the route of a router names the operation."""
         user = UserFactory()
@@ -43,11 +38,6 @@ class TestInATransaction(APITestCase):
         answer = self.client.post("/orders/", DATA, format="json", headers={"Idempotency-Key": "k1"})
         assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (201, "true")
         assert not Order.objects.exists()
-
-    def test_transaction_is_refused(self) -> None:
-        """A TestCase is one transaction."""
-        with self.assertRaisesMessage(RuntimeError, "Use django.test.TransactionTestCase"):
-            assert_idempotent(logged_in(), "/orders/", DATA, format="json", transaction=True)
 
 
 class TestWithCommits(APITransactionTestCase):
