@@ -16,8 +16,8 @@ from django.views.decorators import http as method_decorators
 from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
 from ..engine.declare import frameworks
 from ..engine.declare.callables import dotted_name, unwrapped
-from ..engine.declare.class_options import class_declaration, decides_by_request, handlers, protects
-from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch, misplaced_mixin
+from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
+from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
 from ..engine.declare.registry import Declaration, declaration_of
 from .routes import Route, format_suffixes, routes
 
@@ -192,18 +192,15 @@ def _declared_methods(callback: Any) -> set[str] | None:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """What is wrong with the class behind the result of `as_view()` or of a router: E006. Nothing for a function."""
+    """What is wrong with the class behind the result of `as_view()` or of a router: E006. Nothing for a function.
+
+    A mixin has refused what it must not protect when its URL was made.
+    """
     if (cls := _view_class(callback)) is None:
         return
-    attributes = _attributes(callback)
-    problems = [misplaced_dispatch(cls)]
-    for method, name, handler in handlers(cls, attributes, getattr(callback, "actions", None)):
-        declaration = class_declaration(cls, attributes, name)
-        if declaration is not None and protects(declaration, method):
-            problems.append(misplaced_mixin(handler))
-        elif declaration_of(handler) is not None:
-            problems.append(misplaced_decorator(handler))
-    yield from filter(None, problems)
+    actions = getattr(callback, "actions", None)
+    protected = [handler for _, _, handler in handlers(cls, _attributes(callback), actions) if declaration_of(handler)]
+    yield from filter(None, [misplaced_dispatch(cls), *map(misplaced_decorator, protected)])
 
 
 def _view_class(callback: Any) -> Any:

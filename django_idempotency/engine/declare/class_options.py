@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
@@ -45,7 +45,7 @@ class DeclaredOptions:
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
             if (declaration := class_declaration(cls, initkwargs, name)) is not None:
                 register(declaration)
-                if protects(declaration, method):
+                if method in _methods(declaration):
                     refuse_handler(handler)
         return view
 
@@ -97,11 +97,10 @@ def decides_by_request(cls: Any) -> bool:
     )
 
 
-def protects(declaration: Declaration, method: str) -> bool:
-    """Whether the declaration is about this method. Not, if its options contradict each other: E007 reports that."""
-    with suppress(IdempotencyConfigurationError):
-        return method in declaration.options.methods
-    return False
+def _methods(declaration: Declaration) -> Collection[str]:
+    with suppress(IdempotencyConfigurationError):  # its options contradict each other: E007 reports that
+        return declaration.options.methods
+    return ()
 
 
 def handlers(

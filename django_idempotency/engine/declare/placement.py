@@ -147,14 +147,9 @@ def misplaced_decorator(handler: Any) -> str | None:
 
 
 def refuse_handler(handler: Any) -> None:
-    """Refuse a handler that a mixin protects, if the handler's own decorators may check who is calling."""
-    if (problem := misplaced_mixin(handler)) is not None:
+    """Refuse a handler that a mixin protects, above all its decorators, if one of them may check who is calling."""
+    if (problem := _above_a_wrapper(handler, CLASS_ORDER, who="IdempotencyMixin")) is not None:
         _refuse(problem)
-
-
-def misplaced_mixin(handler: Any) -> str | None:
-    """Why a mixin cannot protect this handler, or None. The mixin's protection stands above all its decorators."""
-    return _above_a_wrapper(handler, CLASS_ORDER, who="IdempotencyMixin")
 
 
 def _above_a_wrapper(function: Any, order: str, *, who: str = "idempotent", below: bool = False) -> str | None:
