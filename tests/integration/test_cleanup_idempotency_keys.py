@@ -20,19 +20,21 @@ from tests.expired import make_keys, make_leased, run, without_tables
 
 
 @pytest.mark.django_db
-class TestCommand:
-    @pytest.mark.parametrize("command", [(), ("--dry-run",)])
-    @pytest.mark.parametrize(("lapsed", "doubt"), [(True, False), (None, True)])
-    def test_it_can_alert(self, command: tuple[str, ...], lapsed: bool | None, doubt: bool) -> None:
-        """--fail-on-stuck: exit status 3, after the work is done. RUNBOOK_URL says where to look."""
-        make_leased("k", "in_progress" if lapsed else "failed", lapsed=lapsed, doubt=doubt)
-        run(*command)
-        for url in (None, "https://shop.example/runbook"):
-            with override_settings(IDEMPOTENCY={"RUNBOOK_URL": url}), pytest.raises(CommandError) as caught:
-                run("--fail-on-stuck", *command)
-            assert str(caught.value) == f"Idempotency keys need attention. See {url or 'the admin'}."
-            assert caught.value.returncode == 3
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+@pytest.mark.parametrize(("lapsed", "doubt"), [(True, False), (None, True)])
+def test_it_can_alert(command: tuple[str, ...], lapsed: bool | None, doubt: bool) -> None:
+    """--fail-on-stuck: exit status 3, after the work is done. RUNBOOK_URL says where to look."""
+    make_leased("k", "in_progress" if lapsed else "failed", lapsed=lapsed, doubt=doubt)
+    run(*command)
+    for url in (None, "https://shop.example/runbook"):
+        with override_settings(IDEMPOTENCY={"RUNBOOK_URL": url}), pytest.raises(CommandError) as caught:
+            run("--fail-on-stuck", *command)
+        assert str(caught.value) == f"Idempotency keys need attention. See {url or 'the admin'}."
+        assert caught.value.returncode == 3
 
+
+@pytest.mark.django_db
+class TestCommand:
     def test_it_is_calm_while_nothing_needs_attention(self) -> None:
         """A call that is being made right now is not in doubt, and a failed key without a call is not half done."""
         make_leased("running", "in_progress", lapsed=False, doubt=True)
