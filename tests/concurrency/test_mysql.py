@@ -231,6 +231,8 @@ class TestSettingsOfTheServer:
         """A conflict keeps what the caller has written. With the setting that is gone, and the conflict is an error."""
 
         def inside(number: int) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("SET innodb_lock_wait_timeout = 1")  # the duplicate waits under this level
             with caller():
                 order("before")
                 try:
