@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, Unpack, overload
@@ -51,7 +52,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
 def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     refuse_view(view)
-    layers = with_verb(layers, method_name(view))
+    layers, is_dispatch = with_verb(layers, method_name(view)), getattr(view, "__name__", "") == "dispatch"
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         options, request = resolve(*layers), args[0] if args else None
@@ -59,7 +60,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
             call = ViewCall(request, unprotected, args, kwargs, options)
         else:
             call = _view_call(options, unprotected, args, kwargs)
-        if call.method in options.methods:
+        if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
             refuse_class(view, args)
         return call
 

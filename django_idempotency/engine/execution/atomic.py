@@ -80,7 +80,8 @@ class _Attempt:
     """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
 
     connection: that of this thread.
-    outermost: whether the attempt is the whole transaction, and not a savepoint of an outer one.
+    outermost: whether the attempt is the whole transaction, so that nothing of a caller is lost with it. Not so inside of
+        another `atomic()` block, and not where the caller has switched autocommit off.
     """
 
     store: Store
@@ -126,7 +127,7 @@ class _Attempt:
         store, wanted = self.store, self.wanted
         block.__enter__()
         try:
-            self.outermost = store.is_outermost(self.connection)
+            self.outermost = self.connection.commit_on_exit and not self.connection.savepoint_ids
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)

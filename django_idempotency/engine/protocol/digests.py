@@ -45,8 +45,7 @@ def hash_of(reference: str) -> int:
 
 def scope_hash(scope: str, operation: str, key: str) -> int:
     """8 bytes of SHA-256(scope, operation, key). Unique with `key_hash`; also the number of the advisory lock."""
-    hashed = digest(scope.encode(), operation.encode(), key.encode())
-    return int.from_bytes(hashed[:8], "big", signed=True)
+    return int.from_bytes(digest(scope.encode(), operation.encode(), key.encode())[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,9 @@ def kept_scope(scope: str) -> str:
 
 def identify(*, scope: str, operation: str, key: str) -> Identity:
     """Make the identity of a request. Its scope may be replaced by a hash: see `kept_scope`."""
-    return stored_identity(scope=kept_scope(scope), operation=operation, key=key)
+    scope = kept_scope(scope)
+    hash_ = scope_hash(scope, operation, key)
+    return Identity(scope=scope, operation=operation, key=key, key_hash=key_hash(key), scope_hash=hash_)
 
 
 def stored_identity(*, scope: str, operation: str, key: str) -> Identity:

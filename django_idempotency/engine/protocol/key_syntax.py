@@ -28,6 +28,7 @@ _BARE_ITEM = "|".join(
 )
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_BARE_ITEM}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NEVER_IN_A_BARE_KEY = frozenset('",;()')
 _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
@@ -49,6 +50,8 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
 
     value: the field as the server hands it over.
     """
+    if _BARE_KEY.fullmatch(value) and not require_quoted:
+        return value  # nearly every key
     text = value.strip(" \t")
     if text.startswith('"'):
         if (match := _QUOTED_KEY.fullmatch(text)) is None:

@@ -35,4 +35,4 @@ def encode_headers(headers: Headers) -> str:
 
 
 def decode_headers(text: str | None) -> Headers:
-    return tuple((name, value) for name, value in json.loads(text or "[]"))
+    return tuple(map(tuple, json.loads(text or "[]")))

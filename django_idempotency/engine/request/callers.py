@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -49,7 +49,7 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
             raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
         return scope
     user = getattr(request, "user", None)
-    if is_authenticated(user):
+    if user is not None and is_authenticated(user):
         client = _client(request, user)
         return account_scope(user) if client is None else f"{client}+{account_scope(user)}"
     if (credential := _credential(request)) is not None:
@@ -178,11 +178,22 @@ def _place(model: Any, row: Model) -> str:
 
 
 def _credential(request: Any) -> str | None:
-    """A hash of the credentials that the client sent, so that the table holds no credential."""
-    # All of them: tenants behind one gateway may send the same Authorization and different API keys.
-    if sent := dict(_credentials(request)):
+    """A hash of the credentials that the client sent, so that the table holds no credential.
+
+    Raises:
+        ChangingCredential: for an Authorization scheme that is not on the list.
+    """
+    sent = {}
+    for header in get_settings().credential_headers:
+        value = request.META.get(meta_name(header), "").strip()
+        if value and header.lower() == "authorization":
+            value = _authorization(value)
+        if value:
+            sent[header.lower()] = value
+    if sent:
+        # All of them: tenants behind one gateway may send the same Authorization and different API keys.
         return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
-    if (secret := _form_secret(request)) is not None:
+    if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
     # The cookie as it was sent, not request.session's key. A retry sends the old cookie, even if the lost response
     # had set a new one.
@@ -190,20 +201,6 @@ def _credential(request: Any) -> str | None:
     if session and not _session_is_in_the_cookie():
         return credential_scope("session", session)
     return None
-
-
-def _credentials(request: Any) -> Iterator[tuple[str, str]]:
-    """Name and value of each credential header.
-
-    Raises:
-        ChangingCredential: for an Authorization scheme that is not on the list.
-    """
-    for header in get_settings().credential_headers:
-        value = request.META.get(meta_name(header), "").strip()
-        if value and header.lower() == "authorization":
-            value = _authorization(value)
-        if value:
-            yield header.lower(), value
 
 
 def _authorization(value: str) -> str:
@@ -218,13 +215,12 @@ def _authorization(value: str) -> str:
 
 
 def _form_secret(request: Any) -> str | None:
-    """The CSRF secret of a browser, if Django has checked the secret of this request.
+    """The CSRF secret of a browser, if Django has really checked the secret of this request.
 
     A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
     answer, so that the second click would be another caller.
     """
-    checked = getattr(request, "csrf_processing_done", False)
-    if not checked or getattr(request, "_dont_enforce_csrf_checks", False):
+    if getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
         return None  # with CSRF_USE_SESSIONS the session begins with the form

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -49,6 +50,7 @@ MAX_PARSED_WEIGHT = 2 * MAX_PARSED_BYTES
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The token is new in each page, so it is not a part of the request that is compared."""
 MULTIPART = "multipart/form-data"
+JSON = re.compile(r"application/json|.*\+json")
 
 
 UNREADABLE = (MultiPartParserError, TooManyFieldsSent, TooManyFilesSent, UnreadablePostError)
@@ -92,7 +94,8 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").upper().encode(), request.get_full_path().encode()
-    method += _urlconf(request)
+    if hasattr(request, "urlconf"):
+        method += _urlconf(request)
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
@@ -100,19 +103,21 @@ def fingerprint_of(
         return digest(b"custom 2", method, path, value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
+    plain_type = not request.content_params and request.encoding is None
+    parameters = _no_parameters(settings.DEFAULT_CHARSET) if plain_type else _parameters(request)
     if isinstance(chosen, tuple):
         if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
             payload = only(payload, chosen)
-        return digest(b"fields 2", method, path, _parameters(request), canonical(payload))
+        return digest(b"fields 2", method, path, parameters, canonical(payload))
     if isinstance(chosen, Fingerprint):
         payload = selected(payload, chosen)
         path = path if chosen.query else path.partition(b"?")[0]
-    return digest(b"request 2", method, path, content_type.encode(), _parameters(request), canonical(payload))
+    return digest(b"request 2", method, path, content_type.encode(), parameters, canonical(payload))
 
 
 def _urlconf(request: HttpRequest) -> bytes:
     """The URLconf that a middleware has chosen, such as one for each host: one path may be two views. Else empty."""
-    chosen: Any = getattr(request, "urlconf", None)
+    chosen: Any = request.urlconf  # type: ignore[attr-defined]
     name = getattr(chosen, "__name__", chosen)
     return f" {name}".encode() if isinstance(name, str) else b""
 
@@ -124,8 +129,6 @@ def _parameters(request: HttpRequest) -> bytes:
     and "UTF8" are the same.
     """
     default = settings.DEFAULT_CHARSET
-    if not request.content_params and request.encoding is None:
-        return _no_parameters(default)
     given = dict(request.content_params or {})
     given.pop("boundary", None)
     given["charset"] = _codec(given.get("charset") or default)
@@ -153,7 +156,15 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
         with suppress(Unparsable):  # a view without a parser for forms has left the body unread
             return _form(request, parsed)
-    body = _body(request, gone=parsed is not None)
+    body: bytes | None = None
+    try:
+        body = request.body
+    except RequestDataTooBig as error:
+        raise BodyTooLarge from error
+    except RawPostDataException:  # a parser has consumed the stream: no error if it is the framework's
+        if parsed is None:
+            raise _consumed() from None
+    _refuse_incomplete(request, empty=not body)
     try:
         if parsed is not None:
             return _read_by_framework(request, content_type, body, parsed())
@@ -177,20 +188,6 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     return form
 
 
-def _body(request: HttpRequest, *, gone: bool) -> bytes | None:
-    """The raw body. None if a parser has consumed the stream; `gone` says that this is no error."""
-    try:
-        body = request.body
-    except RequestDataTooBig as error:
-        raise BodyTooLarge from error
-    except RawPostDataException:
-        if not gone:
-            raise _consumed() from None
-        body = None
-    _refuse_incomplete(request, empty=not body)
-    return body
-
-
 def _consumed() -> IdempotencyConfigurationError:
     return IdempotencyConfigurationError(
         "the request's body was consumed before the view (by a middleware that calls request.read()), so it cannot "
@@ -203,6 +200,8 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
     Gunicorn passes on what it got before the client hung up as if that were the whole body.
     """
+    if not empty and hasattr(request, "_body") and request.META.get("CONTENT_LENGTH") == str(len(request._body)):
+        return  # nearly every request
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not _length(request):
         raise LengthRequired
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
@@ -234,7 +233,7 @@ def _read_by_framework(request: HttpRequest, content_type: str, body: bytes | No
         raise Unparsable  # a parser without data may leave the reading to the view
     # JSON shares nothing. If the body is consumed, only the client has said how long it was.
     limit = MAX_PARSED_WEIGHT if body is not None else max(2 * _length(request), 5 * MAX_PARSED_WEIGHT)
-    if not _is_json(content_type) and is_heavier(data, limit):
+    if not JSON.fullmatch(content_type) and is_heavier(data, limit):
         if body is None:
             raise BadRequest("The request's body stands for far more than its length.")
         raise Unparsable
@@ -264,7 +263,7 @@ def _value(request: HttpRequest, content_type: str, body: bytes) -> Any:
             return _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, "latin-1").parse())
         except (MultiPartParserError, SuspiciousOperation) as error:
             raise Unparsable from error
-    if not _is_json(content_type):
+    if not JSON.fullmatch(content_type):
         raise Unparsable
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
@@ -272,10 +271,6 @@ def _value(request: HttpRequest, content_type: str, body: bytes) -> Any:
         return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
-
-
-def _is_json(content_type: str) -> bool:
-    return content_type == "application/json" or content_type.endswith("+json")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

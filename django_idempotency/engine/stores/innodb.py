@@ -126,7 +126,8 @@ class InnoDBStore(Store):
 
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
-        if _code(error) != LOCK_WAIT_TIMEOUT or self.is_outermost(self.connection):
+        connection = self.connection
+        if _code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
             return False
         return bool(self._fetch("SELECT @@innodb_rollback_on_timeout")[0])
 

@@ -64,13 +64,6 @@ WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backend
 """The modules of Django's own connections."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
 """Methods by which tools for debugging meet each statement."""
-_AS: dict[type, Callable[[bytes], Any]] = {
-    bool: lambda value: value == b"t",
-    int: int,
-    float: float,
-    str: bytes.decode,
-    bytes: lambda value: pq.Escaping().unescape_bytea(value),
-}
 PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
@@ -83,6 +76,7 @@ class Statement:
     def __init__(self, kind: str, text: str) -> None:
         plain = text.format(seqscan_on="")
         self.names = list(dict.fromkeys(PARAMETER.findall(text)))
+        self._placeholders = [(name, name.encode()) for name in self.names]
         self._text = PARAMETER.sub(r"%(\1)b", plain).encode()
         self.numbered = self._number(plain).encode()
         prepared = self._number(text.format(seqscan_on=", set_config('enable_seqscan', 'on', true)"))
@@ -95,39 +89,41 @@ class Statement:
         return PARAMETER.sub(lambda found: f"${self.names.index(found[1]) + 1}", text)
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """The statement as it is sent on this connection."""
-        escape = pq.Escaping(raw.pgconn).escape_literal
-        literals = {name.encode(): _literal(escape, values[name]) for name in self.names}
+        """The statement as it is sent on this connection. One loop: each request fills two of them."""
+        escape, literals = pq.Escaping(raw.pgconn).escape_literal, {}
+        for name, placeholder in self._placeholders:
+            value = values[name]
+            if value is None:
+                literals[placeholder] = b"NULL"
+            elif isinstance(value, str):
+                if "\0" in value:
+                    raise _nul()
+                literals[placeholder] = escape(value.encode())
+            elif isinstance(value, bytes):
+                literals[placeholder] = b"E'\\\\x%b'" % value.hex().encode()
+            else:
+                literals[placeholder] = b"'%b'" % str(value).encode()
         return (self._call if vars(raw)[STATE] is PREPARED else self._text) % literals
 
 
-def _literal(escape: Callable[[bytes], bytes], value: Any) -> bytes:
-    if value is None:
-        return b"NULL"
-    if isinstance(value, bytes):
-        return b"E'\\\\x%b'" % value.hex().encode()
-    return escape(_encoded(value))
+def _nul() -> DataError:
+    """libpq would cut the text off there."""
+    return DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
 
 
 def _encoded(value: Any) -> bytes:
     text = str(value)
     if "\0" in text:
-        raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")  # libpq would cut the text off there
+        raise _nul()
     return text.encode()
 
 
-def may_begin(connection: Any) -> bool:
-    """Whether psycopg would send a plain BEGIN next, in a transaction that Django commits."""
-    return _may_send(connection, IDLE)
+def may_send(connection: Any, status: int) -> bool:
+    """Whether BEGIN or COMMIT may be sent beside Django's cursors. See the Note above.
 
-
-def may_end(connection: Any) -> bool:
-    """Whether the end of the current `atomic()` would send COMMIT, and nothing else."""
-    return _may_send(connection, IN_TRANSACTION) and not connection.needs_rollback
-
-
-def _may_send(connection: Any, status: int) -> bool:
-    """See Note [Where messages go beside Django's cursors]."""
+    status: IDLE: psycopg would send a plain BEGIN next, in a transaction that Django commits. IN_TRANSACTION: the end
+        of the current `atomic()` would send COMMIT, and nothing else, unless the connection needs a rollback.
+    """
     raw = connection.connection
     return (
         psycopg is not None
@@ -204,8 +200,18 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 def row_of(result: Any, types: Sequence[type]) -> list[Any]:
     """The first row, whose columns come as text."""
-    values = [result.get_value(0, column) for column in range(len(types))]
-    return [None if value is None else _AS[kind](value) for value, kind in zip(values, types, strict=True)]
+    row: list[Any] = []
+    for column, kind in enumerate(types):
+        value = result.get_value(0, column)
+        if value is None:
+            row.append(None)
+        elif kind is str:
+            row.append(value.decode())
+        elif kind is bytes:
+            row.append(pq.Escaping().unescape_bytea(value))
+        else:
+            row.append(value == b"t" if kind is bool else kind(value))
+    return row
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from ...exceptions import IdempotencyConfigurationError
 from ..protocol.claims import ClaimRequest
@@ -55,18 +55,19 @@ class PostgreSQLStore(Store):
     )
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        if not wanted.known_only and messages.may_begin(self.connection):
-            outcome = self._claim_by_messages(wanted)
+        connection = connections[self.alias]
+        if not wanted.known_only and messages.may_send(connection, IDLE):
+            outcome = self._claim_by_messages(connection, wanted)
             if outcome is not None:
                 return outcome
         return super().claim(wanted)
 
-    def _claim_by_messages(self, wanted: ClaimRequest) -> ClaimOutcome | None:
+    def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
         """The usual outcomes: a claim in one message, an answer to a duplicate in two. See `messages`.
 
         None: the row has to be taken over or resumed, or was deleted just now. No transaction is open then.
         """
-        connection, values = self.connection, values_of(wanted)
+        values = values_of(wanted)
         claim, read, *others = self._statements.values()
         try:
             inserted = messages.begin(connection, claim, (read, *others), values)
@@ -76,17 +77,16 @@ class PostgreSQLStore(Store):
         except DatabaseError as error:
             if not messages.roll_back(connection, error):
                 raise
-            return self._claim_by_messages(wanted)
-        try:
-            stored = self._stored_or_locked(messages.row_of(found, READ_TYPES))
-        except KeyLocked:
+            return self._claim_by_messages(connection, wanted)
+        locked, *row = messages.row_of(found, READ_TYPES)
+        if locked is False:
             return Conflicted()
-        decision = None if stored is None else decide(stored, wanted)
+        decision = None if row[0] is None else decide(as_stored_key(row), wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
     def _write_last(self, name: str, values: Values) -> None:
-        connection = self.connection
-        if not messages.may_end(connection):
+        connection = connections[self.alias]
+        if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION):
             super()._write_last(name, values)
             return
         try:
@@ -152,7 +152,8 @@ class PostgreSQLStore(Store):
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # The server may refuse to go on with the transaction, although Django does not know.
         raw: Any = connection.connection
-        return super().is_broken(connection) or bool(raw.info.transaction_status == IN_ERROR)
+        aborted = raw.info.transaction_status == IN_ERROR
+        return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
 
     def check(self) -> Iterable[CheckMessage]:
         return check_tables(self.connection)
@@ -195,14 +196,10 @@ class PostgreSQLStore(Store):
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        return self._stored_or_locked(self._fetch(self._read_sql, values_of(wanted)))
-
-    def _stored_or_locked(self, row: Any) -> StoredKey | None:
-        """A row of `_read_sql`."""
-        locked, *values = row
+        locked, *row = self._fetch(self._read_sql, values_of(wanted))
         if locked is False:
             raise KeyLocked
-        return None if values[0] is None else as_stored_key(values)
+        return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         # PostgreSQL guesses that two bounds on one column leave 0.5 % of the table. Then the planner may collect and

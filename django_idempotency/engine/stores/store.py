@@ -60,13 +60,6 @@ class Store(ABC):
         """This thread's connection."""
         return connections[self.alias]
 
-    def is_outermost(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the current `atomic()` block is the whole transaction, so that nothing of a caller is lost with it.
-
-        Not so inside of another block, and not where the caller has switched autocommit off.
-        """
-        return connection.commit_on_exit and not connection.savepoint_ids
-
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether the current transaction has lost its writes, so that it can only be rolled back."""
         return connection.get_rollback() or connection.closed_in_transaction
