@@ -128,7 +128,7 @@ class IdempotencyStep(models.Model):
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
     # Whether the work had asked for the derived key of this step before the call: the other side can look it up then.
-    keyed = models.BooleanField(_("keyed"), default=False)
+    keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
     result = models.TextField(_("result"), null=True, blank=True)

@@ -112,7 +112,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("attempt", models.PositiveIntegerField(verbose_name="attempt")),
-                ("keyed", models.BooleanField(default=False, verbose_name="keyed")),
+                ("keyed", models.BooleanField(db_default=False, default=False, verbose_name="keyed")),
                 ("started_at", models.DateTimeField(verbose_name="started at")),
                 ("finished_at", models.DateTimeField(blank=True, null=True, verbose_name="finished at")),
                 ("result", models.TextField(blank=True, null=True, verbose_name="result")),

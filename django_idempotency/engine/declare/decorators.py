@@ -81,7 +81,8 @@ def _view_call(
             return ViewCall(candidate, view, args, kwargs, options)
     for framework in frameworks.in_use():
         for candidate in candidates:
-            if (call := framework.view_call(candidate, view, args, kwargs, options)) is not None:
+            call: ViewCall | None = framework.view_call(candidate, view, args, kwargs, options)
+            if call is not None:
                 return call
     raise IdempotencyConfigurationError(
         f"{view!r} was called without a request. idempotent protects views: functions that take a request first, or "

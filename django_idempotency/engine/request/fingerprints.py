@@ -117,7 +117,7 @@ def fingerprint_of(
 
 def _urlconf(request: HttpRequest) -> bytes:
     """The URLconf that a middleware has chosen, such as one for each host: one path may be two views. Else empty."""
-    chosen: Any = request.urlconf  # type: ignore[attr-defined]
+    chosen: Any = request.urlconf
     name = getattr(chosen, "__name__", chosen)
     return f" {name}".encode() if isinstance(name, str) else b""
 
@@ -206,7 +206,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
         raise LengthRequired
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
-        received = stream._pos  # type: ignore[attr-defined]
+        received = stream._pos
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path

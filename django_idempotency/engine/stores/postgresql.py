@@ -39,6 +39,8 @@ CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """An INSERT … SELECT does not tell the types of its parameters. The others are text."""
 READ_TYPES = (bool, int, str, str, str, bytes, str, int, bool, bool, bool, float, int, str, bytes, str, str)
 """What the columns of the read become: whether the lock is held, then those of `Queries.stored_key`."""
+STATUS = 5
+"""Where the status stands among the columns of `Queries.stored_key`."""
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
@@ -65,7 +67,7 @@ class PostgreSQLStore(Store):
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
         """The usual outcomes: a claim in one message, an answer to a duplicate in two. See `messages`.
 
-        None: the row has to be taken over or resumed, or was deleted just now. No transaction is open then.
+        None: the row has failed, has to be taken over or resumed, or was deleted just now. No transaction is open then.
         """
         values = values_of(wanted)
         claim, read, *others = self._statements.values()
@@ -81,7 +83,9 @@ class PostgreSQLStore(Store):
         locked, *row = messages.row_of(found, READ_TYPES)
         if locked is False:
             return Conflicted()
-        decision = None if row[0] is None else decide(as_stored_key(row), wanted)
+        if row[0] is None or row[STATUS] == Status.FAILED.value:
+            return None
+        decision = decide(as_stored_key(row), wanted)
         return None if isinstance(decision, TakeOver | Resume) else decision
 
     def _write_last(self, name: str, values: Values) -> None:
@@ -105,7 +109,7 @@ class PostgreSQLStore(Store):
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
         texts = {
             "claim": f"{self._insert_sql}{{seqscan_on}}",
-            "read": self._read_sql,
+            "read": self._quick_read_sql,
             "complete": checked.format(self._sql.complete),
             "release": checked.format(self._sql.release),
         }
@@ -187,8 +191,18 @@ class PostgreSQLStore(Store):
         id_, failed = sql.k["id"], f"{sql.k['status']} = '{Status.FAILED.value}'"
         return (
             f"SELECT CASE WHEN {id_} IS NULL OR {failed} OR {sql.lapsed} OR {sql.expired} "
-            f"THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, {sql.stored_key} "
+            f"THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, {sql.stored_key(sql.expired)} "
             f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
+        )
+
+    @property
+    def _quick_read_sql(self) -> str:
+        """The same for a key that is completed, in progress or not stored: no look at the steps, and no other lock."""
+        sql = self._sql
+        due = f"{sql.k['status']} = '{Status.COMPLETED.value}' AND {sql.k['expires_at']} <= {CLOCK}"
+        return (
+            f"SELECT CASE WHEN {sql.k['id']} IS NULL THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, "
+            f"{sql.stored_key(due)} FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:

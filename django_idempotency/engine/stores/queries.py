@@ -94,18 +94,17 @@ class Queries:
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
-    @cached_property
-    def stored_key(self) -> str:
-        """The columns that `as_stored_key` reads."""
+    def stored_key(self, expired: str) -> str:
+        """The columns that `as_stored_key` reads. expired: SQL that says whether the row has expired."""
         before = ("id", "scope", "operation", "key", "fingerprint", "status", "attempt")
-        judged = (self.expired, self.lapsed, self.unleased, self.dialect.seconds_until.format(self.k["locked_until"]))
+        judged = (expired, self.lapsed, self.unleased, self.dialect.seconds_until.format(self.k["locked_until"]))
         after = ("status_code", "headers", "body", "resource_type", "resource_id")
         return ", ".join((*(self.k[name] for name in before), *judged, *(self.k[name] for name in after)))
 
     @cached_property
     def look(self) -> str:
         """Read the row of an identity without locking it."""
-        return f"SELECT {self.stored_key} FROM {self.table} WHERE {self.same_hashes}"
+        return f"SELECT {self.stored_key(self.expired)} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
