@@ -80,7 +80,7 @@ class _Attempt:
     """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
 
     connection: that of this thread.
-    outermost: whether the attempt is the whole transaction, so that nothing of a caller is lost with it. It is not inside
+    outermost: whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside
         another `atomic()` block, and not where the caller has switched autocommit off.
     """
 

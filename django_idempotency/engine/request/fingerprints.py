@@ -206,7 +206,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
         raise LengthRequired
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
-        received = stream._pos
+        received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
