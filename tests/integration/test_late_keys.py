@@ -54,7 +54,7 @@ def test_a_late_retry_is_replayed_as_long_as_its_row_lives() -> None:
     assert (Order.objects.count(), IdempotencyKey.objects.get().attempt) == (1, 1)
 
 
-@pytest.mark.parametrize("key", ["k", str(uuid4())])
+@pytest.mark.parametrize("key", ["k", "397c5450-f0c7-4b45-a02c-cb16241222fc"])
 def test_another_key_is_no_usable_key(key: str) -> None:
     """Nothing says when it was made."""
     answer = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)()
