@@ -62,15 +62,14 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         if cancelled:
             raise asyncio.CancelledError
 
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()
-        return work(*args, **kwargs)
-
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         refuse_if_cancelled()
         return await work(*args, **kwargs)
 
-    form = awaiting(awaited) if iscoroutinefunction(work) else plain
+    def form(*args: Any, **kwargs: Any) -> Any:
+        refuse_if_cancelled()  # here too: of a loop that has ended meanwhile, no coroutine may be left behind
+        return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
+
     try:
         return await sync_to_async(run)(update_wrapper(form, work))
     except asyncio.CancelledError:
