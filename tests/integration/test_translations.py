@@ -104,8 +104,8 @@ def test_the_catalogue_has_the_strings_of_the_code(tmp_path: Path) -> None:
         (
             "a, b",
             "Idempotency-Key is not valid",
-            "Der Anfrage-Header Idempotency-Key enthält keinen brauchbaren Schlüssel. Ohne Anführungszeichen darf er "
-            'keines der Zeichen " , ; ( ) enthalten. Senden Sie das Feld nur einmal.',
+            "Der Anfrage-Header Idempotency-Key enthält keinen brauchbaren Schlüssel. Setzen Sie den Schlüssel in "
+            "doppelte Anführungszeichen, und senden Sie den Header nur einmal.",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_the_published_specification_is_english() -> None:
     options = resolve(Idempotency(key=from_form_field()))
     with override("de"):
         missing, *_ = documented_responses(options)
-        assert missing.meaning == "This operation needs the form field 'idempotency_key', with a unique value."
+        assert missing.detail == "This operation needs the form field 'idempotency_key', with a unique value."
         assert key_format(options) == "the form field 'idempotency_key'"
 
 

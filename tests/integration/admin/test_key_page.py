@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from django_idempotency.admin.story import story_of
-from django_idempotency.admin.texts import moment, readable_body, readable_operation, shortened
+from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import key_reference
-from django_idempotency.maintenance import Snapshot, close_with, record_outcome, release_for_retry
 from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import HOUR, LIST, detail, make_key, staff, step
 from tests.at_rest import NEW, OLD
-from tests.factories import UserFactory
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks, lapse, row
+from tests.leases import Broken, breaks, row
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
@@ -304,204 +300,3 @@ class TestStory:
         assert f'<div class="readonly">{NEVER}</div>' in page_of(key)
         settings.IDEMPOTENCY = {"UNSETTLED_TTL": timedelta(days=30)}
         assert "2026-07-30 19:00:00 CDT (UNSETTLED_TTL): cleanup then deletes the key and logs an error" in page_of(key)
-
-
-class TestTimeline:
-    def test_it_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
-        """Steps in their order, the error of the call, and the derived key for the other side's books."""
-        page = page_of(in_doubt, SECRETS)
-        assert "external call, attempt 1" in page
-        assert "Broken: it broke, token=****" in page
-        derived = GATEWAY.charges[0]
-        assert f"<code>{derived}</code>" in page
-        assert f'data-copy="{derived}"' in page
-        assert post("/pay").status_code == 201
-        page = page_of(IdempotencyKey.objects.get(operation="POST pay"), SECRETS)
-        places = ("Claimed", "<strong>charge", "<strong>order", "<strong>Completed with status 201")
-        assert [page.index(place) for place in places] == sorted(page.index(place) for place in places)
-
-    def test_results_are_shown_as_they_would_be_pasted(self, post: Post) -> None:
-        """Not the envelope in which they are kept; of a row, what names the row. They need their permission."""
-        post("/pay")
-        page = page_of(row(), SECRETS)
-        assert f"{{\n  &quot;charge&quot;: &quot;{GATEWAY.charges[0]}&quot;\n}}</pre>" in page
-        assert "&quot;value&quot;" not in page
-        assert "&quot;model&quot;: &quot;shopapp.Order&quot;" in page
-        assert "&quot;shopapp.Order&quot;" not in page_of(row())
-
-    @pytest.mark.parametrize(
-        ("result", "text"),
-        [
-            (None, "Done, but the result could not be stored."),
-            ("{broken", "This result cannot be read."),
-            ("[7]", "[\n  7\n]"),
-        ],
-    )
-    def test_a_result_that_cannot_be_shown_is_told(self, post: Post, result: str | None, text: str) -> None:
-        """The call is done."""
-        post("/pay")
-        IdempotencyStep.objects.update(result=result)
-        assert text in page_of(row(), SECRETS)
-
-    @pytest.mark.parametrize("lapsed", [False, True])
-    def test_a_call_of_a_live_worker_is_running(self, post: Post, lapsed: bool) -> None:
-        """Not in doubt, until its lease is over by the database's clock."""
-        pages: list[str] = []
-
-        def look() -> None:
-            if lapsed:
-                lapse()
-            pages.append(page_of(row(), RESOLVE))
-
-        GATEWAY.before = look
-        post("/pay")
-        assert ("<strong>charge</strong> running" in pages[0]) is not lapsed
-        assert ("idempotency-in_doubt" in pages[0], "Release for retry" in pages[0]) == (lapsed, lapsed)
-
-    def test_a_call_without_result_under_a_completed_key_is_not_in_doubt(self, post: Post) -> None:
-        """The view has dealt with it. A kind of step of a later version is shown by its name."""
-        post("/pay")
-        IdempotencyStep.objects.filter(name="charge").update(finished_at=None, result=None, kind="later")
-        page = page_of(row())
-        assert "<strong>charge</strong> no result" in page
-        assert "later, attempt 1" in page
-
-    def test_nothing_that_was_in_doubt_disappears(self, post: Post, in_doubt: IdempotencyKey) -> None:
-        """A release deletes the step, and the timeline keeps what it was, who released it, when and why."""
-        release_for_retry(in_doubt.pk, attempt=1, by="ada", reason="T-7 <b>")
-        assert post("/pay/hold").status_code == 201
-        page = page_of(row())
-        assert "T-7 &lt;b&gt;" in page
-        assert "charge (external call, attempt 1), started 2" in page
-        assert page.count("Broken: it broke, token=****") == 1
-        assert page.index("ada released the key for a retry") < page.index("<strong>charge</strong>")
-        assert "ada released the key for a retry, 2" in page  # the last decision, above the timeline
-
-    def test_a_corrected_result_is_shown_to_those_who_may(self, in_doubt: IdempotencyKey) -> None:
-        """The old one, too."""
-        for charge in ("ch_old", "ch_new"):
-            record_outcome(in_doubt.pk, "charge", {"charge": charge}, attempt=1, by="ada", reason="T-7")
-        for permissions, shown in (((), False), ((SECRETS,), True)):
-            page = page_of(row(), *permissions)
-            assert "ada recorded the result of “charge”" in page
-            assert "ada corrected the result of “charge”" in page
-            assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
-
-    def test_a_decision_of_a_script_names_no_person(self, in_doubt: IdempotencyKey) -> None:
-        """As the functions are called without `by`."""
-        close_with(in_doubt.pk, Snapshot(status_code=410, headers=(), body=b""), attempt=1)
-        assert "a script answered by hand with status 410" in page_of(row())
-
-    def test_an_action_of_another_release_is_shown_by_its_name(self) -> None:
-        """In a rolling deployment, newer processes may write it."""
-        trail = '[{"action": "transfer 5%", "at": "2026-07-01T01:02:03+00:00", "by": "ada", "detail": "charge"}]'
-        assert "ada: transfer 5% charge" in page_of(make_key(decisions=trail))
-
-    def test_a_write_in_doubt_has_no_derived_key(self, in_doubt: IdempotencyKey) -> None:
-        """Nothing was sent outside, now and in the trail."""
-        IdempotencyStep.objects.update(kind="write")
-        release_for_retry(in_doubt.pk, attempt=1)
-        assert "charge (local write, attempt 1)" in page_of(row())
-        assert "data-copy" not in page_of(row())
-
-    def test_what_is_encrypted_needs_its_permission(self, in_doubt: IdempotencyKey, settings: Any) -> None:
-        """Errors and reasons may quote a request."""
-        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-        release_for_retry(in_doubt.pk, attempt=1, by="ada", reason="T-7")
-        assert "T-7" not in page_of(row())
-        assert "Encrypted. You need the permission" in page_of(row())
-        assert "T-7" in page_of(row(), SECRETS)
-
-    @pytest.mark.parametrize("use_tz", [True, False])
-    def test_times_of_before_a_change_of_the_zone_are_sorted(self, use_tz: bool) -> None:
-        """`USE_TZ` was changed, as check W004 advises."""
-        made = {"action": "release", "by": "ann", "reason": "T-1"}
-        times = ("2026-01-02T03:04:05", "2026-01-02T03:04:05+00:00")
-        key = make_key(decisions=json.dumps([{**made, "at": at} for at in times]))
-        with override_settings(USE_TZ=use_tz):
-            assert page_of(key).count("ann released the key") == 3
-
-    @pytest.mark.parametrize("finished", [None, timezone.now()], ids=["in doubt", "finished"])
-    def test_a_key_with_10000_steps_has_a_page(
-        self, finished: datetime | None, django_assert_max_num_queries: Any
-    ) -> None:
-        """It took half a minute when each step read all of them: each step more costs the same."""
-        key, now = make_key(status="failed", policy="hold"), timezone.now()
-        steps = [
-            IdempotencyStep(key=key, name=f"s{number}", kind="call", attempt=1, started_at=now, finished_at=finished)
-            for number in range(10_000)
-        ]
-        IdempotencyStep.objects.bulk_create(steps)
-        client, start = staff(VIEW, RESOLVE, SECRETS), timezone.now()
-        with django_assert_max_num_queries(12):
-            page = client.get(detail(key)).content.decode()
-        assert page.count("</time>") == 10_002
-        assert timezone.now() - start < timedelta(seconds=15)
-
-
-class TestLinks:
-    def cells(self, client: Client) -> list[tuple[str, str]]:
-        """Resource and caller of each listed key."""
-        rows = client.get(reverse(LIST)).context["cl"].result_list
-        return [(str(row.shown.resource), str(row.shown.caller)) for row in rows]
-
-    def test_a_user_is_linked_by_name(self) -> None:
-        """For those who may see users; for others, the scope is shown."""
-        ada: User = UserFactory(username="ada")
-        key = make_key(scope=f"user:auth.User:{ada.pk}")
-        link = f'<a href="{reverse("admin:auth_user_change", args=[ada.pk])}">ada</a>'
-        assert self.cells(staff(VIEW, "view_user"))[0][1] == link
-        assert self.cells(staff(VIEW))[0][1] == f"user:auth.User:{ada.pk}"
-        assert link in page_of(key, "view_user")
-
-    @pytest.mark.parametrize(
-        "scope", ["anonymous", "user:auth.User:x", "user:auth.User:0", "user:no.Model:1", "user:shopapp.Order:1"]
-    )
-    def test_any_other_scope_is_text(self, admin_client: Client, scope: str) -> None:
-        """Also one of the project's own that looks like a user, a deleted user, and a model without pages."""
-        make_key(scope=scope)
-        assert self.cells(admin_client)[0][1] == scope
-
-    def test_a_resource_is_linked_to_its_own_page(self) -> None:
-        """By its label or by its name, for those who may see that page."""
-        make_key("k-1", resource_type="auth.User", resource_id="59")
-        make_key("k-2", resource_type="user", resource_id="59")
-        link = f'<a href="{reverse("admin:auth_user_change", args=[59])}">user 59</a>'
-        assert [cell[0] for cell in self.cells(staff(VIEW, "view_user"))] == [link, link]
-        assert [cell[0] for cell in self.cells(staff(VIEW))] == ["user 59", "user 59"]
-
-    @pytest.mark.parametrize("type_", ["order", "no.Model", "a.b.c", "shopapp.Order"])
-    def test_what_has_no_page_is_text(self, admin_client: Client, type_: str) -> None:
-        """The name of a thing, or a model that is not in the admin."""
-        make_key(resource_type=type_, resource_id="59")
-        assert self.cells(admin_client)[0][0] == f"{type_.rpartition('.')[2].lower()} 59"
-
-
-class TestTexts:
-    @override_settings(TIME_ZONE="Europe/Berlin")
-    def test_times_have_seconds_and_the_zone(self) -> None:
-        """The other side's books have another. Without `USE_TZ`, Django does not know the zone."""
-        assert moment(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == "2026-01-02 04:04:05 CET"
-        assert moment(datetime(2026, 1, 2, 3, 4, 5)) == "2026-01-02 03:04:05"
-        assert moment(None) == "-"
-        page = page_of(make_key(created_at=datetime(2026, 7, 1, 1, 2, 3, tzinfo=UTC)))
-        assert "2026-07-01 03:02:03 CEST" in page
-
-    @pytest.mark.parametrize(
-        ("operation", "shown"),
-        [
-            ("POST orders/<int:pk>/", "POST orders/<int:pk>/"),
-            ("POST ^orders/$", "POST orders/"),
-            ("POST api/^orders/(?P<pk>[^/.]+)/refund/$", "POST api/orders/<pk>/refund/"),
-            ("stripe", "stripe"),
-            ("charge $", "charge"),
-        ],
-    )
-    def test_operations(self, operation: str, shown: str) -> None:
-        """Without the marks of a regular expression."""
-        assert readable_operation(operation).strip() == shown
-
-    def test_long_texts(self) -> None:
-        """Shortened, with the whole text as the title, escaped."""
-        assert shortened("123456789012") == "123456789012"
-        assert shortened("<23456789012>") == '<span title="&lt;23456789012&gt;">&lt;23456789012…</span>'

@@ -150,7 +150,9 @@ def test_a_statement_of_the_claims_owner_reads_one_partition(store: Store, end: 
     with transaction.atomic():
         claimed = store.claim(a_claim(lease=60))
         with connection.execute_wrapper(note):
-            getattr(store.journal if end == "fence" else store, end)(claimed, *([SNAPSHOT] if end == "complete" else []))
+            getattr(store.journal if end == "fence" else store, end)(
+                claimed, *([SNAPSHOT] if end == "complete" else [])
+            )
     ((sql, params),) = statements
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {sql}", params)

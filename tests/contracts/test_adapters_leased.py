@@ -1,0 +1,240 @@
+"""The contract of the adapters: the same facts for each way to protect an operation (adapters.py)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from threading import Barrier, Event, Timer
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.contracts.adapters import Adapter, Answer, Refusal, all_adapters, operation_of
+from tests.leases import lapse
+from tests.shopapp.models import Line, Order
+
+pytestmark = pytest.mark.django_db
+Threads = Callable[..., list[Any]]
+RUNS: list[Any] = []
+COMMITS: list[Any] = []
+
+
+def adapters(able: Callable[[Adapter], bool]) -> Any:
+    """A fixture: one after the other of those that can."""
+
+    @pytest.fixture(params=filter(able, all_adapters()), ids=lambda adapter: type(adapter).__name__)
+    def serving(request: pytest.FixtureRequest) -> Iterator[Adapter]:
+        RUNS.clear()
+        COMMITS.clear()
+        with request.param.serving():
+            yield request.param
+
+    return serving
+
+
+adapter = adapters(lambda adapter: True)
+answering = adapters(lambda adapter: adapter.answers_exceptions)
+under_atomic_requests = adapters(lambda adapter: type(adapter).__name__ != "AsyncNinja")
+"""Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
+
+
+def order(status: int = 201) -> Answer:
+    """Make an order; the answer names it, by body and header."""
+    made = Order.objects.create()
+    RUNS.append(made.pk)
+    headers = {"Location": f"/orders/{made.pk}", "X-Shop": "tea"}
+    return Answer(status, json.dumps({"id": made.pk}), headers if status < 300 else {})
+
+
+def create(request: Any) -> Answer:
+    return order()
+
+
+def raises(error: Exception) -> Callable[[Any], Answer]:
+    def work(request: Any) -> Answer:
+        order()
+        raise error
+
+    return work
+
+
+def marks(sent: list[Answer]) -> list[tuple[int, str | None]]:
+    return [(answer.status, answer.replayed) for answer in sent]
+
+
+def counts() -> tuple[int, int]:
+    return Order.objects.count(), IdempotencyKey.objects.count()
+
+
+def code(answer: Answer) -> str:
+    return str(json.loads(answer.body)["code"])
+
+
+class TestLeased:
+    def pay(self, request: Any) -> Answer:
+        """One charge, then one order."""
+        operation = operation_of(request)
+        charge = operation.call("charge", lambda: RUNS.append("charged") or operation.derive_key("charge"))
+        made = operation.write("order", Order.objects.create, reference=charge)
+        return Answer(201, json.dumps({"id": made.pk}))
+
+    def test_it_calls_and_writes_once(self, adapter: Adapter) -> None:
+        send = adapter.protect(self.pay, lease=60)
+        sent = [send() for _ in range(2)]
+        assert marks(sent) == [(201, "false"), (201, "true")]
+        assert (sent[0].kept == sent[1].kept, RUNS, Order.objects.count()) == (True, ["charged"], 1)
+        assert set(IdempotencyStep.objects.values_list("name", flat=True)) == {"charge", "order"}
+
+    @pytest.mark.parametrize("on_abandoned", ["retry", "hold"])
+    def test_a_call_that_raises_is_in_doubt(self, adapter: Adapter, on_abandoned: str) -> None:
+        """ "retry" calls again under the same derived key, "hold" waits for a person."""
+
+        def breaks(request: Any) -> Answer:
+            operation = operation_of(request)
+
+            def charge() -> None:
+                RUNS.append(operation.derive_key("charge"))
+                raise ZeroDivisionError
+
+            operation.call("charge", charge)
+            raise AssertionError
+
+        send = adapter.protect(breaks, lease=60, on_abandoned=on_abandoned)
+        with pytest.raises(ZeroDivisionError):
+            send()
+        assert (IdempotencyKey.objects.get().status, IdempotencyStep.objects.get().finished_at) == ("failed", None)
+        lapse()
+        if on_abandoned == "hold":
+            held = send()
+            assert (held.status, len(RUNS)) == (409, 1)
+            assert not adapter.http or code(held) == "outcome-unknown"
+        else:
+            with pytest.raises(ZeroDivisionError):
+                send()
+            assert (len(RUNS), len(set(RUNS))) == (2, 1)
+
+    def test_a_final_answer_to_an_exception_is_kept(self, answering: Adapter) -> None:
+        """After the call that was made: the view knows what the gateway said."""
+
+        def refused(request: Any) -> Answer:
+            operation_of(request).call("charge", lambda: RUNS.append("charged"))
+            raise Refusal(402)
+
+        send = answering.protect(refused, lease=60)
+        assert marks([send(), send()]) == [(402, "false"), (402, "true")]
+        assert RUNS == ["charged"]
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_djangos_transaction_is_taken_over_or_refused(self, under_atomic_requests: Adapter) -> None:
+        """The claim must be committed before the call."""
+        adapter = under_atomic_requests
+        send = adapter.protect(self.pay, lease=60)
+        if adapter.takes_over:
+            assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        else:
+            with pytest.raises(IdempotencyConfigurationError, match="inside a transaction of database 'default'"):
+                send()
+            assert RUNS == []
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTransactions:
+    def test_hooks_run_once_after_the_commit(self, adapter: Adapter) -> None:
+        def hooked(request: Any) -> Answer:
+            transaction.on_commit(lambda: COMMITS.append(connection.in_atomic_block))
+            return order()
+
+        send = adapter.protect(hooked)
+        assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        assert COMMITS == [False]
+
+    @pytest.mark.only_on("postgresql", "sqlite")
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_a_failing_commit_is_no_success(
+        self, under_atomic_requests: Adapter, atomic: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With and without ATOMIC_REQUESTS: no order, no key."""
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+
+        def broken(request: Any) -> Answer:
+            Line.objects.create(order_id=2**40)  # checked at COMMIT
+            return order()
+
+        with pytest.raises(IntegrityError):
+            under_atomic_requests.protect(broken)()
+        assert counts() == (0, 0)
+
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_under_atomic_requests_the_promises_hold(self, under_atomic_requests: Adapter) -> None:
+        """A replay, a kept refusal, and Django's transaction around what is not protected."""
+        adapter, atomic = under_atomic_requests, []
+
+        def noting(request: Any) -> Answer:
+            atomic.append(connection.in_atomic_block)
+            return order()
+
+        send = adapter.protect(noting)
+        assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+        if adapter.http:
+            assert send(method="put").replayed is None
+            # Django opens no transaction for an asynchronous view.
+            assert atomic == [True, not adapter.asynchronous]
+            Order.objects.last().delete()
+        if adapter.answers_exceptions:
+            adapter.urls.urlpatterns.clear()  # type: ignore[attr-defined]
+            send = adapter.protect(raises(Refusal(402)), operation="refused")
+            assert marks([send(), send()]) == [(402, "false"), (402, "true")]
+        assert Order.objects.count() == 1
+
+    def test_of_many_at_once_one_runs(self, adapter: Adapter, in_threads: Threads) -> None:
+        """The others are told to come back, or get its answer."""
+        send, barrier = adapter.protect(create), Barrier(8, timeout=30)
+
+        def deliver(number: int) -> Answer:
+            barrier.wait()
+            return send()
+
+        sent = in_threads(8, deliver)
+        assert {answer.status for answer in sent} <= {201, 503 if connection.vendor == "sqlite" else 409}
+        assert Counter(answer.replayed for answer in sent if answer.status == 201)["false"] == 1
+        assert (counts(), len(RUNS)) == ((1, 1), 1)
+
+    @pytest.mark.only_on("postgresql", "mysql")
+    @pytest.mark.parametrize(("wait", "expected"), [(0, (409, "false")), (30, (201, "true"))])
+    def test_a_duplicate_of_a_running_operation(
+        self, adapter: Adapter, in_threads: Threads, wait: int, expected: tuple[int, str]
+    ) -> None:
+        """409 with Retry-After, at once; or, after a wait, the answer. On SQLite no duplicate gets so far."""
+        started, go = Event(), Event()
+
+        def held(request: Any) -> Answer:
+            answer = order()
+            started.set()
+            assert go.wait(30)
+            return answer
+
+        send = adapter.protect(held, wait=wait)
+
+        def deliver(number: int) -> Answer:
+            if number == 0:
+                return send()
+            assert started.wait(30)
+            if wait:
+                Timer(0.3, go.set).start()  # by then the duplicate would have been answered, if it did not wait
+            try:
+                return send()
+            finally:
+                go.set()
+
+        first, second = in_threads(2, deliver)
+        assert (first.status, first.replayed, second.status, len(RUNS)) == (201, "false", expected[0], 1)
+        if expected[0] == 409:
+            assert second.headers["Retry-After"] == "1"
+            assert not adapter.http or (code(second), second.replayed) == ("in-progress", "false")
+        else:
+            assert (second.replayed, second.kept) == ("true", first.kept)
