@@ -68,7 +68,7 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
         facts=[
             (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
             (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-            (_("derived key"), _derived(key.row, step.name, step.kind)),
+            (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
             (_("result"), result_of(key, step)),
         ],
     )
@@ -82,6 +82,10 @@ def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
     """What the other side may know a call by. Nothing is sent outside by a write."""
     identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
+
+
+def _not_keyed(step: IdempotencyStep) -> str:
+    return _("none: the view had not asked for one before this call") if step.kind == Kind.CALL else ""
 
 
 def copyable(text: str) -> SafeString:

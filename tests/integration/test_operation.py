@@ -150,6 +150,16 @@ class TestSteps:
         assert seen[0] == seen[1]
         assert len({UUID(key) for key in seen[0]}) == 2
 
+    def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
+        """Before the call. So a person knows whether the other side can look the call up by its derived key."""
+
+        def pay(operation: Any) -> int:
+            operation.call("charge", lambda key: 1, operation.derive_key("charge"))
+            return int(operation.call("mail", lambda: 1))
+
+        self.run(post, pay)
+        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": False}
+
     def test_the_client_can_see_its_key(self, post: Post, key: str) -> None:
         """And which attempt it is."""
         assert self.run(post, lambda operation: [operation.key, operation.attempt]) == [key, 1]

@@ -24,6 +24,8 @@ class Handle:
     """The key of an operation. identity: None if the request has no key, or is not protected."""
 
     _namespace: UUID | None = None
+    _keyed: frozenset[str] = frozenset()
+    """The names of the steps whose derived key was asked for."""
 
     def __init__(self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None) -> None:
         self.key: str | None = None if identity is None else identity.key
@@ -47,6 +49,7 @@ class Handle:
         Without a key of its own, the operation cannot recognise a retry: then it is stable within this request only.
         """
         checked_name(name)
+        self._keyed |= {name}
         if self._identity is not None:
             return derived_key(self._identity, name)
         self._namespace = self._namespace or uuid4()

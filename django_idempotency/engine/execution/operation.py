@@ -252,7 +252,7 @@ class Operation(Handle):
         known, value = self._look_up(name)
         if not known:
             with durable_transaction(self._store, f"operation.call({name!r})"):
-                self._journal.start_call(self._claim, name, again=name in self._doubts)
+                self._journal.start_call(self._claim, name, again=name in self._doubts, keyed=name in self._keyed)
             self._doubts.add(name)
         return known, value
 

@@ -120,18 +120,19 @@ class Journal:
         """The kind of each step of the key, by its name."""
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
-    def start_call(self, claimed: Claimed, name: str, *, again: bool) -> None:
+    def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
 
         again: an earlier attempt has started the call already. The time of the first start and the error stay: a person
             may have to look the first call up.
+        keyed: the work has asked for the derived key of this step before the call, so the other side may know the call.
         """
         with self._atomic():
             self._change(claimed)
             if not again:
-                self._add(claimed, name, Kind.CALL)
+                self._add(claimed, name, Kind.CALL, keyed=keyed)
             elif (step := self._unfinished(claimed, name)).exists():
-                step.update(attempt=claimed.attempt)
+                step.update(attempt=claimed.attempt, keyed=keyed)
             else:
                 raise lease_lost()
 
