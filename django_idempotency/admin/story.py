@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 from django.utils.translation import gettext as _
 
-from ..engine.conf import get_settings
 from ..engine.stores.states import ATTENTION
 from ..maintenance.facts import Facts, Kind
 from ..models import IdempotencyKey
@@ -53,11 +51,7 @@ def expiry(facts: Facts) -> str:
         return _("never, while it is in progress")
     if facts.state not in ATTENTION:
         return moment(facts.row.expires_at)
-    kept_for = get_settings().unsettled_seconds
-    if kept_for is None:
-        return _("never, while it needs attention")
-    until = moment(facts.row.expires_at + timedelta(seconds=kept_for))
-    return _("%(time)s (UNSETTLED_TTL): cleanup then deletes the key and logs an error") % {"time": until}
+    return _("never, while it needs attention")
 
 
 def _happened(facts: Facts) -> str:

@@ -93,32 +93,12 @@ def _is_news(what: tuple[Any, ...]) -> bool:
 
 def report_purged(cleanup: Any, using: str) -> None:
     """Log and send the result of a cleanup. Never raises."""
-    names = ("deleted", "given_up", "unstuck", "stuck", "in_doubt", "half_done")
+    names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."
     sent = {"event": "purged", "using": using, "identity": None, "attempt": None, "reason": "", "resource": None}
     extra = {"event": "purged", "database": using, **counts}
     _tell(logging.INFO, text, (using, *counts.values()), extra, {**sent, "cleanup": cleanup})
-
-
-def report_given_up(row: IdempotencyKey, using: str, *, in_doubt: list[str], finished: list[str]) -> None:
-    """Log that a key which needed attention was deleted, once that is committed. Never raises.
-
-    The row is gone then. So the record has all facts of the row but the texts of the client.
-
-    in_doubt: the names of steps that may have taken effect.
-    finished: the names of calls that have taken effect.
-    """
-    claimed_at = row.created_at.isoformat()
-    names = ("operation", "status", "attempt", "resource_type", "resource_id")
-    facts = {"event": "given_up", "database": using, "created_at": claimed_at, "key_reference": row.reference}
-    facts |= {name: getattr(row, name) for name in names} | {"in_doubt": in_doubt, "finished": finished}
-    text = (
-        "Idempotency key %s of %s: given_up, claimed at %s and never settled, calls in doubt: %s, finished calls: %s."
-    )
-    steps = (", ".join(in_doubt) or "none", ", ".join(finished) or "none")
-    args = (row.reference, row.operation, claimed_at, *steps)
-    transaction.on_commit(partial(_tell, logging.ERROR, text, args, facts), using=using, robust=True)
 
 
 def _tell(

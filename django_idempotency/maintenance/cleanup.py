@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from threading import Event
 
 from django.db import DatabaseError, transaction
+from django.db.models import Value
+from django.db.models.functions import Coalesce, Greatest
+from django.utils import timezone
 
-from ..engine.conf import get_settings
+from ..engine.conf import resolve
 from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
-from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS
+from ..engine.stores.journal import locked
+from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS, STUCK, Clock, Later
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .unsettled import fail_harmless, give_up, overdue
+from .decisions import Decision, with_decision
+from .resolution import DECIDED
 
 BATCH_SIZE = 5000
 """Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
@@ -25,6 +31,10 @@ FAILED_AT_ONCE = 100
 """Each takes a statement of its own, and its row stays locked until the batch commits."""
 LOOK = 0.1
 """Seconds between two looks at `stop` in a pause: a run that is told to end does so without a noticeable delay."""
+
+
+BY = "cleanup_idempotency_keys"
+REASON = "The lease was over, and nothing outside had been called."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +49,6 @@ class Cleanup:
         in_doubt: failed or stuck keys with an external call that may have taken effect. A key can be both stuck and
             in doubt.
         half_done: failed or stuck keys with a finished external call. A key can be all three.
-        given_up: how many of the three were deleted after the project's `UNSETTLED_TTL`.
         unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
     """
 
@@ -49,7 +58,6 @@ class Cleanup:
     stuck: int
     in_doubt: int
     half_done: int = 0
-    given_up: int = 0
     unstuck: int = 0
 
 
@@ -67,7 +75,7 @@ def cleanup_idempotency_keys(
 
     For cron, Celery beat or django.tasks. Several cleanups may run at once; where the database can, a cleanup passes
     over locked rows. Stuck keys that have called nothing outside are failed first, so that their next retry runs. Keys
-    in progress, in doubt or half done are counted, and never deleted without `UNSETTLED_TTL`.
+    in progress, in doubt or half done are counted, and never deleted.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -98,16 +106,13 @@ def cleanup_idempotency_keys(
         count, not_before = store.purge(batch_size, not_before)
         return count
 
-    deleted = given_up = 0
+    deleted = 0
     unstuck = run.in_batches(at_once, lambda: fail_harmless(store.alias, at_once, passed_over))
     if run.complete:
         deleted = run.in_batches(batch_size, purge, progress)
-    if run.complete and get_settings().unsettled_seconds is not None and not run.reached():
-        more = lambda count: progress(deleted + count)  # noqa: E731
-        given_up = run.in_batches(batch_size, lambda: give_up(store.alias, batch_size), more)
     with _explained(store):
         found = _attention(store)
-    counted = {"deleted": deleted, "given_up": given_up, "unstuck": unstuck, **found}
+    counted = {"deleted": deleted, "unstuck": unstuck, **found}
     cleanup = Cleanup(batches=run.batches, complete=run.complete, **counted)
     report_purged(cleanup, store.alias)
     return cleanup
@@ -159,11 +164,60 @@ class _Run:
         return True
 
 
+def fail_harmless(alias: str, batch_size: int, passed_over: set[int]) -> int:
+    """Fail up to `batch_size` such keys in the current transaction, so that they alarm no more. How many it were.
+
+    The next retry runs at once, and goes on from the steps that are kept. A worker that wakes up fails at its fence.
+    Rows that another transaction holds are passed over, where the database can do that.
+
+    Args:
+        passed_over: ids of rows that this run has met and cannot fail. More are added.
+    """
+    keys = IdempotencyKey.objects.using(alias).filter(HARMLESS).order_by(*STUCK.order)
+    rows = keys.only("key_hash", "scope_hash", "attempt", "decisions")
+    failed = 0
+    while failed < batch_size:
+        wanted = batch_size - failed
+        found = list(locked(rows.exclude(pk__in=passed_over), skip=True)[:wanted])
+        for row in found:
+            if fail_if_harmless(row):
+                failed += 1
+            else:
+                passed_over.add(row.pk)
+        if len(found) < wanted:
+            break
+    return failed
+
+
+def fail_if_harmless(row: IdempotencyKey) -> bool:
+    """Fail a key whose row is locked. False: it is not harmless, or its trail cannot be decrypted. It stays stuck then.
+
+    It is kept for a `ttl` from now on, if the time that was set at the claim is over sooner.
+    """
+    at = timezone.now().isoformat(timespec="seconds")
+    made = Decision(action="fail", at=at, by=BY, reason=REASON, attempt=row.attempt)
+    try:
+        trail = with_decision(row, row.decisions, made)
+    except NotDecryptable:
+        return False  # other keys need not wait for the missing encryption key
+    # A worker may have started a call before its row was locked: the condition is asked again, under the lock.
+    keys = IdempotencyKey.objects.using(row._state.db).filter(HARMLESS, pk=row.pk, attempt=row.attempt)
+    same = keys.filter(key_hash=row.key_hash, scope_hash=row.scope_hash)
+    changed = same.update(
+        status=IdempotencyKey.Status.FAILED,
+        locked_until=None,
+        last_error=Coalesce("last_error", Value(DECIDED)),
+        updated_at=Clock(),
+        decisions=trail,
+        expires_at=Greatest("expires_at", Later(resolve().ttl_seconds)),
+    )
+    return changed == 1
+
+
 def preview(using: str | None = None) -> Cleanup:
     """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing.
 
-    `unstuck` keys are not counted as `stuck`. `given_up` also counts failed keys that need no attention, if they are as
-    old. These are among the expired ones.
+    `unstuck` keys are not counted as `stuck`.
     """
     store = store_for(alias_for(using))
     with _explained(store):
@@ -176,7 +230,6 @@ def preview(using: str | None = None) -> Cleanup:
             stuck=found["stuck"] - unstuck.count(),
             in_doubt=found["in_doubt"],
             half_done=found["half_done"],
-            given_up=overdue(store.alias).exclude(pk__in=unstuck.values("pk")).count(),
             unstuck=unstuck.count(),
         )
 

@@ -25,6 +25,12 @@ SHOP = Path(__file__).resolve().parents[2] / "testproject"
 SECRET = "whsec_c2VjcmV0IG9mIHRoZSB0ZXN0cw=="
 
 
+@pytest.fixture(autouse=True)
+def _own_reconciles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page has a project of its own: recovery does not ask the `reconcile` of another page's operation."""
+    monkeypatch.setattr("django_idempotency.engine.declare.registry._registered", {})
+
+
 @dataclass(frozen=True)
 class RunningShop:
     """The shop on gunicorn, a look into its database, and the books of its payment gateway."""

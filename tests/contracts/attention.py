@@ -26,9 +26,8 @@ from django_idempotency.maintenance import (
     release_for_retry,
     stuck,
 )
-from django_idempotency.maintenance.cleanup import preview
+from django_idempotency.maintenance.cleanup import fail_if_harmless, preview
 from django_idempotency.maintenance.decisions import decisions_of
-from django_idempotency.maintenance.unsettled import fail_if_harmless
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim, expire
 from tests.leases import lapse, row

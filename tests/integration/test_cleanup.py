@@ -109,3 +109,21 @@ def test_several_at_once_delete_each_key_once(in_threads: Any) -> None:
     results = in_threads(2, lambda _: cleanup_idempotency_keys(batch_size=20))
     assert sum(result.deleted for result in results) == 400
     assert not IdempotencyKey.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_needs_attention_is_never_deleted() -> None:
+    """However long ago it expired. A worker with a live lease keeps its key in any case."""
+    make_leased("completed", "completed")
+    make_leased("completed, its view has dealt with the doubt", "completed", doubt=True)
+    make_leased("failed", "failed", call=False)
+    make_leased("half done", "failed")
+    make_leased("in doubt", "failed", doubt=True)
+    make_leased("running", "in_progress", lapsed=False, doubt=True)
+    make_leased("stuck", "in_progress", lapsed=True)
+    make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
+    found = {"stuck": 2, "in_doubt": 2, "half_done": 2}
+    assert cleanup_idempotency_keys() == Cleanup(deleted=3, batches=1, complete=True, **found)
+    left = {"half done", "in doubt", "running", "stuck", "stuck in doubt"}
+    assert set(IdempotencyKey.objects.values_list("key", flat=True)) == left
+    assert set(IdempotencyStep.objects.values_list("key__key", flat=True)) == left

@@ -321,9 +321,9 @@ class TestPurged:
         assert (event["identity"], event["attempt"], event["reason"], event["resource"]) == (None, None, "", None)
         (record,) = caplog.records
         assert record.getMessage() == (
-            "Idempotency keys of default: 1 deleted, 0 given up, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
+            "Idempotency keys of default: 1 deleted, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
         )
-        counted = {"deleted": 1, "given_up": 0, "stuck": 0, "in_doubt": 0}
+        counted = {"deleted": 1, "stuck": 0, "in_doubt": 0}
         facts = {"event": "purged", "database": "default", **counted}
         assert {name: vars(record)[name] for name in facts} == facts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +17,10 @@ from .fields import (
     declared,
     described,
     dotted_names,
-    duration,
     fernet_keys,
     is_callable,
     of_type,
     or_none,
-    seconds_of,
     setting,
     unknown_name,
 )
@@ -67,12 +64,6 @@ class Settings:
         "Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.",
         secret=True,
     )
-    unsettled_ttl: timedelta | float | None = setting(
-        None,
-        or_none(duration(0)),
-        "how long a key that needs attention (stuck, or with a call in doubt) is kept beyond its `ttl`.\n"
-        "Then `cleanup_idempotency_keys` deletes it, and logs an error for each. None: until a person decides.",
-    )
     runbook_url: str | None = setting(
         None,
         or_none(address_of_a_page),
@@ -82,10 +73,6 @@ class Settings:
         True, of_type(bool), "False lets every request pass through. For a test, never in production."
     )
     options: Idempotency = DEFAULTS
-
-    @property
-    def unsettled_seconds(self) -> float | None:
-        return None if self.unsettled_ttl is None else seconds_of(self.unsettled_ttl)
 
     @property
     def header_meta(self) -> str:

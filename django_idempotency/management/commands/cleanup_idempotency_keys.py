@@ -42,12 +42,8 @@ class Command(DatabasesCommand[Cleanup]):
         return found and bool(options["fail_on_stuck"])
 
     def described(self, result: Cleanup, *, dry_run: bool) -> str:
-        deleted, freed, gave_up = (
-            ("Would delete", "Would free", "Would give up") if dry_run else ("Deleted", "Freed", "Gave up")
-        )
+        deleted, freed = ("Would delete", "Would free") if dry_run else ("Deleted", "Freed")
         sentences = [f"{deleted} {counted(result.deleted, 'expired idempotency key')}."]
-        if result.given_up:
-            sentences.append(f"{gave_up} {counted(result.given_up)}: UNSETTLED_TTL is over.")
         if result.unstuck:
             sentences.append(f"{freed} {counted(result.unstuck)} for retry: the workers died before any call.")
         if not (result.complete or dry_run):

@@ -208,6 +208,7 @@ class TestWhatHappens:
         assert "Reason: T-7: seen in the books" in above
         entry = LogEntry.objects.get()
         assert (entry.action_flag, entry.object_id) == (CHANGE, str(in_doubt.pk))
+        assert in_doubt.key not in entry.object_repr  # the log is kept for ever, and a key may be a secret
         assert entry.user_id == int(operator.session["_auth_user_id"])
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
         assert entry.get_change_message() in operator.get(history).content.decode()

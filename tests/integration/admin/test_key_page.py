@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -292,11 +292,9 @@ class TestStory:
         assert story.next_retry.startswith(retry)
         assert story.next_retry.endswith("Nothing runs again.")
 
-    def test_when_it_expires(self, settings: Any) -> None:
-        """While it needs attention, the time in its column does not count, unless the project says so."""
+    def test_when_it_expires(self) -> None:
+        """While it needs attention, the time in its column does not count."""
         busy = make_key("busy", status="in_progress", locked_until=timezone.now() + HOUR)
         assert "never, while it is in progress" in page_of(busy)
         key = make_key(**STUCK, expires_at=datetime(2026, 7, 1, tzinfo=UTC))
         assert f'<div class="readonly">{NEVER}</div>' in page_of(key)
-        settings.IDEMPOTENCY = {"UNSETTLED_TTL": timedelta(days=30)}
-        assert "2026-07-30 19:00:00 CDT (UNSETTLED_TTL): cleanup then deletes the key and logs an error" in page_of(key)
