@@ -195,7 +195,6 @@ TOLD = {
     "find_key": "runbook.md#2-find-the-keys",
     "KeyCollector": "monitoring.md",
     "derived_key": "leased.md#the-derived-key",
-    "from_cloudevent": "events.md#webhooks",
     "key_reference": "monitoring.md#logs",
     "Endpoint": "endpoints.md",
     "idempotent_operation": "ninja.md",
