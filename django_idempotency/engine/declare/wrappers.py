@@ -34,8 +34,7 @@ HARMLESS = (
     f"{VIEWS}.cache.never_cache",
     *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
     f"{VIEWS}.common.no_append_slash",
-    f"{VIEWS}.csp.csp_override",
-    f"{VIEWS}.csp.csp_report_only_override",
+    f"{VIEWS}.csp._make_csp_decorator",  # what both decorators of Django 6 return is made by it
     f"{VIEWS}.csrf.csrf_exempt",
     f"{VIEWS}.csrf.ensure_csrf_cookie",
     f"{VIEWS}.debug.sensitive_post_parameters",

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 import django
 from django.db import DataError
-from django.db.backends.postgresql.base import Cursor
 from django.db.backends.utils import CursorWrapper
 
 if TYPE_CHECKING:
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
 
 try:
     import psycopg
+    from django.db.backends.postgresql.base import Cursor
     from psycopg import errors, generators, pq
-except ImportError:  # psycopg2
+except ImportError:  # psycopg2, or no driver for PostgreSQL
     psycopg = None  # type: ignore[assignment]
 
 STATE = "_django_idempotency"
