@@ -15,7 +15,7 @@ from django_idempotency.checks import check_cors
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
+from django_idempotency.testing import create_key, scope_of_user
 from tests.shopapp import models
 
 
@@ -113,8 +113,8 @@ def test_a_celery_task_ships_once(run: Any) -> None:
 def test_a_user_is_told_what_is_stored(run: Any, django_user_model: Any) -> None:
     """The user's own keys only."""
     ann, ben = (django_user_model.objects.create_user(name) for name in ("ann", "ben"))
-    create_key("one", user=ann)
-    create_key("two", user=ben)
+    create_key("one", scope=scope_of_user(ann))
+    create_key("two", scope=scope_of_user(ben))
     assert [row["key"] for row in run("docs/recipes.md", "shop/disclosure.py").stored_about(ann)] == ["one"]
 
 

@@ -166,7 +166,7 @@ def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
     attention = run("docs/runbook.md", "shop/attention.py")
     for status in ("completed", "in_progress", "failed", "abandoned"):
         create_key(status, status=status)
-    create_key("charged", status="failed", half_done={"charge": 7})
+    create_key("charged", steps={"charge": 7})
     other = create_key("failed", in_doubt=["refund"], scope="7")
     rows = {row.key: row for row in IdempotencyKey.objects.exclude(pk=other.pk)}
     now = timezone.now()

@@ -16,7 +16,7 @@ from django_idempotency import idempotent
 from django_idempotency.engine.conf import Idempotency, get_settings
 from django_idempotency.maintenance.erasure import Forgotten
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
+from django_idempotency.testing import create_key, scope_of_user
 from tests.acceptance.pages import PAGES, ROOT, blocks
 from tests.shopapp import models
 
@@ -279,7 +279,7 @@ def test_keys_are_forgotten(run, django_user_model):
     privacy = run("docs/operations.md", "shop/privacy.py")
     user = django_user_model.objects.create_user("ann")
     for key in ("one", "two"):
-        create_key(key, user=user)
+        create_key(key, scope=scope_of_user(user))
     assert privacy.let_run_again(user, "one") == Forgotten(deleted=1, kept=0)
     assert privacy.erase(user) == Forgotten(deleted=1, kept=0)
 

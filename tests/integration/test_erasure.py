@@ -60,7 +60,7 @@ def test_a_callers_keys_all_go() -> None:
     """In batches, and no further than where it began."""
     user = UserFactory()
     for number in range(7):
-        create_key(f"k{number}", user=user)
+        create_key(f"k{number}", scope=scope_of_user(user))
         create_key(f"k{number}", scope="somebody else")
     with CaptureQueriesContext(connection) as queries:
         assert forget_scope(scope_of_user(user), batch_size=3) == Forgotten(deleted=7, kept=0)

@@ -285,7 +285,7 @@ class TestLeased:
     def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(self, post: Post, caplog: Log) -> None:
         """The view was leased once. A later attempt is news, and the record names the object."""
         caplog.set_level(logging.INFO, "django_idempotency")
-        create_key("k", operation="changed", half_done={"charge": 1})
+        create_key("k", operation="changed", steps={"charge": 1})
         IdempotencyKey.objects.update(resource_type="shop.order", resource_id="59")
         for attempt in (7, 8):
             IdempotencyKey.objects.update(attempt=attempt)

@@ -175,7 +175,7 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Pos
 def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     """Neither of another step, nor of a step with this name of another key."""
     now = timezone.now()
-    other = create_key("other", half_done={"charge": "ch_9"})
+    other = create_key("other", steps={"charge": "ch_9"})
     mail: dict[str, Any] = {"name": "mail", "kind": "call", "attempt": 1, "result": "7"}
     IdempotencyStep.objects.create(key=in_doubt, started_at=now, finished_at=now, **mail)
     for result in ("ch_1", "ch_2"):

@@ -63,7 +63,7 @@ def test_inside_an_outer_transaction_it_is_a_savepoint(post: Post) -> None:
 @pytest.mark.urls("tests.integration.leased_urls")
 def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_threads: Callable[..., Any]) -> None:
     """That goes on for as long as its caller likes, and a person may want to decide about the key."""
-    create_key("k", operation="changed", half_done={"charge": 1})
+    create_key("k", operation="changed", steps={"charge": 1})
 
     def lock(number: int) -> bool:
         with transaction.atomic():

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.urls import reverse
+from django.utils import timezone
 
 from django_idempotency.admin import overview as limits
 from django_idempotency.engine.protocol.digests import key_hash
@@ -145,7 +147,9 @@ def test_the_admin_and_the_cleanup_read_what_they_show_and_delete(flight: str, m
     for name, limit in {"LISTED": 200, "FILTERED": 1000}.items():
         monkeypatch.setattr(limits, name, limit)
     for _ in range(100):
-        create_key(expired=True)
+        create_key()
+    past = timezone.now() - timedelta(days=2)
+    IdempotencyKey.objects.update(created_at=past, completed_at=past, expires_at=past)
     operator = staff("view_idempotencykey")
     changelist = reverse("admin:django_idempotency_idempotencykey_changelist")
     with FLIGHTS[flight]():

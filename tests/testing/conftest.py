@@ -10,7 +10,7 @@ from django.test import Client
 
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
-from tests.testing import endpoint_urls
+from tests.testing import endpoint_urls, leased_urls
 from tests.testing.requests import DATA
 
 
@@ -18,6 +18,7 @@ from tests.testing.requests import DATA
 def _fresh() -> None:
     endpoint_urls.KEPT.clear()
     endpoint_urls.HOOKS.clear()
+    leased_urls.MADE.clear()
 
 
 @pytest.fixture
