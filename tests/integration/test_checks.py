@@ -98,7 +98,7 @@ def test_e004_a_database_that_speaks_mysqls_protocol(
     stores.store_for.cache_clear()
     messages = check_databases(None, databases=["default"])
     stores.store_for.cache_clear()
-    assert [message.msg for message in messages] == [
+    assert [message.msg for message in messages if message.id == "django_idempotency.E004"] == [
         f"database 'default' is {name} (ENGINE 'django.db.backends.mysql'), for which django-idempotency has no "
         "store. Use PostgreSQL, MySQL, MariaDB or SQLite."
         for _ in range(name is not None)
