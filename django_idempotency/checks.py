@@ -8,8 +8,8 @@ SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for ea
 keys that Citus does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
 keep from other origins, W004 a database whose times Django does not take for UTC, W006 tables of the project's models
-that MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of
-keys whose collation may take two texts for one.
+that MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008
+columns of keys whose collation may take two texts for one.
 """
 
 from __future__ import annotations

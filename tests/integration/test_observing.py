@@ -116,8 +116,10 @@ def test_a_running_request_is_seen(post: Post, key: str, caplog: pytest.LogCaptu
 
     HOOKS["view"] = duplicate
     assert post("/create").status_code == 201
-    message = f"Observed: POST create would have been refused with 409: A request is outstanding for this "
-        f"Idempotency-Key (key {reference(key)})."
+    message = (
+        "Observed: POST create would have been refused with 409: A request is outstanding for this Idempotency-Key "
+        f"(key {reference(key)})."
+    )
     assert logged(caplog) == [message]
 
 
