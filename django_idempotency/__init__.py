@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .engine.declare.once import once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
+    from .engine.request.problems import problem_response
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
     from .exceptions import (
         ClaimLost,
@@ -51,6 +52,7 @@ __all__ = [
     "get_operation",
     "idempotent",
     "once",
+    "problem_response",
     "run_once",
 ]
 
@@ -62,6 +64,7 @@ _HOME = {
     "once": ".engine.declare.once",
     "get_operation": ".engine.request.view_call",
     "idempotent": ".engine.declare.decorators",
+    "problem_response": ".engine.request.problems",
 }
 """Where each name that is no exception comes from: the same modules as above."""
 

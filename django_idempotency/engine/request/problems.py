@@ -14,17 +14,21 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
-from ..conf import Idempotency, get_settings
+from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
+from ..conf import Idempotency, get_settings, resolve
 from ..protocol import outcomes
 from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Snapshot
 
 IN_PROGRESS = "in-progress"
+CHANGING = "changing-credential"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
 """A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
+CONFLICT = Idempotency(in_progress_status=409)
+"""For work without a status page: a sender of webhooks would take a 202 for success."""
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
@@ -38,6 +42,14 @@ class Problem:
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """The request can be given no identity or no fingerprint. Nothing is claimed."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
@@ -77,7 +89,7 @@ def credential_refused() -> Problem:
         "The value of your Authorization header may change with each request, so this operation cannot recognize a "
         "retry by it."
     )
-    return Problem("changing-credential", 403, UNIDENTIFIED, detail)
+    return Problem(CHANGING, 403, UNIDENTIFIED, detail)
 
 
 def length_required() -> Problem:
@@ -136,21 +148,38 @@ def store_busy() -> Problem:
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
 
 
-def problem_of(refusal: outcomes.Refusal, options: Idempotency) -> Problem:
-    """The error answer to a request whose claim was refused."""
+def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
+    """The error answer to a request whose claim was refused, or to an exception of `run_once`."""
     match refusal:
-        case outcomes.Mismatched():
+        case outcomes.Mismatched() | PayloadMismatch():
             return already_used(options)
-        case outcomes.Conflicted():
+        case outcomes.Conflicted() | OperationInProgress():
             return outstanding(options, refusal.retry_after)
-        case outcomes.InDoubt():
+        case outcomes.InDoubt() | OutcomeUnknown():
             return outcome_unknown()
-        case outcomes.Unavailable():
+        case outcomes.Unavailable() | NotRun():
             return store_busy()
         case outcomes.TooOld():
             return key_too_old()
         case _:
             assert_never(refusal)
+
+
+def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
+    """The answer of a protected view, for an exception of `run_once` or `once` in a view of your own.
+
+    409 or 422, or 503 if the store was busy. With `Retry-After`, unless no retry can succeed.
+
+    Args:
+        request: Django's or the REST framework's request.
+        error: what `run_once` has raised.
+
+    Returns:
+        The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
+    """
+    response: HttpResponse = respond(request, problem_of(error, resolve(CONFLICT)))
+    response.headers[get_settings().replayed_header] = "false"
+    return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
