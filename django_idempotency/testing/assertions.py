@@ -16,7 +16,7 @@ from .crashes import CrashChecks
 from .requests import Request, key_in_header, with_files_read
 
 ALTERED: Final[Any] = object()
-"""The default of `changed`: the same body with every value altered."""
+"""The default of `changed`: the same body with one field more."""
 
 
 def assert_idempotent(
@@ -49,8 +49,8 @@ def assert_idempotent(
         data: as for `client.post`. May be a function, which is called for each new key: for an endpoint that takes
             the same body only once.
         method: the HTTP method, in any case.
-        changed: another body, which must be refused under the same key. Default: the body with every value altered,
-            except the key. Or a function such as `with_key`, which returns the other body. None skips this check, for
+        changed: another body, which must be refused under the same key, or a function such as `with_key`, which
+            returns the other body. Default: the body with one field more. None skips this check, for
             `fingerprint=None`.
         other_client: a client of another user, who must not get the first user's response.
         creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.

@@ -79,7 +79,7 @@ class Request:
     """A request that can be sent many times, under any key.
 
     with_key: `callable(key)` that returns the arguments of `client.post` that carry the key.
-    alters_body: whether all values of the body are altered, except the key.
+    alters_body: whether the body has one field more.
     """
 
     client: Any
@@ -93,7 +93,7 @@ class Request:
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
         carried = {} if key is None else self.with_key(key)
-        arguments = {**self.extra, **carried, "data": self._body(key, carried.get("data"))}
+        arguments = {**self.extra, **carried, "data": self._body(carried.get("data"))}
         if headers := {**self.extra.get("headers", {}), **carried.get("headers", {})}:
             arguments["headers"] = headers
         if arguments["data"] is None:
@@ -101,15 +101,15 @@ class Request:
         send = getattr(_copy(client or self.client), self.method.lower())
         return Reply.of(send(self.path, **arguments))
 
-    def _body(self, key: str | None, carried: Any) -> Any:
+    def _body(self, carried: Any) -> Any:
         """The data with the fields that carry the key, or the whole body that does."""
         data = copy.deepcopy(self.data)  # a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
-            data = _altered(data, key) if self.alters_body else data
-            return data if carried is None else {**(data or {}), **carried}
+            body = data if carried is None else {**(data or {}), **carried}
+            return altered(body) if self.alters_body else body
         if data is not None:
             raise TypeError(f"with_key= gives the data {carried!r}, which cannot be merged with {data!r}. Use dicts.")
-        return _altered(carried, key) if self.alters_body else carried
+        return altered(carried) if self.alters_body else carried
 
     def with_body(self, data: Any) -> Request:
         """The same with other data."""
@@ -179,33 +179,16 @@ def _file(content: Any, like: Any) -> Any:
     return file
 
 
-def _altered(data: Any, keep: str | None) -> Any:
-    """Return the data with every value altered, so that any field that the endpoint compares has changed.
-
-    keep: the key. Texts that contain the key stay as they are.
-    """
-    if data is None or data in ({}, []):
-        return {"altered": "1"}
+def altered(data: Any) -> Any:
+    """Return the data with one field, item or character more."""
     match data:
-        case dict():
-            return {name: _altered(value, keep) for name, value in data.items()}
+        case None | dict():
+            return {**(data or {}), "altered": "1"}
         case list():
-            return [_altered(value, keep) for value in data]
-        case bool():
-            return not data
-        case int() | float():
-            return data + 1
-        case ContentFile():
-            content = data.read()
-            return _file(content + ("1" if isinstance(content, str) else b"1"), data)
+            return [*data, "1"]
         case bytes():
-            return _altered_text(data.decode("latin-1"), keep).encode("latin-1")
-    return _altered_text(str(data), keep)
-
-
-def _altered_text(text: str, keep: str | None) -> str:
+            return altered(data.decode("latin-1")).encode("latin-1")
     try:
-        parsed = json.loads(text)
-    except ValueError:
-        return text if keep is not None and keep in text else text + "1"
-    return json.dumps(_altered(parsed, keep))
+        return json.dumps(altered(json.loads(data)))
+    except (TypeError, ValueError):
+        return f"{data}1"

@@ -139,6 +139,6 @@ class TestSigned:
             assert_idempotent(client, "/by_event", {"a": 1}, with_key=event)
 
     def test_a_whole_body_that_is_not_signed(self, client: Client) -> None:
-        """Its values are altered, except the key."""
+        """The other one has a field more."""
         with_key = {"with_key": lambda key: {"data": json.dumps({"id": key, "amount": 1}), "content_type": "x/json"}}
         assert_idempotent(client, "/by_body_event", creates=Order, **with_key)

@@ -291,4 +291,3 @@ class TestStory:
         assert story.certain == "The response is kept."
         assert story.next_retry.startswith(retry)
         assert story.next_retry.endswith("Nothing runs again.")
-
