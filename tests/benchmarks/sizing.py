@@ -1,4 +1,4 @@
-"""The figures of docs/sizing.md: `python -m tests.benchmarks.sizing`, some minutes; prints them. --quick: a tenth."""
+"""The figures of "Size" in docs/performance.md: `python -m tests.benchmarks.sizing` prints them; --quick: a tenth."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from time import time
 from typing import Any
 
+from django.contrib.sessions.backends.base import SessionBase
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
@@ -56,6 +57,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store_for(alias), wanted, call)
+    if not isinstance(outcome, Finished):
+        _forget_session(call.request)
     if isinstance(outcome, Completed):
         return _replay(call, wanted, outcome, alias)
     report_outcome(outcome, wanted.identity, alias)
@@ -124,6 +127,14 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
     else:
         response = restore(snapshot)
     return call.deliver(response, replayed=True)
+
+
+def _forget_session(request: Any) -> None:
+    """The first request may have changed the session since this duplicate has loaded it: do not save the old one."""
+    loaded = getattr(request, "session", None)
+    if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
+        request.session = type(loaded)(loaded.session_key)
+        request.session.accessed = loaded.accessed
 
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
