@@ -97,4 +97,5 @@ def components() -> Schema:
         "status": {"type": "integer"},
     }
     described = {"type": "object", "description": "RFC 9457 problem details."}
-    return {PROBLEM_NAME: {**described, "properties": members, "required": list(members)}}
+    resource = {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "id")}}
+    return {PROBLEM_NAME: {**described, "properties": {**members, "resource": resource}, "required": list(members)}}

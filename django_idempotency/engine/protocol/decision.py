@@ -106,9 +106,9 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if stored.expired:
         return TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
-        return Conflicted(lease_left=stored.lease_left)
+        return Conflicted(lease_left=stored.lease_left, resource=stored.resource)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
-        return Mismatched()
+        return Mismatched(resource=stored.resource)
     if stored.status is Status.COMPLETED:
         return Completed(snapshot=stored.snapshot, resource=stored.resource)
     return InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
