@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .engine.declare.once import once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
+    from .engine.request.problems import problem_response
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "get_operation",
     "idempotent",
     "once",
+    "problem_response",
     "run_once",
 ]
 __all__ += exceptions.__all__
@@ -36,6 +38,7 @@ _HOMES = {
     ".engine.declare.once": ("once",),
     ".engine.execution.once": ("Result", "arun_once", "run_once"),
     ".engine.execution.operation": ("Operation",),
+    ".engine.request.problems": ("problem_response",),
     ".engine.request.view_call": ("IdempotentHttpRequest", "get_operation"),
 }
 """Where each name that is no exception comes from: the same modules as above."""

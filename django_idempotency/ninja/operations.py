@@ -9,7 +9,6 @@ raises an exception that no handler of the API has answered. In `run` such an ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import getclosurevars, isfunction
 from typing import Any, NoReturn, TypeVar, Unpack, overload
@@ -36,7 +35,9 @@ from ..exceptions import IdempotencyConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
 RUNNING = "_idempotency_ninja"
-"""Set on a request while an operation runs: its `Running`."""
+"""Set on a request: the operation that runs."""
+UNANSWERED = "_idempotency_unanswered"
+"""Set on a request: what the exception handler of the API has raised."""
 
 
 @overload
@@ -87,14 +88,14 @@ def _protected(view: Any, own: Idempotency | None = None) -> Any:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
             _refuse(f"{unprotected!r} was called without a request of Django Ninja.{WAY_OUT}")
-        running: Running | None = getattr(request, RUNNING, None)
-        if running is None or protected not in unwrapped(running.operation.view_func):
+        operation: Operation | None = getattr(request, RUNNING, None)
+        if operation is None or protected not in unwrapped(operation.view_func):
             _refuse(
                 f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
                 f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
-        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(running.operation, MARK).options)
-        call.running = running
+        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
+        call.operation = operation
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
@@ -145,42 +146,28 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
         layers = (*known[:own], inherited, *known[own:])
     declare(operation, Declaration(layers, "ninja"))
 
-    def begin(request: HttpRequest) -> Running:
-        running = Running(operation)
-        setattr(request, RUNNING, running)
-        return running
-
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        running = begin(request)
-        return running.ended(run(request, *args, **kwargs))
+        vars(request).update({RUNNING: operation, UNANSWERED: None})
+        return _answered(request, run(request, *args, **kwargs))
 
     async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        running = begin(request)
-        return running.ended(await run(request, *args, **kwargs))
+        vars(request).update({RUNNING: operation, UNANSWERED: None})
+        return _answered(request, await run(request, *args, **kwargs))
 
     return wraps(run)(aguarded if operation.is_async else guarded)
 
 
-@dataclass(slots=True)
-class Running:
-    """The operation that is running for a request.
-
-    unanswered: what the exception handler of the API has raised.
-    """
-
-    operation: Operation
-    unanswered: Exception | None = None
-
-    def ended(self, response: HttpResponseBase) -> HttpResponseBase:
-        if self.unanswered is not None:
-            raise self.unanswered
-        return response
+def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    unanswered: Exception | None = getattr(request, UNANSWERED)
+    if unanswered is not None:
+        raise unanswered
+    return response
 
 
 class NinjaViewCall(ViewCall):
     """Runs below `Operation.run`: the caller is authenticated and within the throttles, the parameters are parsed."""
 
-    running: Running
+    operation: Operation
 
     def authenticated(self) -> str | None:
         """The caller that the operation's own authentication found."""
@@ -190,7 +177,7 @@ class NinjaViewCall(ViewCall):
         if isinstance(auth, str):
             # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"? Its own for
             # sessions set a user.
-            callbacks = self.running.operation.auth_callbacks
+            callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
                 _refuse(
@@ -201,18 +188,17 @@ class NinjaViewCall(ViewCall):
 
     def ready(self, response: Any) -> HttpResponseBase:
         """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse the result."""
-        operation = self.running.operation
         # The `response` parameter of the operation carries the headers that the operation set.
-        temporal = self.kwargs.get(operation.signature.response_arg or "")
-        return self.render(converted(operation, self.request, response, temporal))
+        temporal = self.kwargs.get(self.operation.signature.response_arg or "")
+        return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """The exception handlers of the API, in a transaction of their own."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
-                return self.judge(self.render(self.running.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:  # noqa: BLE001 (raised again, see `Running`)
-            self.running.unanswered = unanswered
+                return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
+        except Exception as unanswered:  # noqa: BLE001 (raised again, see `_answered`)
+            setattr(self.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 

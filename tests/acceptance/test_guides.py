@@ -110,6 +110,20 @@ def test_a_celery_task_ships_once(run: Any) -> None:
 
 
 @pytest.mark.django_db
+def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
+    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
+    page = run("docs/events.md", "shop/receiver.py")
+    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
+    answers = [page.receive(delivery), page.receive(delivery)]
+    assert answers[0].content == answers[1].content == b'{"order": %d}' % models.Order.objects.get().pk
+    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
+    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
+    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
+    refused = page.receive(running)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
 def test_a_user_is_told_what_is_stored(run: Any, django_user_model: Any) -> None:
     """The user's own keys only."""
     ann, ben = (django_user_model.objects.create_user(name) for name in ("ann", "ben"))

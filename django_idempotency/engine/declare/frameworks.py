@@ -18,7 +18,7 @@ from typing import Any
 
 MODULES = {
     "ninja": "django_idempotency.ninja.operations",
-    "rest_framework": "django_idempotency.rest_framework.view_call",
+    "rest_framework": "django_idempotency.rest_framework.adapter",
 }
 """By name, because the engine imports nothing that stands above it."""
 

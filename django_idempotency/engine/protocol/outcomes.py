@@ -155,6 +155,8 @@ class TooOld:
     """No row knows the key, and the key is too old to be a new one: it may have run before its row was cleaned up."""
 
 
+Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
+"""What a stored key may mean for a request that must not run."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 

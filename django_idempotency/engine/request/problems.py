@@ -17,11 +17,13 @@ from django.utils.cache import add_never_cache_headers, patch_vary_headers
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
-from ..conf import Idempotency, get_settings
+from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
+from ..conf import Idempotency, get_settings, resolve
 from ..protocol import outcomes
 from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Resource, Snapshot
 
 IN_PROGRESS = "in-progress"
+CHANGING = "changing-credential"
 JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
@@ -29,6 +31,8 @@ UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
+CONFLICT = Idempotency(in_progress_status=409)
+"""For work without a status page: a sender of webhooks would take a 202 for success."""
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
@@ -44,6 +48,14 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
     """Type and id of what the first request has referred to, if it was the same caller's."""
+
+
+class Refused(Exception):
+    """The request can be given no identity or no fingerprint. Nothing is claimed."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
@@ -83,7 +95,7 @@ def credential_refused() -> Problem:
         "The value of your Authorization header may change with each request, so this operation cannot recognize a "
         "retry by it."
     )
-    return Problem("changing-credential", 403, UNIDENTIFIED, detail)
+    return Problem(CHANGING, 403, UNIDENTIFIED, detail)
 
 
 def length_required() -> Problem:
@@ -142,21 +154,39 @@ def store_busy() -> Problem:
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
 
 
-def problem_of(refusal: outcomes.Refusal, options: Idempotency) -> Problem:
-    """The error answer to a request whose claim was refused."""
+def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
+    """The error answer to a request whose claim was refused, or to an exception of `run_once`."""
     match refusal:
-        case outcomes.Mismatched(resource=resource):
-            return replace(already_used(options), resource=resource)
-        case outcomes.Conflicted(resource=resource):
-            return replace(outstanding(options, refusal.retry_after), resource=resource)
-        case outcomes.InDoubt(resource=resource):
-            return replace(outcome_unknown(), resource=resource)
-        case outcomes.Unavailable():
-            return store_busy()
+        case outcomes.Mismatched() | PayloadMismatch():
+            problem = already_used(options)
+        case outcomes.Conflicted() | OperationInProgress():
+            problem = outstanding(options, refusal.retry_after)
+        case outcomes.InDoubt() | OutcomeUnknown():
+            problem = outcome_unknown()
+        case outcomes.Unavailable() | NotRun():
+            problem = store_busy()
         case outcomes.TooOld():
-            return key_too_old()
+            problem = key_too_old()
         case _:
             assert_never(refusal)
+    return replace(problem, resource=getattr(refusal, "resource", None))
+
+
+def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
+    """The answer of a protected view, for an exception of `run_once` or `once` in a view of your own.
+
+    409 or 422, or 503 if the store was busy. With `Retry-After`, unless no retry can succeed.
+
+    Args:
+        request: Django's or the REST framework's request.
+        error: what `run_once` has raised.
+
+    Returns:
+        The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
+    """
+    response: HttpResponse = respond(request, problem_of(error, resolve(CONFLICT)))
+    response.headers[get_settings().replayed_header] = "false"
+    return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
