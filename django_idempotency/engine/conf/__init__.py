@@ -1,8 +1,8 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
+from .fields import SAFE_METHODS
 from .options import (
     OPTION_NAMES,
-    SAFE_METHODS,
     Fingerprint,
     Idempotency,
     Keywords,

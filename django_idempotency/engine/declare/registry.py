@@ -94,8 +94,10 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
     """The layers of a method with this name: the decorator on a method called `put` protects PUT."""
+    if name not in VERBS:
+        return layers
     layer = for_methods(name.upper())
-    return (*layers, layer) if name in VERBS and layer not in layers else layers
+    return layers if layer in layers else (*layers, layer)
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
