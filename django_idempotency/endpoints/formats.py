@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib.admindocs.views import simplify_regex
 
 from ..engine.conf import Idempotency, get_settings
-from ..engine.declare.callables import dotted_name
+from ..engine.declare.wrappers import dotted_name
 from . import specification
 from .listing import Endpoint
 

@@ -15,10 +15,10 @@ from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
 from ..engine.declare import frameworks
-from ..engine.declare.callables import dotted_name, unwrapped
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
 from ..engine.declare.registry import Declaration, declaration_of
+from ..engine.declare.wrappers import dotted_name, unwrapped
 from .routes import Route, format_suffixes, routes
 
 SHIPPED = ("django.contrib.", "django.views.generic.base.RedirectView", "django_idempotency.")

@@ -14,7 +14,7 @@ from typing import Any
 from django.utils.translation import override
 
 from ..engine.conf import Fingerprint, Idempotency, get_settings
-from ..engine.declare.callables import dotted_name
+from ..engine.declare.wrappers import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.snapshots import Snapshot
 from ..engine.request import problems

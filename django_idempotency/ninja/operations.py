@@ -22,9 +22,9 @@ from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
-from ..engine.declare.callables import dotted_name, unwrapped
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
+from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.declare.wrapping import protected_form
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict

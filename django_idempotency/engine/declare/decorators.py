@@ -14,9 +14,9 @@ from ..conf import Idempotency, Keywords, resolve
 from ..request.atomic_requests import take_over
 from ..request.view_call import ViewCall
 from . import frameworks
-from .callables import method_name
 from .placement import refuse_class, refuse_routing, refuse_view
 from .registry import Declaration, declare, given, register, with_verb
+from .wrappers import method_name
 from .wrapping import protected_form
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,9 +14,8 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
-from .callables import dotted_name, innermost, method_name
 from .registry import MARK
-from .wrappers import unknown_wrapper
+from .wrappers import dotted_name, innermost, method_name, unknown_wrapper
 
 DRF_ORDER = """
     @api_view(["POST"])

@@ -12,7 +12,7 @@ from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.view_call import found, rendered
 from . import frameworks
-from .callables import dotted_name, method_name, unwrapped
+from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
 """On a protected callable: its `Declaration`."""
