@@ -25,8 +25,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 
-from .endpoints.listing import declarations_of, misplaced
-from .endpoints.routes import routes
+from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.placement import is_drf_view
 from .engine.declare.wrappers import dotted_name, unwrapped
@@ -184,10 +183,10 @@ def _declared() -> tuple[list[Idempotency], set[str]]:
     options: list[Idempotency] = []
     problems: set[str] = set()
     for callback in _callbacks():
-        for declaration in declarations_of(callback):
-            if declaration.layers is not None:
+        for answers in declarations_of(callback):
+            if answers.declaration is not None:
                 try:
-                    options.append(resolve(*declaration.layers))
+                    options.append(answers.declaration.options)
                 except IdempotencyConfigurationError as error:
                     problems.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
     return options, problems
@@ -264,5 +263,5 @@ def _view_class(callback: Any) -> Any:
 
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        for route in routes():
-            yield route.callback
+        for _, _, callback in routes():
+            yield callback

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from drf_spectacular import openapi
 from drf_spectacular.plumbing import ResolvedComponent
 
-from ..endpoints import openapi as openapi_parts
+from ..endpoints import specification
 from ..endpoints.listing import of_handler
-from ..endpoints.openapi import Schema
+from ..endpoints.specification import Schema
 from ..engine.declare.class_options import handlers
 from ..engine.request.problems import Problem
 from ..exceptions import IdempotencyConfigurationError
@@ -74,13 +74,13 @@ def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
     options = answers.options_for(method)
     if options is None:
         return
-    openapi_parts.describe(
+    specification.describe(
         operation,
         options,
         required=options.required and not answers.by_request,
         undeclared={400: schema.map_renderers("media_type")},  # the framework's answer to bad input
     )
-    for name, definition in openapi_parts.components().items():
+    for name, definition in specification.components().items():
         component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
             name=name, type=ResolvedComponent.SCHEMA, schema=definition, object=Problem
         )

@@ -68,7 +68,7 @@ def test_a_handler_is_named_like_an_action(rf: Any, key: str) -> None:
 
     post, patch = (Orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
     assert (replayed(post), replayed(patch)) == (None, "false")
-    listed = {answers.method: answers.layers for answers in declarations_of(Orders.as_view())}
+    listed = {answers.method: answers.declaration for answers in declarations_of(Orders.as_view())}
     assert (listed["POST"], listed["PATCH"] is None) == (None, False)
 
 

@@ -1,8 +1,7 @@
-"""The endpoints as a table, as JSON and as Markdown."""
+"""The endpoints as a table and as Markdown."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,31 +13,6 @@ from tests.integration.endpoints.shop import run
 def test_table(shop: str) -> None:
     """A line for each endpoint, and one that counts."""
     assert run("--allow", "any", urlconf=shop)[0] == TABLE
-
-
-def test_json(shop: str) -> None:
-    """For programs: plain values."""
-    orders, pay, plain, _ = json.loads(run("--format", "json", urlconf=shop)[0])
-    everywhere = {"method": "POST", "name": "", "view": "tests.integration.endpoints.shop.view", "note": ""}
-    assert plain == {**everywhere, "route": "plain", "protected": False, "allowed": False}
-    assert orders == {
-        **everywhere,
-        "route": "orders",
-        "protected": True,
-        "mode": "atomic",
-        "lease_seconds": None,
-        "ttl_seconds": 86400,
-        "required": True,
-        "header": "Idempotency-Key",
-        "key": None,
-        "scope": None,
-        "anonymous": "shared",
-        "operation": "POST orders",
-        "wait_seconds": 0,
-        "in_progress_status": 409,
-        "mismatch_status": 422,
-    }
-    assert (pay["scope"], pay["operation"]) == ("tests.integration.endpoints.shop.tenant", "pay")
 
 
 def test_c8_c14_c15_markdown_is_the_published_specification(shop: str, settings: Any) -> None:
