@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine.conf import Fingerprint, Idempotency
-    from .engine.declare.decorators import idempotent
-    from .engine.declare.once import once
+    from .engine.declare.decorators import idempotent, once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
@@ -59,7 +58,7 @@ _HOME = {
     "IdempotentHttpRequest": ".engine.request.view_call",
     "Operation": ".engine.execution.operation",
     **dict.fromkeys(("Result", "arun_once", "run_once"), ".engine.execution.once"),
-    "once": ".engine.declare.once",
+    "once": ".engine.declare.decorators",
     "get_operation": ".engine.request.view_call",
     "idempotent": ".engine.declare.decorators",
 }

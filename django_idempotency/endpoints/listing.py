@@ -16,10 +16,9 @@ from django.urls import URLResolver, get_resolver
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Idempotency, get_settings
-from ..engine.declare import frameworks
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of
+from ..engine.declare.registry import Declaration, declaration_of, frameworks
 from ..engine.declare.wrappers import dotted_name, unwrapped
 
 SHIPPED = (
@@ -147,7 +146,7 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """What answers the unsafe methods of a URL's callback, and what protects that."""
     for candidate in unwrapped(callback):
-        for framework in frameworks.in_use():
+        for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
                 return (Answers(*each) for each in found)
         if (cls := _view_class(candidate)) is not None:

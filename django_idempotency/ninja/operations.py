@@ -22,10 +22,10 @@ from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
+from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
-from ..engine.declare.wrapping import protected_form
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.callers import auth_scope
@@ -223,7 +223,7 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
     return operation._result_to_response(request, result, temporal)
 
 
-# --- what the engine asks, see `engine.declare.frameworks`
+# --- what the engine asks, see `engine.declare.registry.frameworks`
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from ...exceptions import IdempotencyConfigurationError
@@ -126,7 +125,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     actions = cls.idempotency_actions
     of_action = (actions[name],) if name in actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
-    return tuple(takewhile(lambda layer: layer is not None, layers)) if None in layers else layers
+    return layers[: layers.index(None)] if None in layers else layers
 
 
 @lru_cache(maxsize=1024)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Literal
 
 from ...exceptions import IdempotencyConfigurationError
@@ -11,13 +13,17 @@ from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.view_call import found, rendered
-from . import frameworks
 from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
 """On a protected callable: its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
 """The decorator on a method with one of these names protects this HTTP method."""
+FRAMEWORKS = {
+    "ninja": "django_idempotency.ninja.operations",
+    "rest_framework": "django_idempotency.rest_framework.view_call",
+}
+"""Our module for each framework, by name, because the engine imports nothing that stands above it."""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -54,9 +60,22 @@ class Declaration:
         """
         if self.kind == "once":
             return final_result(returned, self.options.reconcile)
-        responses = (framework.response(returned, self) for framework in frameworks.in_use())
+        responses = (framework.response(returned, self) for framework in frameworks())
         response = next((response for response in responses if response is not None), returned)
         return found(rendered(response), self.options)
+
+
+def frameworks() -> list[Any]:
+    """Our modules for the frameworks that the project itself has imported. Each module has three functions:
+
+    * `view_call(request, view, args, kwargs, options)`: the `ViewCall` of a protected view, if `request` is one of this
+      framework, else None.
+    * `declared(callback)`: method, view and `Declaration` of what a URL's callback answers, if it is one of this
+      framework and no class, else None.
+    * `response(returned, declaration)`: the response that `reconcile` has returned without a request, if it is one of
+      this framework, else None.
+    """
+    return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:
@@ -106,15 +125,13 @@ def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempo
     Raises:
         IdempotencyConfigurationError: for options that cannot work.
     """
-    if view is None:
-        return as_options(options), None
-    if not isinstance(view, Idempotency):
-        if options:
-            raise IdempotencyConfigurationError(f"pass options to {decorator} by keyword only, before the view.")
-        return Idempotency(), view
-    if options:
-        raise IdempotencyConfigurationError(f"pass an Idempotency or keyword options to {decorator}, not both.")
-    return view, None
+    if options and view is not None:
+        raise IdempotencyConfigurationError(
+            f"pass options to {decorator} by keyword and before the view, or as one Idempotency, not both."
+        )
+    if view is None or isinstance(view, Idempotency):
+        return view or as_options(options), None
+    return Idempotency(), view
 
 
 def _nearest(declaration: Declaration, name: str) -> Any:
