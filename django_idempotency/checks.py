@@ -6,10 +6,10 @@ E005 autocommit switched off, E006 a decorator above authentication, E007 option
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E010 MariaDB with
 SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of
 keys that Citus does not commit together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
-keep from other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the
-key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing
-indexes or constraints of the tables of keys, W008 columns of keys whose collation may take two texts for one.
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
+times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
+transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation may take
+two texts for one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from django.apps import apps
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning
@@ -27,8 +26,7 @@ from django.db import connections, router
 
 from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
-from .engine.declare.placement import is_drf_view
-from .engine.declare.wrappers import dotted_name, unwrapped
+from .engine.declare.wrappers import dotted_name
 from .engine.execution.status_url import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
@@ -40,9 +38,7 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 
 def register() -> None:
     register_check(check_settings, "django_idempotency")
-    register_check(check_cors, Tags.security)
     register_check(check_urls, Tags.urls)
-    register_check(check_openapi, Tags.urls)
     register_check(check_databases, Tags.database)
 
 
@@ -93,56 +89,25 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> It
 
 
 @_where_settings_work
-def check_cors(**kwargs: Any) -> Iterator[CheckMessage]:
-    """With django-cors-headers, scripts of other origins can send the key and read the headers about a retry."""
-    if not apps.is_installed("corsheaders"):
-        return
-    conf = get_settings()
-    exposed = [conf.replayed_header, "Retry-After", *(["Location"] if _polls() else [])]
-    allowed = f"[*corsheaders.defaults.default_headers, {conf.header.lower()!r}]"
-    for setting, names, use, advice in (
-        ("CORS_ALLOW_HEADERS", [conf.header], "send", allowed),
-        ("CORS_EXPOSE_HEADERS", exposed, "read", repr(exposed)),
-    ):
-        if hidden := _not_listed(setting, names):
-            yield Warning(
-                f"scripts of other origins cannot {use} {hidden}, which {setting} leaves out.",
-                hint=f"Set {setting} = {advice}.",
-                id="django_idempotency.W003",
-            )
-
-
-def _not_listed(setting: str, names: list[str]) -> str:
-    """The names that the setting of django-cors-headers leaves out; by default it lists none of them."""
-    listed = {str(name).lower() for name in getattr(django_settings, setting, None) or ()}
-    # To browsers the asterisk means every header, but not in answers to requests with credentials.
-    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
-        return ""
-    return " and ".join(name for name in names if name.lower() not in listed)
-
-
-@_where_settings_work
 def check_urls(**kwargs: Any) -> Iterator[CheckMessage]:
     """No protection stands above a check of who is calling, and each route's options fit together."""
-    callbacks = list(_callbacks())
-    for id_, problems in (
-        ("django_idempotency.E006", {problem for callback in callbacks for problem in misplaced(callback)}),
-        ("django_idempotency.E007", _declared()[1]),
-        (
-            "django_idempotency.E012",
-            {problem for callback in callbacks for problem in _misspelled(_view_class(callback))},
-        ),
-    ):
-        yield from (Error(problem, id=id_) for problem in sorted(problems))
-    if _polls():
+    found = {
+        "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
+        "django_idempotency.E007": _declared()[1],
+        "django_idempotency.E012": (problem for callback in _callbacks() for problem in _misspelled(callback)),
+    }
+    for id_, problems in found.items():
+        yield from (Error(problem, id=id_) for problem in sorted({*problems}))
+    if any(options.in_progress_status == 202 for options in _declared()[0]):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
 
 
-def _misspelled(view_class: Any) -> Iterator[str]:
+def _misspelled(callback: Any) -> Iterator[str]:
     """What a class with a mixin says about options, but under a name that nothing reads."""
+    view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
     name = dotted_name(view_class)
@@ -156,28 +121,6 @@ def _misspelled(view_class: Any) -> Iterator[str]:
             )
 
 
-@_where_settings_work
-def check_openapi(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Each protected view of the REST framework shows its key in the schema of drf-spectacular."""
-    if not apps.is_installed("drf_spectacular"):
-        return
-    from .rest_framework.schema import undescribed
-
-    found: dict[str, set[str]] = {}
-    for callback in _callbacks():
-        for candidate in unwrapped(callback):
-            if is_drf_view(getattr(candidate, "cls", None)):
-                for view, schema in undescribed(candidate):
-                    found.setdefault(dotted_name(schema), set()).add(view)
-    for schema_name, views in sorted(found.items()):
-        yield Warning(
-            f"the schema class {schema_name} leaves the idempotency key out of OpenAPI, of {', '.join(sorted(views))}.",
-            hint="Set REST_FRAMEWORK['DEFAULT_SCHEMA_CLASS'] = 'django_idempotency.rest_framework.schema.AutoSchema', "
-            "or put IdempotencySchemaMixin of that module in front of the bases of your own schema class.",
-            id="django_idempotency.W005",
-        )
-
-
 def _declared() -> tuple[list[Idempotency], set[str]]:
     """The options of each protected route, and what is wrong with those that contradict each other: see E007."""
     options: list[Idempotency] = []
@@ -188,18 +131,13 @@ def _declared() -> tuple[list[Idempotency], set[str]]:
                 try:
                     options.append(answers.declaration.options)
                 except IdempotencyConfigurationError as error:
-                    problems.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
+                    problems.add(f"{answers.view}: {error}")
     return options, problems
 
 
 def _aliases() -> set[str]:
     """The aliases that protected routes and the project's default use."""
     return {alias_of(options) for options in (resolve(), *_declared()[0])}
-
-
-def _polls() -> bool:
-    """Whether any route answers duplicates with 202 and the `Location` of a status page."""
-    return any(options.in_progress_status == 202 for options in _declared()[0])
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:
@@ -254,11 +192,6 @@ def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)
     return vendor != "mysql" or (options.get("isolation_level", "read committed") or "").lower() == "read committed"
-
-
-def _view_class(callback: Any) -> Any:
-    """The class behind the result of `as_view()`; None for a function."""
-    return getattr(callback, "view_class", None) or getattr(callback, "cls", None)
 
 
 def _callbacks() -> Iterator[Any]:

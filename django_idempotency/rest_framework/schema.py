@@ -11,8 +11,6 @@ Other extension points of drf-spectacular miss operations: `@extend_schema` on a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from drf_spectacular import openapi
@@ -21,9 +19,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 from ..endpoints import specification
 from ..endpoints.listing import of_handler
 from ..endpoints.specification import Schema
-from ..engine.declare.class_options import handlers
 from ..engine.request.problems import Problem
-from ..exceptions import IdempotencyConfigurationError
 
 if TYPE_CHECKING:
     _Base = openapi.AutoSchema
@@ -48,23 +44,6 @@ class IdempotencySchemaMixin(_Base):
 
 class AutoSchema(IdempotencySchemaMixin, openapi.AutoSchema):
     """drf-spectacular's `AutoSchema` with `IdempotencySchemaMixin`. For the setting `DEFAULT_SCHEMA_CLASS`."""
-
-
-def undescribed(callback: Any) -> Iterator[tuple[str, type]]:
-    """Protected methods behind a URL's callback whose schema class lacks the mixin: the view's name and that class."""
-    cls, initkwargs = callback.cls, getattr(callback, "initkwargs", {})
-    of_view = initkwargs.get("schema", cls.schema)
-    if of_view is None or isinstance(of_view, IdempotencySchemaMixin):
-        return  # None: the project has excluded the view
-    for method, name, handler in handlers(cls, initkwargs, getattr(callback, "actions", None)):
-        # @extend_schema keeps its class on the method. drf-spectacular combines it with the class of the view.
-        of_method = getattr(handler, "kwargs", {}).get("schema")
-        if isinstance(of_method, type) and issubclass(of_method, IdempotencySchemaMixin):
-            continue
-        answers = of_handler(cls, initkwargs, method, name)
-        with suppress(IdempotencyConfigurationError):  # E007 reports it
-            if answers.options_for(method) is not None:
-                yield answers.view, type(of_view)
 
 
 def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.core.checks import Warning, run_checks
+from django.core.checks import run_checks
 from django.db import connection, connections
 from django.http import HttpResponse
-from django.test import modify_settings, override_settings
+from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import checks, idempotent
-from django_idempotency.checks import check_cors, check_databases, check_settings, check_urls
+from django_idempotency.checks import check_databases, check_settings, check_urls
 from django_idempotency.engine import stores
 
 
@@ -56,7 +55,7 @@ def test_e001_the_setting(settings: Any, setting: dict[str, Any], message: str) 
     assert found.id == "django_idempotency.E001"
     assert found.msg.startswith(message)
     assert "s3cret" not in str(found)
-    assert check_databases(None, databases=["default"]) == check_urls(None) == check_cors(None) == []
+    assert check_databases(None, databases=["default"]) == check_urls(None) == []
 
 
 def test_e002_an_unknown_alias(settings: Any) -> None:
@@ -187,62 +186,3 @@ def test_without_urls_there_is_nothing_to_check(settings: Any) -> None:
     """A project without ROOT_URLCONF, such as a worker's."""
     settings.ROOT_URLCONF = None
     assert check_urls(None) == []
-
-
-class TestCors:
-    """W003: what django-cors-headers keeps from browsers."""
-
-    CANNOT_SEND = Warning(
-        "scripts of other origins cannot send Idempotency-Key, which CORS_ALLOW_HEADERS leaves out.",
-        hint="Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, 'idempotency-key'].",
-        id="django_idempotency.W003",
-    )
-    CANNOT_READ = Warning(
-        "scripts of other origins cannot read Idempotency-Replayed and Retry-After, which CORS_EXPOSE_HEADERS leaves "
-        "out.",
-        hint="Set CORS_EXPOSE_HEADERS = ['Idempotency-Replayed', 'Retry-After'].",
-        id="django_idempotency.W003",
-    )
-    ALLOWED = ("accept", "IDEMPOTENCY-key")
-    EXPOSED = ("idempotency-REPLAYED", "retry-after")
-
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> Iterator[None]:
-        pytest.importorskip("corsheaders")
-        with modify_settings(INSTALLED_APPS={"append": "corsheaders"}):
-            yield
-
-    @pytest.mark.parametrize(
-        ("given", "messages"),
-        [
-            ({}, [CANNOT_SEND, CANNOT_READ]),
-            ({"CORS_ALLOW_HEADERS": ALLOWED}, [CANNOT_READ]),
-            ({"CORS_EXPOSE_HEADERS": EXPOSED}, [CANNOT_SEND]),
-            ({"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}, []),
-            ({"CORS_ALLOW_HEADERS": None, "CORS_EXPOSE_HEADERS": EXPOSED}, [CANNOT_SEND]),
-            (
-                {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"], "CORS_ALLOW_CREDENTIALS": True},
-                [CANNOT_SEND, CANNOT_READ],
-            ),
-        ],
-    )
-    def test_what_is_missing_is_named(self, given: dict[str, Any], messages: list[Warning]) -> None:
-        """In whatever case it is written; with credentials an asterisk is a header's name."""
-        with override_settings(**given):
-            found = run_checks(tags=["security"])
-        assert [message for message in found if str(message.id).startswith("django_idempotency")] == messages
-
-    def test_the_projects_own_names_count(self) -> None:
-        """HEADER and REPLAYED_HEADER. Only what is missing is named."""
-        names = {"HEADER": "X-Key", "REPLAYED_HEADER": "X-Replayed"}
-        with override_settings(IDEMPOTENCY=names, CORS_ALLOW_HEADERS=["x-key"], CORS_EXPOSE_HEADERS=["retry-after"]):
-            (message,) = check_cors(None)
-        assert message.msg.startswith("scripts of other origins cannot read X-Replayed, which")
-
-    @pytest.mark.urls("tests.integration.leased_urls")
-    def test_who_is_told_where_to_look_must_be_able_to_read_it(self) -> None:
-        """A route that answers 202 sends a `Location`."""
-        with override_settings(CORS_ALLOW_HEADERS=self.ALLOWED, CORS_EXPOSE_HEADERS=self.EXPOSED):
-            assert [message.hint for message in check_cors(None)] == [
-                "Set CORS_EXPOSE_HEADERS = ['Idempotency-Replayed', 'Retry-After', 'Location']."
-            ]

@@ -127,7 +127,7 @@ def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempo
     """
     if options and view is not None:
         raise IdempotencyConfigurationError(
-            f"pass options to {decorator} by keyword and before the view, or as one Idempotency, not both."
+            f"pass options to {decorator} by keyword only, before the view, or as one Idempotency, not both."
         )
     if view is None or isinstance(view, Idempotency):
         return view or as_options(options), None
