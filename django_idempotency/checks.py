@@ -14,15 +14,14 @@ two texts for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, Warning
-from django.core.checks import register as register_check
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections, router
+from django.urls import get_resolver
 
 from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
@@ -36,33 +35,23 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 """Packages that give each tenant a schema of PostgreSQL."""
 
 
-def register() -> None:
-    register_check(check_settings, "django_idempotency")
-    register_check(check_urls, Tags.urls)
-    register_check(check_databases, Tags.database)
-
-
-def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The setting can be read, and each alias in use exists and holds the key table."""
+@register("django_idempotency")
+def check_project(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """All checks. Those that query a database run only with `check --database` and before `migrate`."""
     try:
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [*_check_tenants(), *(message for alias in sorted(_aliases()) for message in _check_alias(alias))]
+    return [*check_settings(), *check_urls(), *check_databases(databases or ())]
 
 
-def _where_settings_work(check: Callable[..., Iterator[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """The check, silent while the setting cannot be read: E001 reports that, once."""
-
-    @wraps(check)
-    def checked(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-        try:
-            get_settings()
-        except IdempotencyConfigurationError:
-            return []
-        return list(check(**kwargs))
-
-    return checked
+def check_settings() -> Iterator[CheckMessage]:
+    """Callers of two tenants are told apart, and each alias in use exists and holds the key table."""
+    yield from _check_tenants()
+    for alias in sorted(_aliases()):
+        yield from _check_alias(alias)
 
 
 def _check_tenants() -> Iterator[CheckMessage]:
@@ -78,18 +67,16 @@ def _check_tenants() -> Iterator[CheckMessage]:
         )
 
 
-@_where_settings_work
-def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Checks that query the database: they run only with `check --database` and before `migrate`."""
-    for alias in _aliases().intersection(databases or ()):
+def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
+    """What each database in use says about its server and its tables of keys."""
+    for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
 
 
-@_where_settings_work
-def check_urls(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_urls() -> Iterator[CheckMessage]:
     """No protection stands above a check of who is calling, and each route's options fit together."""
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
@@ -196,5 +183,4 @@ def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
 
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        for _, _, callback in routes():
-            yield callback
+        yield from (callback for _, _, callback in routes(get_resolver()))

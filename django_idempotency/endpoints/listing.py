@@ -7,7 +7,7 @@ is applied inside the view.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getclosurevars
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Raises:
         IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
     """
-    found = list(routes(urlconf))
+    found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, _, callback in found if not SUFFIX.search(route)}
     return [
         Endpoint(
@@ -99,21 +99,15 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     ]
 
 
-def routes(urlconf: str | None = None) -> Iterator[tuple[str, str, Any]]:
+def routes(resolver: URLResolver, prefix: str = "", namespaces: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
     """Route, name and callback of each URL, in the order of the URLconf, as a resolver match has them."""
-    return _below(get_resolver(urlconf).url_patterns)
-
-
-def _below(
-    patterns: Sequence[Any], prefix: str = "", namespaces: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str, Any]]:
-    for pattern in patterns:
+    for pattern in resolver.url_patterns:
         # Joined as Django does for resolver_match.route.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
             inner = (*namespaces, pattern.namespace) if pattern.namespace else namespaces
-            yield from _below(pattern.url_patterns, route, inner)
+            yield from routes(pattern, route, inner)
         else:
             yield route, ":".join((*namespaces, pattern.name)) if pattern.name else "", pattern.callback
 

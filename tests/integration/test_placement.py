@@ -297,7 +297,7 @@ urlpatterns = [*(path(route.__name__, route.as_view()) for route in ROUTES), pat
 @pytest.mark.urls(__name__)
 def test_e006_finds_checked_handlers(rf: Any) -> None:
     """Below the decorator; not where nothing is protected."""
-    messages = check_urls(None)
+    messages = [*check_urls()]
     assert [message.id for message in messages] == ["django_idempotency.E006"] * 2
     for message, route in zip(messages, (Decorated, OneList), strict=True):
         assert "idempotent stands above django.contrib.auth.decorators.user_passes_test" in message.msg
@@ -320,7 +320,7 @@ def checked_urls(monkeypatch: pytest.MonkeyPatch, settings: Any, view: Any) -> l
     views.urlpatterns = [path("", view)]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "views_of_this_test", views)
     settings.ROOT_URLCONF = "views_of_this_test"
-    return [message.id for message in check_urls(None)]
+    return [message.id for message in check_urls()]
 
 
 def test_options_that_contradict_each_other_are_e007(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:

@@ -17,13 +17,13 @@ from django_idempotency.engine.conf import (
     Idempotency,
     Keywords,
     OnceKeywords,
-    Settings,
     UnleasedKeywords,
     as_options,
     get_settings,
-    is_final,
     resolve,
 )
+from django_idempotency.engine.conf.options import is_final
+from django_idempotency.engine.conf.settings import Settings
 from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.at_rest import OLD

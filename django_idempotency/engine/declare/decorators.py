@@ -78,10 +78,12 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 def _view_call(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency) -> Any:
     """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
-    for candidate in (*args[:2], kwargs.get("request")):
+    candidates = (*args[:2], kwargs.get("request"))
+    for candidate in candidates:
         if isinstance(candidate, HttpRequest):
             return ViewCall(candidate, view, args, kwargs, options)
-        for framework in frameworks():
+    for framework in frameworks():
+        for candidate in candidates:
             if (call := framework.view_call(candidate, view, args, kwargs, options)) is not None:
                 return call
     raise IdempotencyConfigurationError(
