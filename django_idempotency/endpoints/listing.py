@@ -28,6 +28,8 @@ SHIPPED = (
 """Views that are not the project's own: Django's admin, and redirects, which the admin has, too."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """What the REST framework's `format_suffix_patterns` add to a route: `orders.json` beside `orders/`."""
+MODES = {None: "atomic", "retry": "leased", "hold": "leased, hold"}
+"""By the option `on_abandoned`, if there is a lease."""
 ANY = "ANY"
 """The method of a function that does not declare its methods, as `require_POST` does."""
 
@@ -62,11 +64,7 @@ class Endpoint:
     @property
     def mode(self) -> str:
         """ "atomic", "leased" or "leased, hold"; empty if not protected."""
-        if self.options is None:
-            return ""
-        if self.options.lease is None:
-            return "atomic"
-        return "leased, hold" if self.options.on_abandoned == "hold" else "leased"
+        return "" if self.options is None else MODES[self.options.policy]
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:

@@ -17,7 +17,6 @@ from django_idempotency.engine.conf import (
     Idempotency,
     Keywords,
     OnceKeywords,
-    UnleasedKeywords,
     as_options,
     get_settings,
     resolve,
@@ -129,7 +128,6 @@ def test_type_checkers_know_the_same_options() -> None:
     """As keyword arguments, by name and type; `once` takes those that need no request."""
     assert get_type_hints(Keywords) == get_type_hints(Idempotency)
     assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
-    assert {*OPTIONS} - {*UnleasedKeywords.__annotations__} == {"lease", "on_abandoned", "reconcile"}
 
 
 # --- all layers

@@ -6,7 +6,6 @@ from .options import (
     Idempotency,
     Keywords,
     OnceKeywords,
-    UnleasedKeywords,
     as_options,
     for_methods,
 )
@@ -18,7 +17,6 @@ __all__ = [
     "Idempotency",
     "Keywords",
     "OnceKeywords",
-    "UnleasedKeywords",
     "as_options",
     "for_methods",
     "get_settings",

@@ -194,18 +194,13 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
 # --- the options as keyword arguments, which type checkers read here and nowhere else. A test compares them.
 
 
-class UnleasedKeywords(TypedDict, total=False):
-    """Options that need neither a request nor a lease."""
+class OnceKeywords(TypedDict, total=False):
+    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
 
     ttl: timedelta | float
     wait: timedelta | float
     operation: str | None
     using: str | None
-
-
-class OnceKeywords(UnleasedKeywords, total=False):
-    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
-
     lease: timedelta | float | None
     on_abandoned: Literal["retry", "hold"]
     reconcile: Callable[[Any], Any] | None

@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, OnceKeywords, UnleasedKeywords, resolve
+from ..conf import Idempotency, Keywords, OnceKeywords, resolve
 from ..execution.bridge import in_thread
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..execution.steps import synchronous
@@ -119,27 +119,13 @@ def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..
 # --- without a request
 
 
-@overload
-def once(
-    *,
-    scope: str | Callable[..., str],
-    key: Callable[..., Key],
-    payload: Callable[..., Any] | None = None,
-    **options: Unpack[UnleasedKeywords],
-) -> Callable[[F], F]: ...
-
-
-@overload
 def once(
     *,
     scope: str | Callable[..., str],
     key: Callable[..., Key],
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
-) -> Callable[[Callable[..., T]], Callable[..., T]]: ...  # callers leave `operation` out
-
-
-def once(bare: Any = None, /, *, scope: Any = "", key: Any = None, payload: Any = None, **options: Any) -> Any:
+) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
     Works on `def` and `async def`. The function returns the result of its first run. With `lease` it gets the
@@ -156,9 +142,9 @@ def once(bare: Any = None, /, *, scope: Any = "", key: Any = None, payload: Any 
         NotRun: as `run_once` does, when the function is called.
         IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
     """
-    if bare is not None or not scope or not callable(key):
+    if not scope or not callable(key):
         raise IdempotencyConfigurationError(
-            "once needs to know the owner and the key of each call, by keyword. Write "
+            f"once(scope={scope!r}, key={key!r}) needs to know the owner and the key of each call. Write "
             '@once(scope="shop", key=lambda event: event["id"]) above the function, for example.'
         )
     layer = once_options(options)

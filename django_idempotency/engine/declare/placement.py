@@ -20,11 +20,7 @@ from .wrappers import dotted_name, innermost, method_name, unknown_wrapper
 DRF_ORDER = """
     @api_view(["POST"])
     @idempotent
-    def create_order(request): ...
-
-    class OrderView(APIView):
-        @idempotent
-        def post(self, request): ..."""
+    def create_order(request): ..."""
 FUNCTION_ORDER = """
     @login_required
     @idempotent
@@ -53,27 +49,28 @@ NINJA_ORDER = """
 def refuse_view(view: Any) -> None:
     """Refuse at decoration what is already known: no view, or the wrong place."""
     if isinstance(view, type):
-        raise IdempotencyConfigurationError(
-            f'idempotent cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
-        )
-    if isinstance(view, (classmethod, staticmethod)) or not callable(view):
-        raise IdempotencyConfigurationError(
-            f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword."
-        )
-    if method_name(view).upper() in SAFE_METHODS:
-        raise IdempotencyConfigurationError(
-            f"{_name(view)} answers a safe method, which must not change anything: nothing to protect."
-        )
-    below = _above_a_wrapper(view, FUNCTION_ORDER)
-    if isinstance(view_class := getattr(view, "cls", None) or getattr(view, "view_class", None), type):
-        below = _checked_below(view_class, view_class.__mro__) or below
+        problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
+    elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
+        problem = f"decorates views, and {view!r} is not one. Its options are given by keyword."
+    elif method_name(view).upper() in SAFE_METHODS:
+        problem = f"stands above {_name(view)}, which answers a safe method: there is nothing to protect."
+    elif (below := _below(view)) is not None:
+        problem = f"stands above {below}"
+    else:
+        return
+    raise IdempotencyConfigurationError(f"idempotent {problem}")
+
+
+def _below(view: Any) -> str | None:
+    """What may decide who the caller is: the bound operation of Django Ninja, a view class, a decorator; or None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
-        below = (
+        return (
             'Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
             f"idempotent_operation:\n{NINJA_ORDER}"
         )
-    if below is not None:
-        raise IdempotencyConfigurationError(f"idempotent stands above {below}")
+    view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    in_class = _checked_below(view_class, view_class.__mro__) if isinstance(view_class, type) else None
+    return in_class or _above_a_wrapper(view, FUNCTION_ORDER)
 
 
 def refuse_routing(protected: Any) -> None:
@@ -120,7 +117,10 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         classes: those of the view's MRO that stand below the protection.
     """
     if is_drf_view(view_class):
-        return f"the authentication of the REST framework view {view_class.__name__}. Put it below:\n{DRF_ORDER}"
+        return (
+            f"the authentication of the REST framework view {view_class.__name__}. Use IdempotencyMixin, or put it on "
+            f"the handler or the function:\n{DRF_ORDER}"
+        )
     verbs = [verb for verb in view_class.http_method_names if verb.upper() not in SAFE_METHODS]
     handlers = [handler for verb in verbs if (handler := getattr(view_class, verb, None)) is not None]
     dispatches = [vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)]
