@@ -87,8 +87,8 @@ class Idempotency:
         late_keys: "refuse": keys must be UUIDs of version 7. A key that is older than `ttl`, or more than five minutes
             ahead, and has no stored result is refused, and its request does not run again.
         fingerprint: what a retry must repeat. Default: method, path, query string, content type and body.
-            A `Fingerprint` leaves parts out. A tuple of names compares these fields in place of content type and body,
-            and `callable(request) -> bytes` what it returns. With None, nothing is compared.
+            A `Fingerprint` leaves parts out. A tuple of names compares these fields of the body, as
+            `Fingerprint(fields=…)` does. `callable(request) -> bytes`: what it returns. With None, nothing is compared.
         record: `callable(response) -> bool`: is this outcome final?
         may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
         store_body: False keeps a tombstone instead of the response.

@@ -15,8 +15,7 @@ from ..conf import Idempotency, Keywords, OnceKeywords, resolve
 from ..execution.bridge import in_thread
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..execution.steps import synchronous
-from ..request.atomic_requests import take_over
-from ..request.pipeline import handle
+from ..request.pipeline import handle, take_over
 from ..request.view_call import ViewCall
 from .placement import refuse_class, refuse_routing, refuse_view
 from .registry import Declaration, declare, frameworks, given, register, with_verb
