@@ -48,10 +48,7 @@ def key_format(options: Idempotency) -> str:
     if conf.require_quoted_key:
         text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
-        text += (
-            '. In double quotes (a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with '
-            ": ? or @."
-        )
+        text += '. In double quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.'
     if conf.key_validator not in (None, is_uuid):
         text += " The server demands a form of its own beyond that."
     return text
@@ -86,9 +83,8 @@ def comparison(options: Idempotency) -> str:
         return "not at all"
     if callable(chosen):
         return f"method, path, query string and what {dotted_name(chosen)} returns"
-    if isinstance(chosen, tuple):
-        return f"method, path, query string and the body fields {', '.join(chosen)}"
-    chosen = chosen if isinstance(chosen, Fingerprint) else Fingerprint()
+    if not isinstance(chosen, Fingerprint):
+        chosen = Fingerprint(fields=chosen if isinstance(chosen, tuple) else None)
     address = "method, path, query string" if chosen.query else "method, path"
     body = _BODY if chosen.fields is None else f"the body fields {', '.join(chosen.fields)}"
     left_out = f", without {', '.join(chosen.exclude)}" if chosen.exclude else ""
@@ -195,10 +191,7 @@ def components() -> Schema:
     """What the responses refer to. New objects, because a project's hooks may change them."""
     if get_settings().error_response is not None:
         return {}
-    members = {
-        **{name: {"type": "string"} for name in ("code", "title", "detail")},
-        **{name: {"type": "string", "format": "uri-reference"} for name in ("type", "instance")},
-        "status": {"type": "integer"},
-    }
+    members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}
+    members["status"] = {"type": "integer"}
     described = {"type": "object", "description": "RFC 9457 problem details."}
     return {PROBLEM_NAME: {**described, "properties": members, "required": list(members)}}

@@ -100,7 +100,7 @@ def _protected(view: Any, own: Idempotency | None = None) -> Any:
     protected: Any = wraps(view)(protected_form(view, view_call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(view)
-    declare(protected, Declaration(() if own is None else (own,), "ninja"))
+    declare(protected, Declaration(() if own is None else (own,)))
     if own is not None:
         others = getattr(view, "_ninja_contribute_to_operation", ())
         # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
@@ -143,7 +143,7 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
         known: tuple[Idempotency, ...] = getattr(getattr(operation, MARK, None), "layers", ())
         own = 2 if of_function is not None and of_function.layers else 0
         layers = (*known[:own], inherited, *known[own:])
-    declare(operation, Declaration(layers, "ninja"))
+    declare(operation, Declaration(layers))
 
     def begin(request: HttpRequest) -> Running:
         running = Running(operation)

@@ -54,7 +54,7 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
         "name": "Idempotency-Key",
         "schema": {"type": "string"},
         "description": "- Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double "
-        'quotes (a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @.\n'
+        'quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.\n'
         "- Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
         "callers\n"
         "- Compared with the first request: method, path, query string, content type and body (JSON and forms up to "

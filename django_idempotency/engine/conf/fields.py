@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection
 from dataclasses import Field, field, fields
 from datetime import timedelta
@@ -83,17 +82,9 @@ def of_type(kind: type) -> Check:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
+SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))  # of a list, a tuple was made
 NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
-PAGE = must(
-    'give an address such as "https://wiki.example.com/runbook", or a path of this site such as "/runbook/".',
-    lambda value: isinstance(value, str) and re.fullmatch(r"(https?://|/(?![/\\]))[^\s\x00-\x1f]*", value),
-)
-"""An address that a link may have: of the web, or a path of this site. Never a script."""
-DECORATORS = must(
-    'give a list of dotted names such as ["shop.decorators.traced"].',
-    lambda value: isinstance(value, tuple) and all(isinstance(name, str) and name.rpartition(".")[0] for name in value),
-)
 METHODS = must(
     f'give HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
     "anything, so there is nothing to protect.",

@@ -40,13 +40,13 @@ class Settings:
     replayed_header: str = setting("Idempotency-Replayed", check.of_type(str))
     docs_url: str | None = setting(None, check.or_none(check.of_type(str)))
     key_validator: Callable[[str], Any] | None = setting(None, check.or_none(check.called))
-    credential_headers: tuple[str, ...] = setting(("Authorization", "X-Api-Key"), check.of_type(tuple))
-    harmless_decorators: tuple[str, ...] = setting((), check.DECORATORS)
+    credential_headers: tuple[str, ...] = setting(("Authorization", "X-Api-Key"), check.SEVERAL)
+    harmless_decorators: tuple[str, ...] = setting((), check.SEVERAL)
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
     require_quoted_key: bool = setting(False, check.of_type(bool))
     store_cookies: bool = setting(False, check.of_type(bool))
     encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.fernet_keys), secret=True)
-    runbook_url: str | None = setting(None, check.or_none(check.PAGE))
+    runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     enabled: bool = setting(True, check.of_type(bool))
     options: Idempotency = DEFAULTS
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
 from ..request.pipeline import take_over
-from .placement import is_drf_view, refuse_handler
+from .placement import refuse_handler
 from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
@@ -82,18 +82,13 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
         name: of the handler: a verb, or the action of a viewset.
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, DeclaredOptions) else ()
-    if not layers:
-        return None
-    return Declaration(
-        layers, "rest_framework" if is_drf_view(cls) else "django", cls, by_request=decides_by_request(cls)
-    )
+    return Declaration(layers, cls, decides_by_request(cls)) if layers else None
 
 
 def decides_by_request(cls: Any) -> bool:
     """Whether a class with a mixin may decide otherwise for a request."""
-    return (
-        issubclass(cls, DeclaredOptions) and cls.get_idempotency_options is not DeclaredOptions.get_idempotency_options
-    )
+    own = getattr(cls, "get_idempotency_options", DeclaredOptions.get_idempotency_options)
+    return own is not DeclaredOptions.get_idempotency_options
 
 
 def _methods(declaration: Declaration) -> Collection[str]:

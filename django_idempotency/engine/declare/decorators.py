@@ -50,7 +50,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    register(Declaration((layer,), "django"))  # now, because method_decorator decorates on each request
+    register(Declaration((layer,)))  # now, because method_decorator decorates on each request
     return partial(_protect, (layer,))
 
 
@@ -69,7 +69,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
         return call
 
     protected: Any = wraps(view)(protected_form(view, make_call))
-    declare(protected, Declaration(layers, "django"))
+    declare(protected, Declaration(layers))
     refuse_routing(protected)
     take_over(protected, lambda: layers)
     return protected  # type: ignore[no-any-return]
@@ -171,7 +171,7 @@ def once(
             return (await called(arun_once, args, kwargs)).value
 
         outer: Any = aprotected if iscoroutinefunction(function) else protected
-        declare(outer, Declaration((Idempotency(operation=name), layer), "once"))
+        declare(outer, Declaration((Idempotency(operation=name), layer), once=True))
         return outer  # type: ignore[no-any-return]
 
     return decorate

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
@@ -33,15 +33,15 @@ class Declaration:
 
     Attributes:
         layers: the options, nearest first.
-        kind: who calls the callable.
         target: the protected callable, the view class or the operation of Django Ninja; None: not known yet.
         by_request: `get_idempotency_options()` of the view may decide otherwise for a request.
+        once: the callable is a function of `once`, and no view.
     """
 
     layers: tuple[Idempotency, ...]
-    kind: Literal["django", "rest_framework", "ninja", "once"]
     target: Any = None
     by_request: bool = False
+    once: bool = False
 
     @property
     def options(self) -> Idempotency:
@@ -58,7 +58,7 @@ class Declaration:
         Raises:
             IdempotencyConfigurationError: for what `reconcile` must not return.
         """
-        if self.kind == "once":
+        if self.once:
             return final_result(returned, self.options.reconcile)
         responses = (framework.response(returned, self) for framework in frameworks())
         response = next((response for response in responses if response is not None), returned)
@@ -90,7 +90,7 @@ def register(declaration: Declaration) -> None:
     operation, reconcile = (_nearest(declaration, name) for name in ("operation", "reconcile"))
     if operation is not None and reconcile is not None:
         # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
-        key = dotted_name(declaration.target) if declaration.kind == "once" else id(reconcile)
+        key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 

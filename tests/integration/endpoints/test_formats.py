@@ -62,7 +62,7 @@ See also: <https://shop.example/retries>
 
 - Header: `Idempotency-Key`, required
 - Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes (a string of \
-RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @.
+RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.
 - Unique for: the authenticated user, else the credential or session that was sent, else all anonymous callers; \
 operation `POST orders`
 - Compared with the first request: method, path, query string, content type and body (JSON and forms up to 128 KiB by \
@@ -86,9 +86,9 @@ This key was used for another request. Use a new key for a new request.
 
 - Header: `Idempotency-Key`, optional; without it the request is not protected
 - Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes (a string of \
-RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with : ? or @.
+RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.
 - Unique for: the caller, as tests.integration.endpoints.shop.tenant tells; operation `pay`
-- Compared with the first request: method, path, query string and the body fields amount
+- Compared with the first request: method, path, query string, content type and the body fields amount
 - Kept for: 90 seconds from the first request. After that the key is as if it had never been used.
 - 400 `invalid-key` "Idempotency-Key is not valid": The request header Idempotency-Key does not carry a usable key.
 - 409 `in-progress` "A request is outstanding for this Idempotency-Key": \
