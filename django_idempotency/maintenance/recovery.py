@@ -19,8 +19,8 @@ from django.utils import timezone
 
 from ..engine.conf import Idempotency
 from ..engine.conf.fields import seconds_of
-from ..engine.declare.callables import dotted_name
 from ..engine.declare.registry import Declaration, registered
+from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.durable import durable_transaction
 from ..engine.execution.leased import run_claimed
