@@ -10,13 +10,15 @@ from itertools import count
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
 
 from django_idempotency.engine.protocol import claims
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome
 from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
 
 ODD_BYTES = bytes(range(256)) * 3
@@ -32,6 +34,12 @@ def a_claim(**changes: Any) -> ClaimRequest:
     if changes.get("lease") is not None:
         changes.setdefault("policy", "retry" if changes.get("repeats_calls") else "hold")
     return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
+
+
+def claim_and_commit(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
+    """A claim in a transaction of its own, as leased mode makes it."""
+    with transaction.atomic(using=store.alias):
+        return store.claim(wanted)
 
 
 def expire() -> None:

@@ -16,7 +16,7 @@ from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim
+from tests.claims import a_claim, claim_and_commit
 from tests.contracts.races import SNAPSHOT, attempt, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import eventually
@@ -36,7 +36,6 @@ from django.db import IntegrityError, connection, transaction
 
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim
 from tests.shopapp.models import Order
 
 connection.settings_dict["NAME"] = sys.argv[1]
@@ -76,7 +75,7 @@ def claimed_with_an_old_snapshot(store: Store, claim: ClaimRequest) -> Any:
 def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads) -> None:
     """Under REPEATABLE READ a plain read would not show the call, and the takeover would make it again."""
     claim = a_claim(lease=60.0)
-    claimed = store.claim_and_commit(claim)
+    claimed = claim_and_commit(store, claim)
     assert isinstance(claimed, Claimed)
     lapse()
     with transaction.atomic():

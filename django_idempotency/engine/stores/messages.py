@@ -197,19 +197,17 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
         _send(connection, last.filled(connection.connection, values) + b"; COMMIT")
 
 
-def row_of(result: Any, types: Sequence[type]) -> list[Any]:
-    """The first row, whose columns come as text."""
+def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
+    """The first row, whose columns come as text. Numbers stay text."""
     row: list[Any] = []
     for column, kind in enumerate(types):
         value = result.get_value(0, column)
         if value is None:
             row.append(None)
-        elif kind is str:
-            row.append(value.decode())
         elif kind is bytes:
             row.append(pq.Escaping().unescape_bytea(value))
         else:
-            row.append(value == b"t" if kind is bool else kind(value))
+            row.append(value == b"t" if kind is bool else value.decode())
     return row
 
 
