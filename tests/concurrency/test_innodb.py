@@ -36,6 +36,7 @@ from django.db import IntegrityError, connection, transaction
 
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
+from tests.claims import a_claim
 from tests.shopapp.models import Order
 
 connection.settings_dict["NAME"] = sys.argv[1]
