@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
-import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_idempotency.engine.protocol import claims
-from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Snapshot
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
 
@@ -45,18 +38,6 @@ def claim_and_commit(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
 def expire() -> None:
     """The retention of every key is over."""
     IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=2))
-
-
-@contextmanager
-def steady_clock() -> Iterator[None]:
-    """Each look at what is left of `wait` takes a millisecond, however busy the machine is.
-
-    Else a busy machine could use up a short `wait` before the database is asked.
-    """
-    looks = count()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(claims, "monotonic", lambda: next(looks) / 1000)
-        yield
 
 
 def granted(row_id: int, attempt: int, **changes: Any) -> Claimed:

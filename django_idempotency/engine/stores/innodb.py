@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
+from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from .queries import values_of
 from .server_checks import check_engines
 from .store import KeyLocked, Store
@@ -78,7 +77,7 @@ class InnoDBStore(Store):
         if self.reads_committed:
             return super()._read(wanted)
         with self._held_up():
-            return self._stored(self.share.format(self._sql.look), values_of(wanted))
+            return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, connections
 
 from ...exceptions import IdempotencyConfigurationError
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
-from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
 from .queries import COLUMNS, Values, as_stored_key, values_of, values_of_claim
-from .server_checks import check_distribution
+from .server_checks import check_distribution, rows_of
 from .store import KeyLocked, RunningTransaction, Store, claim_lost, new_claim
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ class PostgreSQLStore(Store):
     def running(self) -> list[RunningTransaction]:
         return [
             RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
-            for pid, keys, age, state in self._fetch_all(RUNNING_SQL, {"table": self._sql.table})
+            for pid, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
         ]
 
 

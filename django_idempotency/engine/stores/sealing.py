@@ -31,8 +31,7 @@ from ...models import IdempotencyKey
 from ..conf import get_settings
 from ..protocol.decision import StoredKey
 from ..protocol.digests import digest, reference_of
-from ..protocol.outcomes import Claimed
-from ..protocol.snapshots import Snapshot, encode_headers
+from ..protocol.outcomes import Claimed, Snapshot, encode_headers
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
-from ..protocol.claims import ClaimRequest
+from ..protocol.outcomes import ClaimRequest
 from .queries import values_of
 from .store import Store
 

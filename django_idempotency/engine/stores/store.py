@@ -11,31 +11,30 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.db.models import BooleanField, ExpressionWrapper, F
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
 from ..protocol.outcomes import (
     Claimed,
     ClaimOutcome,
+    ClaimRequest,
     Completed,
     Conflicted,
     InDoubt,
     Mismatched,
     Resource,
+    Snapshot,
     TooOld,
 )
-from ..protocol.snapshots import Snapshot
 from .journal import Journal, locked
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
-from .server_checks import check_tables
+from .server_checks import check_tables, rows_of
 from .states import EXPIRED, LAPSED, Clock, Later
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Store(ABC):
     """The codes of errors. `unmigrated`: a table or a column is missing. The others: see the methods."""
 
     def __init__(self, alias: str) -> None:
-        self.alias = alias
+        self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -148,11 +147,6 @@ class Store(ABC):
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
 
-    @cached_property
-    def journal(self) -> Journal:
-        """The leases and the steps of leased mode."""
-        return Journal(self.alias)
-
     # --- what the engine calls
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
@@ -173,20 +167,17 @@ class Store(ABC):
 
         attempt: the attempt at which the caller has seen the key. At another one, the outcome is `Conflicted`.
         """
-        stored = self._stored(self._sql.look, values_of(wanted))
+        stored = self._stored(self._sql.look, wanted)
         if stored is None or stored.attempt != attempt:
             return Conflicted()
-        match decide(stored, wanted):
-            case Resume():
-                return self._resume(stored, wanted)
-            case InDoubt() as doubt:
-                return doubt
-            case _:
-                return Conflicted()
+        decision = decide(stored, wanted)
+        if isinstance(decision, Resume):
+            return self._resume(stored, wanted)
+        return decision if isinstance(decision, InDoubt) else Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
-        stored = self._stored(self._sql.look, values_of(wanted))
+        stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
 
@@ -243,7 +234,8 @@ class Store(ABC):
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
         mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
-        rows = self._fetch_all(
+        rows = rows_of(
+            connection,
             # MySQL's optimizer may read the whole table, and lock every row of it.
             f"SELECT {id_}, {expires_at} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
             f"WHERE {sql.expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s "
@@ -267,7 +259,7 @@ class Store(ABC):
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
-        return self._stored(self._sql.look, values_of(wanted))
+        return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
         """What a request is told while another transaction works on its key."""
@@ -284,10 +276,6 @@ class Store(ABC):
 
     # --- shared
 
-    @cached_property
-    def _sql(self) -> Queries:
-        return Queries(self.alias)
-
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
@@ -295,16 +283,13 @@ class Store(ABC):
         stored = self._read(wanted)
         if stored is None:
             return TooOld() if wanted.known_only else None
-        decision = decide(stored, wanted)
-        match decision:
-            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
-                return decision
+        match decide(stored, wanted):
             case TakeOver():
                 return self._take_over(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case _:
-                assert_never(decision)
+            case decision:
+                return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
         """Claim an expired row as a new key, unless another request was faster."""
@@ -362,19 +347,14 @@ class Store(ABC):
             cursor.execute(sql, values or {})  # without values, the doubled percent signs of a clock would stay
             return cursor.fetchone()
 
-    def _fetch_all(self, sql: str, values: Any = None) -> list[Any]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})
-            return list(cursor.fetchall())
-
-    def _execute(self, sql: str, values: Any = None) -> int:
+    def _execute(self, sql: str, values: Values) -> int:
         """How many rows the statement has changed."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})
+            cursor.execute(sql, values)
             return int(cursor.rowcount)
 
-    def _stored(self, sql: str, values: Values) -> StoredKey | None:
-        row = self._fetch(sql, values)
+    def _stored(self, sql: str, wanted: ClaimRequest) -> StoredKey | None:
+        row = self._fetch(sql, values_of(wanted))
         return None if row is None else as_stored_key(row)
 
 
