@@ -132,8 +132,10 @@ class PostgreSQLStore(Store):
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
+        if not self.has_no_transaction(connection):
+            return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
-        return self.has_no_transaction(connection) and self._fetch(own, values_of_claim(claimed)) is None
+        return self._fetch(own, values_of_claim(claimed)) is None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # psycopg 3 sends another BEGIN before the next statement, unless the view has switched its autocommit on.
