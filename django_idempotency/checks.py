@@ -30,7 +30,7 @@ from .endpoints.routes import routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.callables import dotted_name, unwrapped
 from .engine.declare.placement import is_drf_view
-from .engine.execution.status_url import status_url
+from .engine.execution.leased import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, Unpack, overload
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, UnleasedKeywords, resolve
+from ..execution.bridge import synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
-from ..execution.steps import synchronous
 from .registry import Declaration, declare
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def once(
     layer = once_options(options)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = operation_name(function, options)
+        name = operation_name(function, options.get("operation"))
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)

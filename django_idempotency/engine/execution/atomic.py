@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -13,10 +13,10 @@ from django.db import DatabaseError, Error, connections, transaction
 from ...exceptions import IdempotencyError, TransactionBroken
 from ..events import report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Unavailable, Verdict
-from .atomic_operation import AtomicOperation
+from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from .bridge import NoBridgeAbove
-from .waiting import waited_for
+from .claiming import claimed
+from .operation import AtomicOperation
 
 if TYPE_CHECKING:
     from ..protocol.claims import ClaimRequest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import ClaimOutcome, Completed, Outcome, Refusal
     from ..protocol.snapshots import Snapshot
     from ..stores import Store
-    from .work import Work
+    from .operation import Work
 
 T = TypeVar("T")
 _RUNNING: ContextVar[tuple[tuple[str, Identity], ...]] = ContextVar("running", default=())
@@ -40,13 +40,13 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         Exception: what the work raises and `work.answer` does not answer; what COMMIT and `on_commit` callbacks raise;
             database errors of the claim.
     """
-    attempt = _Attempt(store, wanted, connections[store.alias])
-    claim = attempt.begin()
+    attempt = _Attempt(store, wanted)
+    claim = claimed(store, attempt.claim, wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
     finished, kept = None, False
     try:
-        with attempt, NoBridgeAbove():
+        with attempt:
             operation = AtomicOperation(wanted.identity, claim.attempt)
             try:
                 returned = work.run(operation)
@@ -75,63 +75,28 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
+class _Attempt(NoBridgeAbove):
+    """The transaction of one attempt. It begins with the claim, and ends with the `with` block."""
 
-    connection: that of this thread.
-    outermost: whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside
-        another `atomic()` block, and not where the caller has switched autocommit off.
-    """
+    outermost = False
+    """Whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside another
+    `atomic()` block, and not where the caller has switched autocommit off."""
 
-    store: Store
-    wanted: ClaimRequest
-    connection: Any
-    outermost: bool = False
-    _block: Any = None
-    _running: Any = None
+    def __init__(self, store: Store, wanted: ClaimRequest) -> None:
+        self.store, self.wanted = store, wanted
+        self.connection: Any = connections[store.alias]  # that of this thread
 
-    # --- the claim
-
-    def begin(self) -> ClaimOutcome:
-        """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes.
-
-        A duplicate waits in no transaction. Inside one of the caller it cannot, so it does not wait there.
-        """
-        wait, connection = self.wanted.wait, self.connection
-        if wait and not connection.in_atomic_block and connection.get_autocommit():
-            return waited_for(lambda: self._claim() or Conflicted(), wait)
-        return self._claim() or self._claim() or Conflicted()
-
-    def _claim(self) -> ClaimOutcome | None:
-        """Claim once. None: the claim has met a deadlock or a serialization failure, and may be repeated.
-
-        Nothing has run yet. Still, only the outermost transaction may repeat its claim: inside an outer `atomic()`, the
-        database may have rolled back the writes of the caller as well, so only the caller can start again.
-        """
-        store, wanted, self.outermost = self.store, self.wanted, False
-        try:
-            claim = self._claim_in(transaction.atomic(using=store.alias))
-        except DatabaseError as error:
-            if store.is_busy(error):
-                return Unavailable()
-            if self.outermost and store.may_repeat(error):
-                return None
-            store.explain(error)
-            raise
-        if isinstance(claim, InDoubt) and (store.alias, wanted.identity) in _RUNNING.get():
-            return Conflicted()  # the work asks for its own key, in the transaction of its own claim
-        return claim
-
-    def _claim_in(self, block: transaction.Atomic) -> ClaimOutcome:
-        store, wanted = self.store, self.wanted
+    def claim(self) -> ClaimOutcome:
+        """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes."""
+        store, wanted, connection = self.store, self.wanted, self.connection
+        about, block = (store.alias, wanted.identity), transaction.atomic(using=store.alias)
         block.__enter__()
         try:
-            self.outermost = self.connection.commit_on_exit and not self.connection.savepoint_ids
+            self.outermost = connection.commit_on_exit and not connection.savepoint_ids
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
-                self._block = block  # stays open
+                self._block, self._running = block, _RUNNING.set((*_RUNNING.get(), about))
                 return claim
             if not self.outermost:
                 # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
@@ -140,14 +105,11 @@ class _Attempt:
             block.__exit__(*sys.exc_info())
             raise
         block.__exit__(None, None, None)
-        return claim
-
-    # --- the work
-
-    def __enter__(self) -> None:
-        self._running = _RUNNING.set((*_RUNNING.get(), (self.store.alias, self.wanted.identity)))
+        # The work may ask for its own key, in the transaction of its own claim.
+        return Conflicted() if isinstance(claim, InDoubt) and about in _RUNNING.get() else claim
 
     def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
         _RUNNING.reset(self._running)
         self._block.__exit__(*raised)
 
@@ -244,7 +206,7 @@ class _Attempt:
                 "The database has rolled back the whole transaction: a deadlock, for example. What was written before "
                 "this operation, in the same transaction, is lost. Roll back, and start that transaction again."
             )
-        claim = self.begin()
+        claim = claimed(self.store, self.claim, self.wanted.wait)
         if not isinstance(claim, Claimed):
             return claim
         try:

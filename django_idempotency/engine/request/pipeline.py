@@ -13,9 +13,8 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
-from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
-from ..execution.operation import UnkeyedOperation
+from ..execution.operation import unkeyed
 from ..protocol.claims import ClaimRequest
 from ..protocol.digests import Unidentified, identify
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, is_late
@@ -106,8 +105,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
 def pass_through(call: ViewCall) -> HttpResponseBase:
     """Call the view as if it were not protected. Its code asks for an operation, and gets one without a key."""
     request: Any = call.request
-    leased = call.options.lease is not None
-    request.idempotency = UnkeyedOperation(alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency = unkeyed(alias_of(call.options), leased=call.options.lease is not None)
     with as_django_would(request):
         return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 

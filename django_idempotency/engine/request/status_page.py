@@ -1,4 +1,4 @@
-"""The status page of a leased request: the `Location` of a 202 answer. Its address is `execution.status_url`."""
+"""The status page of a leased request: the `Location` of a 202 answer. Its address is `execution.leased.status_url`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from ...models import IdempotencyKey
-from ..execution.status_url import SALT, stamp, status_url
+from ..execution.leased import SALT, stamp, status_url
 from ..protocol.digests import Identity
 from ..stores import store_for
 from .problems import IN_PROGRESS, RETRY_AFTER
