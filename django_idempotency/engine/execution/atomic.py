@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -40,7 +40,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         Exception: what the work raises and `work.answer` does not answer; what COMMIT and `on_commit` callbacks raise;
             database errors of the claim.
     """
-    attempt = _Attempt(store, wanted)
+    attempt = _Attempt(store, wanted, connections[store.alias])
     claim = claimed(store, attempt.claim, wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
@@ -75,16 +75,19 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
 
 
+@dataclass
 class _Attempt(NoBridgeAbove):
-    """The transaction of one attempt. It begins with the claim, and ends with the `with` block."""
+    """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
 
-    outermost = False
-    """Whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside another
-    `atomic()` block, and not where the caller has switched autocommit off."""
+    connection: that of this thread.
+    outermost: whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside
+        another `atomic()` block, and not where the caller has switched autocommit off.
+    """
 
-    def __init__(self, store: Store, wanted: ClaimRequest) -> None:
-        self.store, self.wanted = store, wanted
-        self.connection: Any = connections[store.alias]  # that of this thread
+    store: Store
+    wanted: ClaimRequest
+    connection: Any
+    outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
         """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes."""
