@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from ..models import IdempotencyKey
 from ..signals import key_event
 from .protocol import outcomes
-from .protocol.digests import Identity, Unidentified
+from .protocol.digests import Identity
 
 logger = logging.getLogger("django_idempotency")
 LEVELS = {"claimed": logging.DEBUG, "busy": logging.WARNING, "taken_over": logging.WARNING, "held": logging.ERROR}
@@ -36,7 +36,7 @@ def _levels_of_held(*attempt: Any) -> Iterator[int]:
 
 def report(
     event: str,
-    identity: Identity | Unidentified,
+    identity: Identity,
     using: str,
     *,
     attempt: int | None = None,

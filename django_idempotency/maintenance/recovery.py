@@ -27,8 +27,7 @@ from ..engine.execution.leased import claimed_durably, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import stored_identity
 from ..engine.protocol.error_text import describe, without_controls
-from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Snapshot, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
-from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import ClaimOutcome, Conflicted, Unavailable
+from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Unavailable
 from ..stores import Store
 
 if TYPE_CHECKING:

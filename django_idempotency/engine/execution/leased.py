@@ -20,9 +20,8 @@ from django.urls import NoReverseMatch, reverse
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
 from ..events import report
-from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimOutcome, Finished, Outcome, Resource, Verdict
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, Outcome, Resource, Verdict
 from ..stores import Store
 from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone

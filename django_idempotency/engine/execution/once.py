@@ -27,14 +27,13 @@ from ..events import report, report_outcome
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import Finished, Verdict
-from ..protocol.snapshots import Snapshot
+from ..protocol.outcomes import Finished, Snapshot, Verdict
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
 from .claiming import claim_request
 from .leased import run_leased
-from .operation import Operation, as_kept, decode, encode, unkeyed
+from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
 T = TypeVar("T")
 Key = str | int | UUID
@@ -99,7 +98,8 @@ def run_once(
     function = _Function(work, resolved.reconcile, leased)
     if not get_settings().enabled:
         with nullcontext() if leased else transaction.atomic(using=alias):
-            return Result(function.called(unkeyed(alias, leased=leased)), replayed=False)
+            operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
+            return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
     wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
     run = run_leased if leased else run_atomically

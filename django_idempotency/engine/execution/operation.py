@@ -343,11 +343,6 @@ class AtomicOperation(Operation):
     status_url = property(_needs_a_lease)
 
 
-def unkeyed(alias: str, *, leased: bool) -> Operation:
-    """The operation of a request without a key, or with `ENABLED` False."""
-    return Operation(None, steps_on=alias) if leased else AtomicOperation(None)
-
-
 def _check(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise IdempotencyConfigurationError(
