@@ -19,7 +19,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from ..engine.conf import resolve
-from ..engine.execution.values import encode_step
+from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked

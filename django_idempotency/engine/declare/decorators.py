@@ -12,9 +12,8 @@ from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, OnceKeywords, resolve
-from ..execution.bridge import in_thread
+from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
-from ..execution.steps import synchronous
 from ..request.pipeline import handle, take_over
 from ..request.view_call import ViewCall
 from .placement import refuse_class, refuse_routing, refuse_view
@@ -149,7 +148,7 @@ def once(
     layer = once_options(options)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = operation_name(function, options)
+        name = operation_name(function, options.get("operation"))
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
