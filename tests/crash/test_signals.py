@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from django_idempotency.management.stopping import MOMENT
+from django_idempotency.management.base import MOMENT
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.servers import DEADLINE, server_environment

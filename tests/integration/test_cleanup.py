@@ -29,7 +29,8 @@ class TestLeasedKeys:
         make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
         assert run() == (
             "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 2. "
-            "With an external call in doubt: 2. Half done, because a call is finished and the operation is not: 2.\n"
+            "In doubt, because it is unknown what took effect: 2. "
+            "Half done, because a call is finished and the operation is not: 2.\n"
         )
         left = ["half done", "failed in doubt", "running", "stuck", "stuck in doubt"]
         assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left

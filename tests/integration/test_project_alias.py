@@ -102,7 +102,7 @@ class TestLookingForKeys:
 
     def test_decisions(self) -> None:
         make_leased("doubt", "failed", doubt=True, using="other")
-        release_for_retry(in_doubt().get().pk, attempt=1)
+        release_for_retry(in_doubt().get())
         assert not in_doubt().exists()
 
     def test_keys_made_for_a_test(self) -> None:

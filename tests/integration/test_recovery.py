@@ -127,7 +127,7 @@ class TestWhatReconcileDoes:
     def test_earlier_decisions_stay_in_the_trail(self) -> None:
         """The decision of the recovery comes behind them."""
         released = Decision(action="release", at="2026-01-01T00:00:00+00:00", by="ada", attempt=1)
-        IdempotencyKey.objects.update(decisions=with_decision(row(), None, released))
+        IdempotencyKey.objects.update(decisions=with_decision(row(), released))
         HOOKS["reconcile"] = records
         assert only().outcome == "left"
         assert [made.by for made in decisions_of(row())] == ["ada", "recover_idempotency_keys"]
@@ -196,7 +196,7 @@ class TestOneWinner:
 
         def slow(operation: Any) -> HttpResponse:
             IdempotencyKey.objects.update(locked_until="2020-01-01T00:00Z")
-            close_with(row().pk, Snapshot(status_code=410, headers=(), body=b"by hand"), attempt=2)
+            close_with(row(), Snapshot(status_code=410, headers=(), body=b"by hand"))
             with pytest.raises(LeaseLost):
                 operation.write("order", Order.objects.create)
             return HttpResponse("late")
@@ -385,7 +385,7 @@ def test_nothing_needs_attention() -> None:
 def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, settings: Any) -> None:
     """The key is completed. That its trail has no new entry is in the log."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    release_for_retry(row().pk, attempt=1)
+    release_for_retry(row())
     kept = row().decisions
     IdempotencyStep.objects.all().delete()
     IdempotencyKey.objects.update(last_error="made by a test")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import io
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
@@ -105,7 +103,7 @@ class TestList:
 
     def test_that_no_key_needs_attention_is_no_error(self) -> None:
         IdempotencyKey.objects.all().delete()
-        assert resolve() == (0, "0 keys.\n")
+        assert resolve() == (0, "0 keys. Decide by --release, --record or --close.\n")
 
     def test_the_steps_of_all_keys_are_read_at_once(self) -> None:
         """However many keys there are."""
@@ -126,8 +124,8 @@ class TestDecisions:
     @pytest.mark.parametrize(
         ("decision", "would", "done"),
         [
-            ("--close=410", "Would close 1 key. Add --apply to do it.\n", "Closed 1 key.\n"),
-            ("--release", "Would release 1 key. Add --apply to do it.\n", "Released 1 key.\n"),
+            ("--close=410", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
+            ("--release", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
         ],
     )
     def test_nothing_changes_without_apply(self, decision: str, would: str, done: str) -> None:
@@ -157,17 +155,20 @@ class TestDecisions:
     def test_closing_passes_over_finished_calls(self) -> None:
         """One charge without an order would be forgotten: it is asked what came of it."""
         status, text = resolve("--close=410", "--older-than=0", "--apply")
-        assert (status, "Closed 2 keys. Passed over: 1. Look outside first, then add " + SETTLED in text) == (3, True)
+        assert (status, "Decided about 2 keys. Passed over: 1. Look outside first, then add " + SETTLED in text) == (
+            3,
+            True,
+        )
         assert [get(key).status for key in ("doubt", "half", "stuck")] == ["completed", "failed", "completed"]
         assert resolve("--close=410", SETTLED, "--key=half", "--apply")[0] == 0
         assert get("half").status == "completed"
 
     def test_record(self) -> None:
-        """Only where the step is in doubt; `by` is the user of the operating system."""
+        """Only where the step is in doubt."""
         status, text = resolve("--record", 'call={"id": "ch_1"}', "--older-than=0", "--apply")
-        assert (status, text.splitlines()[-1]) == (0, "Recorded a result for 1 key.")
+        assert (status, text.splitlines()[-1]) == (0, "Decided about 1 key.")
         assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == '{"value": {"id": "ch_1"}}'
-        assert decisions_of(get("doubt"))[0].by == getpass.getuser()
+        assert decisions_of(get("doubt"))[0].by == "bob"
 
     @pytest.mark.django_db(databases=["default", "other"])
     @pytest.mark.parametrize("using", ["default", "other"])
@@ -218,8 +219,9 @@ class TestDecisions:
         (["--close=200", "--body={'id': 1}", "--key=k"], "not JSON"),
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
         (["--close=500", "--key=k"], "is no final answer"),
-        (["--release", "--key=k", "--database=gone"], "There is no database 'gone'"),
+        (["--release", "--key=k", "--database=gone"], "database 'gone', which does not exist"),
         (["--release", "--key=k", "--apply", "--reason= "], "--reason is missing"),
+        (["--release", "--key=k", "--apply", "--by="], "--by is missing"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_key_is_looked_for(arguments: list[str], message: str) -> None:
@@ -227,19 +229,11 @@ def test_what_cannot_work_is_refused_before_a_key_is_looked_for(arguments: list[
     assert (status, message in text, ", policy " in text) == (1, True, False)
 
 
-def test_an_empty_list_is_refused() -> None:
-    """It would select every key."""
-    with pytest.raises(Exception, match="--id: the list is empty"):
-        call_command("resolve_idempotency_keys", id=[])
-
-
-def test_who_decides_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may run under a number that has no name."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
-    assert "--by NAME" in resolve("--close=410", "--key=stuck", "--apply")[1]
-    assert get("stuck").status == "in_progress"
+@pytest.mark.parametrize("option", ["id", "key", "operation", "state"])
+def test_an_empty_list_selects_nothing(option: str) -> None:
+    """And not every key."""
+    with pytest.raises(CommandError, match="No key is selected"):
+        call_command("resolve_idempotency_keys", close=410, **{option: []})
 
 
 def test_what_a_database_quotes_of_a_row_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +267,7 @@ class TestMeanwhile:
         """By a retry or by another decision: exit status 3, and the others are decided about."""
         a_change = WhileListing(lambda: IdempotencyKey.objects.filter(key="stuck").update(**change))
         status, text = resolve("--close=410", SETTLED, "--older-than=0", "--apply", out=a_change)
-        assert (status, "Closed 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
+        assert (status, "Decided about 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
         assert (get("half").status, get("stuck").status) == ("completed", "in_progress")
 
     @pytest.mark.parametrize("decision", DECISIONS)

@@ -48,38 +48,40 @@ def get(key: str) -> IdempotencyKey:
 
 
 class TestWhyNot:
-    """Each name that selects nothing has a line that says why, and the exit status is 3."""
+    """Each name that selects nothing is told with its keys as they are, and the exit status is 3."""
 
     @pytest.mark.parametrize(
-        ("key", "options", "why"),
+        ("key", "options", "state"),
         [
-            ("done", ["--close=410"], "it is completed."),
-            ("running", [], "a worker holds its lease until 2099-01-02 03:04:05+00:00."),
-            ("running", ["--record=call=1"], "a worker holds its lease until 2099-01-02 03:04:05+00:00."),
-            ("doubt", ["--record=chrage=1"], "it has no step 'chrage' in doubt. In doubt: call."),
-            ("doubt", ["--record=write=1"], "it has no step 'write' in doubt. In doubt: call."),
-            ("half", ["--record=call=1"], "it has no step 'call' in doubt. In doubt: none."),
-            ("doubt", ["--close=410", "--operation=POST gone/"], "the other options exclude it."),
-            ("doubt", ["--record=call=1", "--state=stuck"], "the other options exclude it."),
+            ("done", ["--close=410"], "completed for 2\xa0days"),
+            ("running", [], "in flight for 2\xa0days"),
+            ("doubt", ["--record=chrage=1"], "in doubt for 2\xa0days"),
+            ("doubt", ["--record=write=1"], "in doubt for 2\xa0days"),
+            ("half", ["--record=call=1"], "half done for 1\xa0week"),
+            ("doubt", ["--close=410", "--operation=POST gone/"], "in doubt for 2\xa0days"),
+            ("doubt", ["--record=call=1", "--state=stuck"], "in doubt for 2\xa0days"),
         ],
     )
     @pytest.mark.parametrize("apply", [[], ["--apply"]])
-    def test_a_key_that_is_there(self, key: str, options: list[str], why: str, apply: list[str]) -> None:
+    def test_a_key_that_is_there(self, key: str, options: list[str], state: str, apply: list[str]) -> None:
         row, before = get(key), rows()
         for name, option in ((f"--key={key}", f"--key {key!r}"), (f"--id={row.pk}", f"--id {row.pk}")):
             status, text = resolve(name, *options, *(apply if options else []))
-            assert (status, text.splitlines()[0]) == (3, f"{option} selects nothing. {row.pk} {row}: {why}")
+            first, second = text.splitlines()[:2]
+            assert (status, first) == (3, f"{option} selects nothing.")
+            assert second.startswith(f"{row.pk} {row.reference} {row.operation}, caller 's': {state}, policy ")
+            assert ("in doubt: call, done:" in second) == (key == "doubt")
         assert rows() == before
 
     def test_a_key_that_is_not_there(self) -> None:
         """A misspelt one; and one among several, of which the others are decided about."""
-        assert resolve("--key=dubt")[1].startswith("--key 'dubt' selects nothing. There is no such key.\n")
-        assert resolve(f"--id={10**30}")[1].startswith(f"--id {10**30} selects nothing. There is no such key.\n")
+        assert resolve("--key=dubt")[1].startswith("--key 'dubt' selects nothing.\nThere is no such key.\n")
+        assert resolve(f"--id={10**30}")[1].startswith(f"--id {10**30} selects nothing.\nThere is no such key.\n")
         other = create_key("done", scope="user:1", operation="POST pay/")
         status, text = resolve("--key=stuck", "--key=done", "--close=410", "--apply")
-        assert (status, text.splitlines()[-2]) == (3, "Closed 1 key.")
+        assert (status, text.splitlines()[-2]) == (3, "Decided about 1 key.")
         assert text.count("--key 'done' selects nothing.") == 2
-        assert f"{other.pk} {other}: it is completed." in text
+        assert f"\n{other.pk} {other.reference} POST pay/, caller 'user:1': completed for " in text
         assert get("stuck").status == "completed"
 
     def test_a_key_without_attention_may_be_named(self) -> None:
@@ -99,7 +101,7 @@ class TestCorrection:
     @pytest.fixture(autouse=True)
     def _recorded(self) -> None:
         self.row = create_key("recorded", in_doubt=["charge"], steps={"fee": 1})
-        record_outcome(self.row.pk, "charge", {"id": "ch_1"}, attempt=1, by="ann", reason="T")
+        record_outcome(self.row, "charge", {"id": "ch_1"}, by="ann", reason="T")
 
     def results(self) -> list[str | None]:
         return list(self.row.steps.order_by("name").values_list("result", flat=True))
@@ -107,7 +109,7 @@ class TestCorrection:
     def test_a_named_key(self) -> None:
         for name, number in ((f"--id={self.row.pk}", 2), ("--key=recorded", 3)):
             status, text = resolve(name, f'--record=charge={{"id": "ch_{number}"}}', "--apply")
-            assert (status, text.splitlines()[-1]) == (0, "Recorded a result for 1 key.")
+            assert (status, text.splitlines()[-1]) == (0, "Decided about 1 key.")
             assert f'charge={{"value": {{"id": "ch_{number - 1}"}}}}' in text
             assert self.results() == [f'{{"value": {{"id": "ch_{number}"}}}}', '{"value": 1}']
 
@@ -132,7 +134,7 @@ class TestCorrection:
     def test_a_released_step_has_nothing_to_correct(self) -> None:
         """Its trail has the name of the step; the step itself is gone."""
         self.row.steps.filter(name="charge").delete()
-        release_for_retry(self.row.pk, attempt=1)
+        release_for_retry(self.row)
         assert resolve("--key=recorded", "--record=charge=1", "--apply")[0] == 3
 
     def test_a_trail_that_cannot_be_read_gets_no_decision(self) -> None:

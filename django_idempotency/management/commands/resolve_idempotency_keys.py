@@ -1,33 +1,33 @@
 from __future__ import annotations
 
-import getpass
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db.models import Q, QuerySet
 from django.utils.timesince import timesince
 
-from ...engine.protocol.error_text import describe, without_controls
-from ...engine.stores import alias_for
+from ...engine.protocol.error_text import without_controls
+from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION, UNDECIDED
-from ...exceptions import IdempotencyError, NotDecryptable
+from ...exceptions import NotDecryptable
 from ...maintenance.entered import answer_of, json_value, result_of
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, refers_to, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
-from ..base import EscapingCommand, known, several
+from ..base import IdempotencyCommand, counted, several
 
 REFUSED = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
 STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "key", "id")
 SELECTORS = (*REPEATED, "older_than", "resource")
+Rows = QuerySet[IdempotencyKey]
 LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
 LOOKED_HELP = (
     "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in doubt "
@@ -42,14 +42,13 @@ SHOWN = 200
 """Characters of the result of a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What is to be decided about each key: a function of `maintenance.resolution`, and its words.
 
     Attributes:
         decision, args: the function, and what it needs beside the key. None: the keys are listed only.
         action: as in the trail of decisions.
-        verbs: what would be done, and what was done.
         word: the option by which a person says what was found outside. Without it, keys that need it are passed over.
         step: the step that a result is recorded for.
     """
@@ -57,12 +56,11 @@ class Choice:
     decision: Callable[..., None] | None = None
     args: tuple[Any, ...] = ()
     action: str = ""
-    verbs: tuple[str, str] = ("", "")
     word: str = ""
     step: str | None = None
 
 
-class Command(EscapingCommand):
+class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention, and decide about them, as the admin does, in bulk and in scripts. "
         "Without --release, --record or --close the keys are listed. With one of them, what would be decided is said; "
@@ -91,76 +89,68 @@ class Command(EscapingCommand):
             "--body", default="", help="With --close. JSON, if it begins with {, [ or a double quote."
         )
         decision.add_argument("--reason", default="", help="Why, or the ticket. Kept with each key.")
-        decision.add_argument("--by", help="Who decides. Default: the user of the operating system.")
+        decision.add_argument("--by", default="", help="Who decides. Kept with each key.")
         decision.add_argument("--apply", action="store_true", help="Decide. Without it, nothing is changed.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
-        try:
-            self._decide(_choice(options), options)
-        except DatabaseError as error:  # without what the database quotes of a row
-            raise CommandError(describe(error)) from error
-        except (IdempotencyError, ValueError) as error:
-            raise CommandError(str(error)) from error
-
-    def _decide(self, choice: Choice, options: dict[str, Any]) -> None:
-        names = _names(options)
-        keys = _chosen(options, choice, names)
+        choice = _choice(options)
+        rows = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
+        names = _names(rows, options)
+        keys = _chosen(rows, options, choice, names)
         confirmed = not choice.word or options[choice.word.replace("-", "_")]
-        passed_over = [] if confirmed else [key.row.pk for key in keys if key.needs_word(choice.action)]
+        passed_over = [] if confirmed else [key for key in keys if key.needs_word(choice.action)]
         for key in keys:
-            self.stdout.write(_line(key) + (" Passed over." if key.row.pk in passed_over else ""))
+            self.say(_line(key) + (" Passed over." if key in passed_over else ""))
         missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
         for name in missed:
-            self.stdout.write(_why_not(name, names[name], options, choice))
+            found = [_line(key) for key in facts_of(rows.filter(pk__in=names[name]).order_by("pk"), results=True)]
+            self.say("\n".join([f"{name} selects nothing.", *(found or ["There is no such key."])]))
         for answer in choice.args if choice.action == "answer" else ():
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
-            self.stdout.write(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+            self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
         if not keys and (choice.decision or _selects(options)):
             raise CommandError("No key is selected.", returncode=REFUSED)
-        rows, refused = [key.row for key in keys if key.row.pk not in passed_over], 0
+        left, refused = [key.row for key in keys if key not in passed_over], 0
         if choice.decision is None:
-            done = f"{_counted(rows)}. Decide by --release, --record or --close." if keys else "0 keys."
-        elif not options["apply"]:
-            _refuse_several(keys, names, choice)
-            done = f"Would {choice.verbs[0]} {_counted(rows)}. Add --apply to do it."
+            done = f"{counted(len(keys))}. Decide by --release, --record or --close."
         else:
             _refuse_several(keys, names, choice)
-            said = {"by": options["by"] or _user(), "reason": options["reason"], "confirmed": confirmed}
-            result = resolve_all(rows, choice.decision, *choice.args, **said)
+            done = f"Would decide about {counted(len(left))}. Add --apply to do it."
+        if choice.decision is not None and options["apply"]:
+            said = {"by": options["by"], "reason": options["reason"], "confirmed": confirmed}
+            result = resolve_all(left, choice.decision, *choice.args, **said)
             refused = result.refused
-            done = f"{choice.verbs[1]} {_counted(range(result.resolved))}."
+            done = f"Decided about {counted(result.resolved)}."
         done += f" Refused, because they had changed: {refused}." if refused else ""
-        done += (
-            f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}." if passed_over else ""
-        )
-        self.stdout.write(done)
+        if passed_over:
+            done += f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}."
+        self.say(done)
         if refused or passed_over or missed:
             raise CommandError("Not all keys that were named are decided about.", returncode=REFUSED)
 
 
-def _names(options: dict[str, Any]) -> dict[str, set[int]]:
+def _names(rows: Rows, options: dict[str, Any]) -> dict[str, set[int]]:
     """The rows under each value of --key and --id."""
-    using = known(options["database"])
-    found = {f"--key {key!r}": find_key(key, using=using) for key in options["key"] or ()}
-    rows = IdempotencyKey.objects.using(alias_for(using))
+    found = {f"--key {key!r}": find_key(key, using=rows.db) for key in options["key"] or ()}
     found |= {f"--id {id_}": rows.filter(pk=id_) for id_ in options["id"] or ()}
     return {name: set(keys.values_list("pk", flat=True)) for name, keys in found.items()}
 
 
-def _chosen(options: dict[str, Any], choice: Choice, names: dict[str, set[int]]) -> list[Facts]:
+def _chosen(rows: Rows, options: dict[str, Any], choice: Choice, names: dict[str, set[int]]) -> list[Facts]:
     """The keys that the options select, as they are now. One that is named may need no attention, as in the admin."""
-    rows = IdempotencyKey.objects.using(alias_for(known(options["database"])))
     keys = rows.filter(UNDECIDED if names else NEEDS_ATTENTION).order_by("pk").defer("headers", "body", "last_error")
-    for option in ("--key", "--id"):
-        if given := [ids for name, ids in names.items() if name.startswith(option)]:
+    # An option that is given as an empty list selects nothing, and not everything.
+    for option in ("key", "id"):
+        if options[option] is not None:
+            given = [ids for name, ids in names.items() if name.startswith(f"--{option}")]
             keys = keys.filter(pk__in=set().union(*given))
-    if options["operation"]:
+    if options["operation"] is not None:
         keys = keys.filter(operation__in=options["operation"])
     if options["resource"] is not None:
         keys = keys.filter(refers_to(options["resource"]))
-    if options["state"]:
-        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"])))
+    if options["state"] is not None:
+        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     facts = facts_of(keys, results=True)
@@ -181,23 +171,6 @@ def _refuse_several(keys: list[Facts], names: dict[str, set[int]], choice: Choic
         raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --id.")
 
 
-def _why_not(name: str, ids: set[int], options: dict[str, Any], choice: Choice) -> str:
-    """Why a name selects nothing."""
-    rows = IdempotencyKey.objects.using(alias_for(known(options["database"]))).filter(pk__in=ids).order_by("pk")
-    reasons = [f"{key.row.pk} {key.row}: {_reason(key, choice)}" for key in facts_of(rows)]
-    return "\n".join(f"{name} selects nothing. {reason}" for reason in reasons or ["There is no such key."])
-
-
-def _reason(key: Facts, choice: Choice) -> str:
-    if key.row.status == IdempotencyKey.Status.COMPLETED:
-        return "it is completed."
-    if key.live and key.row.locked_until is not None:
-        return f"a worker holds its lease until {key.row.locked_until.isoformat(' ', 'seconds')}."
-    if choice.step is not None and choice.step not in key.recordable:
-        return f"it has no step {choice.step!r} in doubt. In doubt: {', '.join(key.in_doubt) or 'none'}."
-    return "the other options exclude it."
-
-
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
@@ -216,46 +189,31 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
         return "(cannot be decrypted)"
 
 
-def _counted(keys: Sized) -> str:
-    return f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError) as error:  # a container may run under a number without a name
-        raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
-
-
 def _selects(options: dict[str, Any]) -> bool:
     return any(options[name] is not None for name in SELECTORS)
 
 
 def _choice(options: dict[str, Any]) -> Choice:
     """What the options ask for. Raises `CommandError` and `ValueError` for what cannot work."""
-    if empty := [name for name in REPEATED if options[name] == []]:
-        raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
     choice = Choice()
     if options["release"]:
-        verbs = ("release", "Released")
-        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word=LOOKED)
+        choice = Choice(release_for_retry, action="release", word=LOOKED)
     elif options["record"] is not None:
         step, separator, text = options["record"].partition("=")
         if not separator:
             raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        verbs, value = ("record a result for", "Recorded a result for"), result_of(json_value(text))
-        choice = Choice(decision=record_outcome, args=(step, value), action="record", verbs=verbs, step=step)
+        choice = Choice(record_outcome, (step, result_of(json_value(text))), action="record", step=step)
     elif options["close"] is not None:
         status, body = options["close"], options["body"]
         if not 200 <= status < 500:
             raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
         content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
-        args, word = (answer_of(status, content_type, body),), SETTLED
-        choice = Choice(decision=close_with, args=args, action="answer", verbs=("close", "Closed"), word=word)
+        choice = Choice(close_with, (answer_of(status, content_type, body),), action="answer", word=SETTLED)
     if choice.decision is None and options["apply"]:
         raise CommandError("--apply: say what to decide, by --release, --record or --close.")
     if choice.decision is not None and not _selects(options):
         raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
-    if options["apply"] and not options["reason"].strip():
-        raise CommandError("--reason is missing. Say why, or name the ticket.")
+    for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
+        if options["apply"] and not options[name].strip():
+            raise CommandError(f"--{name} is missing. {missing}")
     return choice
