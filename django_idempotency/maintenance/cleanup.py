@@ -128,9 +128,10 @@ class _Run:
                 changed, self.batches = changed + count, self.batches + 1
                 progress(changed)
             self.complete = count < self.size
+            if not self.complete:
+                time.sleep(self.pause)
             if self.complete or self.stopped():
                 return changed
-            time.sleep(self.pause)
 
     def stopped(self) -> bool:
         """Not `stop.wait()`, which holds the event's lock for moments. If a signal arrives then, its handler's

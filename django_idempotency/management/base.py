@@ -139,8 +139,9 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
 
     def note(number: int, frame: object) -> None:
         nonlocal first
+        earlier = bool(received)
         received.append(number)
-        if len(received) == 1:
+        if not earlier:
             first = time.monotonic()
             # A second signal can interrupt `set()`, which holds a lock: a second `set()` would wait for it for ever.
             stop.set()

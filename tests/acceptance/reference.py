@@ -39,6 +39,7 @@ ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
     "cleanup_idempotency_keys",
+    "forget_idempotency_keys",
     "idempotency_endpoints",
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
@@ -123,8 +124,7 @@ SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite"
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 SAID_ONCE = (
     "using: database alias; default: the write alias of the key table.",
-    "row_id: primary key of the `IdempotencyKey`.",
-    "attempt: the attempt that the decision is about: the one that the person has seen.",
+    "key: the row as the person has seen it.",
     "by, reason: who decides, and why.",
     "name: the step's name, 1 to 100 characters, the same in every attempt.",
     "function: called with the other arguments.",
@@ -136,7 +136,6 @@ SAID_ONCE = (
     "half_done: failed or stuck keys with",
     # of a command, too: its table has them
     "batch_size: rows in one transaction",
-    "max_batches: stop after that many batches",
     "max_seconds: stop after that many seconds",
     "pause: seconds to rest between two batches.",
     "older_than: seconds, or a timedelta",
@@ -184,6 +183,7 @@ TOLD = {
     "close_with": "runbook.md#the-decisions",
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
+    "remember_calls": "runbook.md#4-after-a-restore-or-a-failover-that-lost-commits",
     "resolve_all": "leased-failures.md#let-a-person-decide",
     "recover_idempotency_keys": "operations.md#recovery",
     "find_resource": "leased.md#what-it-is-about",

@@ -179,7 +179,7 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     mail: dict[str, Any] = {"name": "mail", "kind": "call", "attempt": 1, "result": "7"}
     IdempotencyStep.objects.create(key=in_doubt, started_at=now, finished_at=now, **mail)
     for result in ("ch_1", "ch_2"):
-        record_outcome(row(), "charge", result)
+        record_outcome(IdempotencyKey.objects.get(pk=in_doubt.pk), "charge", result)
     results = dict(IdempotencyStep.objects.values_list("key_id", "result").filter(name="charge"))
     assert results == {in_doubt.pk: '{"value": "ch_2"}', other.pk: '{"value": "ch_9"}'}
     assert IdempotencyStep.objects.get(name="mail").result == "7"

@@ -105,7 +105,7 @@ class Command(IdempotencyCommand):
         missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
         for name in missed:
             found = [_line(key) for key in facts_of(rows.filter(pk__in=names[name]).order_by("pk"), results=True)]
-            self.say("\n".join([f"{name} selects nothing.", *(found or ["There is no such key."])]))
+            self.say("\n".join(f"{name} selects nothing. {line}" for line in found or ["There is no such key."]))
         for answer in choice.args if choice.action == "answer" else ():
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
