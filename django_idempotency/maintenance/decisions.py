@@ -53,8 +53,8 @@ class Decision:
     @property
     def moment(self) -> datetime:
         """When, as Django reads the times of the row: with a zone, or without one in the project's zone."""
-        at = datetime.fromisoformat(self.at)
-        return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
+        at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
+        return at if settings.USE_TZ else at.replace(tzinfo=None)
 
 
 NAMES = {field.name for field in fields(Decision)}

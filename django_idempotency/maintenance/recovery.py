@@ -7,11 +7,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
@@ -38,9 +39,6 @@ from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
-
-if TYPE_CHECKING:
-    pass
 
 OLDER_THAN = timedelta(minutes=15)
 """Longer than the retries of a usual client, which should come first: a retry has the whole request."""
@@ -98,10 +96,8 @@ def recover_idempotency_keys(
     using: str | None = None,
     older_than: timedelta | float = OLDER_THAN,
     operations: Collection[str] = (),
-    limit: int | None = None,
     max_seconds: float | None = None,
     dry_run: bool = False,
-    urlconf: str | None = None,
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
@@ -117,10 +113,8 @@ def recover_idempotency_keys(
         using: database alias; default: the write alias of the key table.
         older_than: seconds, or a timedelta, since the state of the key has changed last.
         operations: names of operations, such as "POST orders/"; default: all.
-        limit: ask about that many keys at most, at least 1.
         max_seconds: stop after that many seconds, when the key at hand is done.
         dry_run: only say what would be asked.
-        urlconf: dotted path, where the views are; default: the project's.
         stop: once set, this event ends the run when the key at hand is done. A signal handler may set it,
             but only for the first signal.
         progress: called with what came of each key.
@@ -135,7 +129,6 @@ def recover_idempotency_keys(
         DatabaseError: from the database. What was completed before stays completed.
     """
     age = seconds_of(older_than)
-    refuse_impossible(1, limit=limit)
     refuse_impossible(0, max_seconds=max_seconds)
     if isinstance(operations, str):
         raise ValueError(f"operations={operations!r}: give a list of names, [{operations!r}].")
@@ -145,7 +138,7 @@ def recover_idempotency_keys(
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
     # What a view declares is registered when its module is imported.
-    if views := urlconf or getattr(settings, "ROOT_URLCONF", None):
+    if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
     told: Counter[Outcome] = Counter()
@@ -168,7 +161,7 @@ def recover_idempotency_keys(
     # What was asked about has changed, and so comes last the next time.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))
     asked = 0
-    for name in names[:limit]:
+    for name in names:
         if time.monotonic() >= deadline or (stop is not None and stop.is_set()):
             break
         asked += 1
@@ -246,11 +239,8 @@ def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            try:
+            with suppress(NotDecryptable):  # what reconcile has found out is kept all the same
                 same_row(row).update(decisions=with_decision(held, made))
-            except NotDecryptable:  # what reconcile has found out is kept all the same
-                text = "Idempotency key %s of %s: its trail has no entry about this recovery."
-                logger.exception(text, row.reference, row.operation)
 
 
 def take_over(store: Store, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:

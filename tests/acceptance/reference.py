@@ -140,9 +140,7 @@ SAID_ONCE = (
     "pause: seconds to rest between two batches.",
     "older_than: seconds, or a timedelta",
     "operations: names of operations",
-    "limit: ask about that many keys",
     "dry_run: only say what would be asked.",
-    "urlconf: dotted path, where the views are",
     # of `derived_key`, whose first line says it
     "scope: the row's `scope`.",
     "operation: the row's `operation`.",

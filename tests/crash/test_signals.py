@@ -84,7 +84,7 @@ def view(request):
 
 sys.modules["hanging_urls"] = sys.modules[__name__]
 urlpatterns = [path("pay/", view)]
-execute_from_command_line(["manage.py", "recover_idempotency_keys", "--urlconf", "hanging_urls", "--older-than", "0"])
+execute_from_command_line(["manage.py", "recover_idempotency_keys", "--import", "hanging_urls", "--older-than", "0"])
 """
 
 

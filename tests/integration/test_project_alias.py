@@ -114,7 +114,7 @@ class TestLookingForKeys:
         [
             (["cleanup_idempotency_keys", "--fail-on-stuck"], 3),
             (["recover_idempotency_keys", "--older-than=0"], 3),
-            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--reason=T-1", "--apply"], 0),
+            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--by=ann", "--reason=T-1", "--apply"], 0),
         ],
     )
     def test_commands(self, arguments: list[str], status: int) -> None:

@@ -68,9 +68,7 @@ def test_reconcile_does_not_know_yet() -> None:
     assert run().endswith("Completed 1 idempotency key. Need attention: 0.\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--database=gone"], ["--limit=0"], ["--import=tests.gone"], ["--urlconf=tests.gone"]]
-)
+@pytest.mark.parametrize("arguments", [["--database=gone"], ["--max-seconds=-1"], ["--import=tests.gone"]])
 def test_what_cannot_work(arguments: list[str]) -> None:
     """Exit status 1, and nothing was asked."""
     assert failing("--older-than=0", *arguments)[1] == 1
@@ -116,7 +114,7 @@ def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
     for _ in range(2):
         create_key(operation="POST mail", in_doubt=["mail"])
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
-    text, status = failing("--older-than=0", "--limit=1")
+    text, status = failing("--older-than=0")
     first, second, last = text.splitlines()
     assert first.startswith("2 keys of POST mail: left, no imported view and no imported @once function has this")
     assert second.endswith(" POST pay/reconcile: completed, reconcile has answered 201.")
@@ -125,8 +123,7 @@ def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
 
 def test_only_what_was_chosen() -> None:
     """By operation and age. The default age leaves the key to its client."""
-    create_key(operation="POST other", in_doubt=["charge"])
-    assert run("--operation=POST pay/reconcile") == "Completed 0 idempotency keys. Need attention: 0.\n"
+    assert run("--operation=POST other").endswith("\nCompleted 0 idempotency keys. Need attention: 0.\n")
     out = io.StringIO()
     call_command("recover_idempotency_keys", "--import=tests.works", stdout=out)
     assert out.getvalue() == "Completed 0 idempotency keys. Need attention: 0.\n"

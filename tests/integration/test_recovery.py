@@ -216,19 +216,6 @@ class TestBounds:
         result, told = recover(older_than=timedelta(minutes=1))
         assert (result.left, told) == (1, [])
 
-    def test_a_limit_counts_what_was_asked(self, post: Post) -> None:
-        """Keys without reconcile do not use it up."""
-        GATEWAY.after = breaks
-        for path, key in (("/pay/hold", "held"), ("/pay/reconcile", "k2")):
-            with pytest.raises(Broken):
-                post(path, key)
-        IdempotencyKey.objects.filter(key="held").update(updated_at="2020-01-01T00:00Z")
-        HOOKS["reconcile"] = lambda operation: HttpResponse()
-        result, told = recover(limit=1)
-        assert [asked.outcome for asked in told] == ["left", "completed"]
-        assert result == Recovered(completed=1, failed=0, left=2, complete=False)
-        assert recover(operations=["POST pay/reconcile"])[0] == Recovered(completed=1, failed=0, left=0, complete=True)
-
     def test_time_and_a_signal_end_a_run(self) -> None:
         """Between two keys."""
         stop = Event()
@@ -244,7 +231,7 @@ class TestBounds:
         assert only(dry_run=True).reason == "tests.integration.leased_urls.reconciled"
         assert (row().updated_at, row().attempt) == (before.updated_at, 1)
 
-    @pytest.mark.parametrize("name", ["limit", "max_seconds", "older_than"])
+    @pytest.mark.parametrize("name", ["max_seconds", "older_than"])
     def test_impossible_numbers_are_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match=f"{name} must be (at least )?[01]"):
             recover(**{name: -1})

@@ -29,15 +29,13 @@ class Command(DatabasesCommand):
         )
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
-        parser.add_argument("--limit", type=int, metavar="N", help="Ask about N keys of each database at most.")
-        parser.add_argument("--urlconf", help="Dotted path of the URLconf of the views. Default: ROOT_URLCONF.")
-        module = "Import this module first, so that its functions with @once are found. May be repeated."
+        module = "Import this module first, so that its views and functions are found. May be repeated."
         parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         for module in several(options["modules"]):
             import_module(module)
-        limits = {name: options[name] for name in ("older_than", "limit", "max_seconds", "dry_run", "urlconf")}
+        limits = {name: options[name] for name in ("older_than", "max_seconds", "dry_run")}
 
         def progress(asked: Asked) -> None:
             if options["verbosity"]:
