@@ -9,9 +9,8 @@ from django.db import transaction
 
 from ..engine.conf import resolve
 from ..engine.execution.values import encode_step
-from ..engine.protocol.claims import ClaimRequest
 from ..engine.protocol.digests import identify
-from ..engine.protocol.outcomes import Claimed
+from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
 
 ENTERED = "The results of its calls were entered, such as after a restore."
