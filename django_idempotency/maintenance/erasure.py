@@ -13,12 +13,11 @@ A request in atomic mode that is still running has no visible row: it commits it
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Prefetch, Q, prefetch_related_objects
 
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.request.callers import account_scope
@@ -148,11 +147,9 @@ def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool
         # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
         # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
-        failed = [row for row in rows if row.status == IdempotencyKey.Status.FAILED]
-        steps: dict[int, list[IdempotencyStep]] = defaultdict(list)
-        for step in locked(IdempotencyStep.objects.using(alias).filter(key__in=failed).defer("result", "error")):
-            steps[step.key_id].append(step)
-        seen = [Seen(row, steps[row.pk], row.now) for row in rows]
+        steps = IdempotencyStep.objects.using(alias).defer("result", "error")
+        prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
+        seen = [Seen(row, row.steps.all(), row.now) for row in rows]
         gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.settled)]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)
