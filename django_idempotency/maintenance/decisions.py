@@ -31,7 +31,7 @@ class Decision:
     """One decision.
 
     Attributes:
-        action: "release", "record", "correct", "answer", "fail" or "recover".
+        action: "release", "record", "correct", "answer" or "recover".
         at: when, as ISO 8601 with the zone. Default: now.
         by: the user name, or the name of the command.
         reason: why, as the person has written it.
