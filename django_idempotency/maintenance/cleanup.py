@@ -88,55 +88,40 @@ def cleanup_idempotency_keys(
     refuse_impossible(0, max_seconds=max_seconds, pause=pause)
     store = store_for(alias_for(using))
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-    run = _Run(store, batch_size, deadline, pause, stop or Event())
-    unstuck = run.in_batches(lambda: free_harmless(store.alias, batch_size))
-    deleted, not_before = 0, None
-
-    def purge() -> int:
-        nonlocal not_before
-        count, not_before = store.purge(batch_size, not_before)
-        return count
-
-    if run.complete:
-        deleted = run.in_batches(purge, progress)
+    unstuck = deleted = batches = 0
+    purging = complete = False
+    not_before = None
+    while not complete:
+        with _explained(store), transaction.atomic(using=store.alias, durable=True):
+            if purging:
+                count, not_before = store.purge(batch_size, not_before)
+            else:
+                count = free_harmless(store.alias, batch_size)
+        batches += count > 0
+        if not purging:
+            unstuck += count
+        elif count:
+            deleted += count
+            progress(deleted)
+        complete, purging = purging and count < batch_size, purging or count < batch_size
+        if count == batch_size:
+            time.sleep(pause)
+            if is_over(stop, deadline):
+                break
     with _explained(store):
         found = _attention(store)
-    cleanup = Cleanup(deleted=deleted, batches=run.batches, complete=run.complete, unstuck=unstuck, **found)
+    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, unstuck=unstuck, **found)
     report_purged(cleanup, store.alias)
     return cleanup
 
 
-@dataclass
-class _Run:
-    """One run: its limits, how many batches have changed something, and whether nothing is left."""
+def is_over(stop: Event | None, deadline: float) -> bool:
+    """Whether a run ends here.
 
-    store: Store
-    size: int
-    deadline: float
-    pause: float
-    stop: Event
-    batches: int = 0
-    complete: bool = False
-
-    def in_batches(self, change: Callable[[], int], progress: Callable[[int], None] = lambda _: None) -> int:
-        """Change batch by batch, each in a transaction of its own. How many rows it were."""
-        changed = 0
-        while True:
-            with _explained(self.store), transaction.atomic(using=self.store.alias, durable=True):
-                count = change()
-            if count:
-                changed, self.batches = changed + count, self.batches + 1
-                progress(changed)
-            self.complete = count < self.size
-            if not self.complete:
-                time.sleep(self.pause)
-            if self.complete or self.stopped():
-                return changed
-
-    def stopped(self) -> bool:
-        """Not `stop.wait()`, which holds the event's lock for moments. If a signal arrives then, its handler's
-        `stop.set()` waits for the lock in the same thread, for ever. `is_set()` takes no lock."""
-        return self.stop.is_set() or time.monotonic() >= self.deadline
+    Not `stop.wait()`, which holds the event's lock for moments. If a signal arrives then, its handler's `stop.set()`
+    waits for the lock in the same thread, for ever. `is_set()` takes no lock.
+    """
+    return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:

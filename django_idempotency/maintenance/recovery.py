@@ -36,6 +36,7 @@ from ..engine.stores.sealing import unseal
 from ..engine.stores.states import Later
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
+from .cleanup import is_over
 from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
 
@@ -161,7 +162,7 @@ def recover_idempotency_keys(
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))
     asked = 0
     for name in names:
-        if time.monotonic() >= deadline or (stop is not None and stop.is_set()):
+        if is_over(stop, deadline):
             break
         asked += 1
         row = IdempotencyKey.objects.using(store.alias).filter(**name).first()

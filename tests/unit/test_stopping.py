@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.maintenance.cleanup import _Run
+from django_idempotency.maintenance.cleanup import is_over
 from django_idempotency.management import base
 from django_idempotency.management.base import SIGNALS, stoppable
 
@@ -41,8 +41,7 @@ def with_a_signal_at(step: int, number: signal.Signals, action: Callable[[], obj
 
 def between_two_batches(stop: Event) -> bool:
     """Whether a cleanup ends there."""
-    unused: Any = None
-    return _Run(unused, size=1, deadline=math.inf, pause=0, stop=stop).stopped()
+    return is_over(stop, math.inf)
 
 
 def test_a_signal_at_any_step_between_two_batches_is_kept() -> None:
