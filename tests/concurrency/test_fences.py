@@ -100,11 +100,12 @@ def test_a_step_that_meets_a_takeover_waits_for_it_and_is_lost(store: Store, nam
 
 def test_a_decision_that_meets_a_takeover_waits_for_it_and_is_refused(store: Store) -> None:
     """The operator saw an abandoned key. Now a new worker has it."""
-    worker = a_worker(store)
+    a_worker(store)
+    seen = IdempotencyKey.objects.get()
     with elsewhere() as start:
         with transaction.atomic():
             assert claimed_by(store.claim(CLAIM)).attempt == 2
-            decision = start(lambda: release_for_retry(worker.id, attempt=1))
+            decision = start(lambda: release_for_retry(seen))
             eventually("the decision to wait for the row", waits)
             after = everything()
         assert isinstance(decision.exception(30), NotResolvable)
