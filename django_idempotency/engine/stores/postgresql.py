@@ -223,8 +223,14 @@ class PostgreSQLStore(Store):
 
     def running(self) -> list[RunningTransaction]:
         return [
-            RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
-            for pid, keys, age, state in self._fetch_all(RUNNING_SQL, {"table": self._sql.table})
+            RunningTransaction(
+                pid=pid,
+                application_name=name,
+                keys=keys,
+                seconds=None if age is None else max(0.0, float(age)),
+                state=state,
+            )
+            for pid, name, keys, age, state in self._fetch_all(RUNNING_SQL, {"table": self._sql.table})
         ]
 
 

@@ -11,6 +11,7 @@ class RunningTransaction:
 
     Attributes:
         pid: of the server process, as `pg_terminate_backend` takes it.
+        application_name: as the connection gives it: which of your services, to tell its process from `pid`.
         keys: how many keys the transaction holds.
         seconds: since the transaction began. None if the database does not tell your role: it tells the role of the
             transaction, and members of `pg_read_all_stats`.
@@ -19,6 +20,7 @@ class RunningTransaction:
     """
 
     pid: int
+    application_name: str | None
     keys: int
     seconds: float | None
     state: str | None
@@ -29,7 +31,8 @@ class RunningTransaction:
 # transaction keeps the table's lock until its end. So a transaction counts if it holds both. A statement more per
 # claim could mark our locks without doubt, and every request would pay for it.
 RUNNING_SQL = (
-    "SELECT held.pid, held.keys, EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
+    "SELECT held.pid, activity.application_name, held.keys, "
+    "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
     "SELECT pid, count(*) FILTER (WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock') AS keys, "
     "bool_or(locktype = 'relation' AND relation = %(table)s::regclass AND mode = 'RowExclusiveLock') AS writes "
     "FROM pg_locks WHERE granted AND pid IS NOT NULL "
