@@ -13,7 +13,7 @@ from .engine.conf import SAFE_METHODS, Idempotency
 from .engine.declare.class_options import DeclaredOptions
 from .engine.declare.placement import is_drf_view
 from .engine.declare.wrapping import protected_form
-from .engine.request.atomic_requests import as_django_would
+from .engine.request.pipeline import as_django_would
 from .engine.request.view_call import ViewCall
 from .exceptions import IdempotencyConfigurationError
 

@@ -17,7 +17,7 @@ from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.protocol.snapshots import decode_headers
+from ..engine.protocol.outcomes import decode_headers
 from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable

@@ -199,8 +199,6 @@ TOLD = {
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
-    "django_idempotency.ninja.schema.IdempotencySchemaMixin": "ninja.md#openapi",
-    "django_idempotency.rest_framework.schema.IdempotencySchemaMixin": "drf.md#openapi",
 }
 """Names that another page explains: the reference has their first line and their arguments."""
 WHOLE = (
@@ -258,7 +256,7 @@ def argument(action: argparse.Action) -> str:
 def answers() -> str:
     """The package's own answers, with the default options."""
     from django_idempotency.engine.conf import resolve
-    from django_idempotency.engine.protocol.snapshots import Snapshot
+    from django_idempotency.engine.protocol.outcomes import Snapshot
     from django_idempotency.engine.request import problems
 
     options = resolve()
