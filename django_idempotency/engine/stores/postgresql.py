@@ -37,7 +37,8 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 # transaction keeps the table's lock until its end. So a transaction counts if it holds both. A statement more per
 # claim could mark our locks without doubt, and every request would pay for it.
 RUNNING_SQL = (
-    "SELECT held.pid, held.keys, EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
+    "SELECT held.pid, activity.application_name, held.keys, "
+    "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
     "SELECT pid, count(*) FILTER (WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock') AS keys, "
     "bool_or(locktype = 'relation' AND relation = %(table)s::regclass AND mode = 'RowExclusiveLock') AS writes "
     "FROM pg_locks WHERE granted AND pid IS NOT NULL "
@@ -206,8 +207,14 @@ class PostgreSQLStore(Store):
 
     def running(self) -> list[RunningTransaction]:
         return [
-            RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
-            for pid, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
+            RunningTransaction(
+                pid=pid,
+                application_name=name,
+                keys=keys,
+                seconds=None if age is None else max(0.0, float(age)),
+                state=state,
+            )
+            for pid, name, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
         ]
 
 

@@ -67,6 +67,7 @@ class RunningTransaction:
 
     Attributes:
         pid: of the server process, as `pg_terminate_backend` takes it.
+        application_name: as the connection gives it: which of your services, to tell its process from `pid`.
         keys: how many keys the transaction holds.
         seconds: since the transaction began. None if the database does not tell your role: it tells the role of the
             transaction, and members of `pg_read_all_stats`.
@@ -75,6 +76,7 @@ class RunningTransaction:
     """
 
     pid: int
+    application_name: str | None
     keys: int
     seconds: float | None
     state: str | None
