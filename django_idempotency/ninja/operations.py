@@ -21,10 +21,10 @@ from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
-from ..engine.declare.callables import dotted_name, unwrapped
+from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
-from ..engine.declare.wrapping import protected_form
+from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.callers import auth_scope
@@ -101,7 +101,7 @@ def _protected(view: Any, own: Idempotency | None = None) -> Any:
     protected: Any = wraps(view)(protected_form(view, view_call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(view)
-    declare(protected, Declaration(() if own is None else (own,), "ninja"))
+    declare(protected, Declaration(() if own is None else (own,)))
     if own is not None:
         others = getattr(view, "_ninja_contribute_to_operation", ())
         # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
@@ -144,7 +144,7 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
         known: tuple[Idempotency, ...] = getattr(getattr(operation, MARK, None), "layers", ())
         own = 2 if of_function is not None and of_function.layers else 0
         layers = (*known[:own], inherited, *known[own:])
-    declare(operation, Declaration(layers, "ninja"))
+    declare(operation, Declaration(layers))
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
@@ -209,7 +209,7 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
     return operation._result_to_response(request, result, temporal)
 
 
-# --- what the engine asks, see `engine.declare.frameworks`
+# --- what the engine asks, see `engine.declare.registry.frameworks`
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:

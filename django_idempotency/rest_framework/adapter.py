@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from ..engine.conf import SAFE_METHODS, Idempotency
 from ..engine.declare.class_options import DeclaredOptions
 from ..engine.declare.registry import Declaration
-from ..engine.execution.steps import synchronous
+from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.callers import auth_scope, is_authenticated
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable

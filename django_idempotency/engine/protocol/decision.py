@@ -96,9 +96,9 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
-        return outcomes.Conflicted(lease_left=stored.lease_left)
+        return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
-        return outcomes.Mismatched()
+        return outcomes.Mismatched(resource=stored.resource)
     if stored.status is Status.COMPLETED:
         return outcomes.Completed(snapshot=stored.snapshot, resource=stored.resource)
     return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()

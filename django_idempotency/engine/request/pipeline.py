@@ -32,9 +32,8 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
-from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
-from ..execution.operation import UnkeyedOperation
+from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
@@ -155,7 +154,7 @@ def pass_through(call: ViewCall) -> HttpResponseBase:
     """Call the view as if it were not protected. Its code asks for an operation, and gets one without a key."""
     request: Any = call.request
     leased = call.options.lease is not None
-    request.idempotency = UnkeyedOperation(alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
     with as_django_would(request):
         return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 
