@@ -282,7 +282,7 @@ class TestLeased:
                 post("/pay/hold")
             assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
-            release_for_retry(row().pk, attempt=attempt)
+            release_for_retry(row())
 
     def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(self, post: Post, caplog: Log) -> None:
         """The view was leased once. A later attempt is news, and the record names the object."""
