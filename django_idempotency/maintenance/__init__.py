@@ -1,7 +1,7 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.outcomes import Snapshot
-from ..engine.stores.running import RunningTransaction
+from ..engine.stores import RunningTransaction
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
 from .lookups import (

@@ -17,8 +17,7 @@ from django.db.models import Q
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
-from ..engine.stores import alias_for, store_for
-from ..engine.stores.running import RunningTransaction
+from ..engine.stores import RunningTransaction, alias_for, store_for
 from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Later, State
 from ..models import IdempotencyKey
 

@@ -15,21 +15,20 @@ from threading import Event
 from typing import Any, Literal
 
 from django.conf import settings
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.db.models import Count
 
-from ..engine.conf import Idempotency
 from ..engine.conf.fields import seconds_of
-from ..engine.declare.callables import dotted_name
 from ..engine.declare.registry import Declaration, registered
+from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
-from ..engine.execution.durable import durable_transaction
-from ..engine.execution.leased import run_claimed
+from ..engine.execution.bridge import synchronous
+from ..engine.execution.claiming import claim_request
+from ..engine.execution.leased import claimed_durably, run_claimed
 from ..engine.execution.operation import Operation
-from ..engine.execution.steps import synchronous
 from ..engine.protocol.digests import stored_identity
 from ..engine.protocol.error_text import describe, without_controls
-from ..engine.protocol.outcomes import Claimed, ClaimRequest, Conflicted, Finished, InDoubt, Verdict
+from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
@@ -193,8 +192,9 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
-    wanted = _wanted(row, declared.options)
-    claim = take_over(store, wanted, row.attempt)
+    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+    wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
+    claim = claimed_durably(store, BY, lambda: store.resume(wanted, row.attempt))
     if isinstance(claim, InDoubt):
         return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):
@@ -241,34 +241,6 @@ def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
         if (held := locked(same_row(row)).first()) is not None:
             with suppress(NotDecryptable):  # what reconcile has found out is kept all the same
                 same_row(row).update(decisions=with_decision(held, made))
-
-
-def take_over(store: Store, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
-    """Claim a key that needs attention, if it is still at this attempt. Commits, and must not run inside a transaction.
-
-    Raises:
-        IdempotencyConfigurationError: inside a transaction, or if a migration is missing.
-        DatabaseError: from the database. Nothing was changed.
-    """
-    try:
-        with durable_transaction(store, "recover_idempotency_keys"):
-            return store.resume(wanted, attempt)
-    except DatabaseError as error:
-        if store.is_busy(error) or store.may_repeat(error):
-            return Conflicted()
-        store.explain(error)
-        raise
-
-
-def _wanted(row: IdempotencyKey, options: Idempotency) -> ClaimRequest:
-    return ClaimRequest(
-        identity=stored_identity(scope=row.scope, operation=row.operation, key=row.key),
-        fingerprint=None,  # the stored one stays
-        ttl=options.ttl_seconds,
-        lease=options.lease_seconds,
-        repeats_calls=options.repeats_calls,
-        policy=options.policy,
-    )
 
 
 def _last_error(row: IdempotencyKey) -> str:

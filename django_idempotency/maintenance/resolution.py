@@ -19,7 +19,7 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce
 
 from ..engine.conf import resolve
-from ..engine.execution.values import encode_step
+from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import seal, seal_response, unseal

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 
 from ..engine.conf import resolve
-from ..engine.execution.values import encode_step
+from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for

@@ -173,6 +173,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "run_once": "events.md",
+    "problem_response": "events.md#webhooks",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",

@@ -9,25 +9,21 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost
 from django_idempotency.engine.protocol.outcomes import Snapshot
-from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
-from django_idempotency.maintenance.recovery import take_over
 from django_idempotency.maintenance.resolution import close_with, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
-from tests.claims import a_claim
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
-from tests.sql import NO_TABLE, instead
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
@@ -323,46 +319,6 @@ def test_on_another_database() -> None:
     HOOKS["reconcile"] = lambda operation: HttpResponse()
     assert recover(using="other")[0] == Recovered(completed=1, failed=0, left=0, complete=True)
     assert row().status == "failed"
-
-
-class TestADatabaseError:
-    """Of the takeover: nothing was changed."""
-
-    @pytest.fixture
-    def fail(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-        """Let the takeovers fail with a real error of PostgreSQL."""
-
-        def with_state(state: str) -> None:
-            def resume(*args: Any) -> None:
-                with connection.cursor() as cursor:
-                    cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$")
-
-            monkeypatch.setattr(store_for("default"), "resume", resume)
-
-        return with_state
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.usefixtures("doubt")
-    @pytest.mark.parametrize("state", ["55P03", "57014", "40001", "40P01"])
-    def test_a_busy_database_is_asked_the_next_time(self, fail: Callable[[str], None], state: str) -> None:
-        """Also one that asks to repeat the transaction: a retry may be about to win."""
-        fail(state)
-        assert only().outcome == "passed"
-        assert (row().status, row().attempt) == ("failed", 1)
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.usefixtures("doubt")
-    def test_any_other_error_propagates(self, fail: Callable[[str], None]) -> None:
-        fail("53100")
-        with pytest.raises(DatabaseError):
-            recover()
-        assert (row().status, row().attempt) == ("failed", 1)
-
-    @pytest.mark.django_db(transaction=True)
-    def test_a_missing_migration_is_explained(self) -> None:
-        """With the command to run."""
-        with instead(*NO_TABLE), pytest.raises(IdempotencyConfigurationError, match=r"python manage\.py migrate$"):
-            take_over(store_for("default"), a_claim(lease=60.0), 1)
 
 
 def test_nothing_needs_attention() -> None:

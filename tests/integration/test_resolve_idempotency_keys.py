@@ -12,7 +12,7 @@ from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from django_idempotency.engine.execution.values import decode
+from django_idempotency.engine.execution.operation import decode
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep

@@ -9,11 +9,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...endpoints.formats import as_json, as_markdown, as_table
+from ...endpoints.formats import as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
 from ..base import IdempotencyCommand, several
 
-FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
+FORMATS = {"table": as_table, "markdown": as_markdown}
 
 
 class Command(IdempotencyCommand):

@@ -216,11 +216,13 @@ class TestTexts:
     @override_settings(TIME_ZONE="Europe/Berlin")
     def test_times_have_seconds_and_the_zone(self) -> None:
         """The other side's books have another. Without `USE_TZ`, Django does not know the zone."""
-        assert moment(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == "2026-01-02 04:04:05 CET"
+        assert moment(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == (
+            "2026-01-02 04:04:05 CET (2026-01-02 03:04:05 UTC)"
+        )
         assert moment(datetime(2026, 1, 2, 3, 4, 5)) == "2026-01-02 03:04:05"
         assert moment(None) == "-"
         page = page_of(make_key(created_at=datetime(2026, 7, 1, 1, 2, 3, tzinfo=UTC)))
-        assert "2026-07-01 03:02:03 CEST" in page
+        assert "2026-07-01 03:02:03 CEST (2026-07-01 01:02:03 UTC)" in page
 
     @pytest.mark.parametrize(
         ("operation", "shown"),
