@@ -152,7 +152,7 @@ def test_open_transactions_that_hold_keys_are_shown() -> None:
     operator, other = run_once(work, scope="s", key="k", operation="o").value
     (pid,) = ask("SELECT pg_backend_pid()")
     assert f"Database process {pid}, application “" in operator
-    assert "active, open for 0 s, keys: 1" in operator
+    assert re.search(r"active, open for \d+ s, keys: 1<", operator)
     assert "At work without a lease" not in other
 
 
