@@ -36,12 +36,6 @@ async def create(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order.pk, "loop": asyncio.get_running_loop().is_running()}, status=201)
 
 
-@idempotent
-async def fail(request: HttpRequest) -> HttpResponse:
-    await Order.objects.acreate()
-    raise ValueError("the view fails")
-
-
 class Handlers(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse({"loop": asyncio.get_running_loop().is_running()})
@@ -63,7 +57,6 @@ class Dispatched(Bare):
 
 urlpatterns = [
     path("create", create),
-    path("fail", fail),
     path("handlers", Handlers.as_view()),
     path("class", idempotent(Bare.as_view())),
     path("dispatched", Dispatched.as_view()),
@@ -97,13 +90,6 @@ class TestViews:
         response = async_to_sync(AsyncClient().get)("/handlers")
         assert response.json() == {"loop": True}
         assert "Idempotency-Replayed" not in response.headers
-
-    def test_an_exception_rolls_back(self, key: str) -> None:
-        """As in a synchronous view."""
-        with pytest.raises(ValueError, match="the view fails"):
-            async_to_sync(AsyncClient().post)("/fail", headers={"Idempotency-Key": key})
-        assert not Order.objects.exists()
-        assert not IdempotencyKey.objects.exists()
 
 
 @pytest.mark.only_on("postgresql")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from threading import Event
@@ -39,7 +38,6 @@ __all__ = [  # tests and their fixture, which the partitioned table must pass as
     "test_fifty_duplicates_run_once",
 ]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
-Threads = Callable[..., list[Any]]
 
 
 @pytest.mark.only_on("postgresql", "mysql")

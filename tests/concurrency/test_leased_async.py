@@ -117,12 +117,6 @@ def test_steps_of_either_kind(key: str, function: Any) -> None:
     assert set(IdempotencyStep.objects.exclude(finished_at=None).values_list("name", flat=True)) == {"charge", "order"}
 
 
-def test_a_plain_function_may_write(key: str) -> None:
-    """In the thread of the request's connection."""
-    HOOKS["order"] = lambda reference: Order.objects.create(reference=reference)
-    assert send(key).json()["order"] == Order.objects.get().pk
-
-
 def test_a_write_and_its_step_are_one_transaction(key: str) -> None:
     """What the coroutine has written is rolled back with its exception."""
 

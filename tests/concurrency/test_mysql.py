@@ -36,42 +36,6 @@ def row_lock_waits() -> int:
     return int(ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'")[1])
 
 
-def statements(store: Store, work: Callable[[], Any]) -> int:
-    """How many statements the work sends about the package's tables, with those that fail."""
-    sent = []
-
-    def note(execute: Any, sql: str, *rest: Any) -> Any:
-        sent.append(sql)
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(note):
-        work()
-    return sum(store.owns(sql) for sql in sent)
-
-
-class TestStatements:
-    def test_of_a_first_request(self, store: Store) -> None:
-        """The claim and the result."""
-        assert statements(store, lambda: attempt(store)) == 2
-
-    def test_of_a_replay(self, store: Store) -> None:
-        """The claim that finds the key, and the reading."""
-        finish(store)
-        assert statements(store, lambda: attempt(store)) == 2
-
-    def test_of_a_conflict(self, store: Store, in_threads: Threads) -> None:
-        """The claim that finds a lock, and a look at what is committed."""
-        with transaction.atomic():
-            store.claim(a_claim())
-            assert in_threads(1, lambda _: statements(store, lambda: attempt(store))) == [2]
-
-    def test_of_a_takeover(self, store: Store) -> None:
-        """The claim, the reading, the takeover, its new attempt, the steps of the old one, and the result."""
-        finish(store)
-        expire()
-        assert statements(store, lambda: attempt(store)) == 6
-
-
 class TestNoStatementWaits:
     def test_for_a_key_in_flight(self, store: Store, in_threads: Threads) -> None:
         """Not even in the shortest wait that MySQL has, which is a second."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from threading import Barrier, Event
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
-from django.db.models import F
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, granted
+from tests.claims import a_claim
 from tests.concurrency.callers import impatiently
 from tests.ways import WAYS, going
 
@@ -58,19 +55,6 @@ class TestStores:
         outcomes = self.race(in_threads, 20)
         assert Counter(type(o) for o in outcomes) == {Claimed: 1, Conflicted: 19}
         assert store_for("default").claim(a_claim()) == Completed(snapshot=SNAPSHOT)
-
-    @pytest.mark.only_on("postgresql")
-    def test_one_of_many_takes_an_expired_key_over(self, in_threads: Threads) -> None:
-        """Exactly one, at attempt 2."""
-        store = store_for("default")
-        with transaction.atomic():
-            claimed = store.claim(a_claim())
-            assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT)
-        IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
-        outcomes = self.race(in_threads, 20)
-        assert [o for o in outcomes if isinstance(o, Claimed)] == [granted(claimed.id, 2)]
-        assert Counter(type(o) for o in outcomes)[Conflicted] == 19
 
     @pytest.mark.only_on("postgresql")
     @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -10,10 +10,8 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_idempotency import (
@@ -157,16 +155,6 @@ class TestReferTo:
         with pytest.raises(IdempotencyConfigurationError, match=advice):
             seen(post, "/atomic", lambda operation: operation.refer_to(*args))
 
-    def test_in_atomic_mode_it_costs_no_statement(self, post: Post) -> None:
-        """The result carries it."""
-        counts = []
-        for view in (lambda operation: None, lambda operation: operation.refer_to("order", "59")):
-            with CaptureQueriesContext(connection) as queries:
-                seen(post, "/atomic", view, key=f"k{len(counts)}")
-            counts.append(len(queries))
-        assert counts[0] == counts[1]
-        assert IdempotencyKey.objects.get(key="k1").resource_id == "59"
-
     def test_in_leased_mode_it_is_rolled_back_with_its_write(self, post: Post) -> None:
         """Else the key would name an order that does not exist."""
 
@@ -212,19 +200,6 @@ class TestReferTo:
         assert fields == [("completed", "shop.order", "59"), ("replayed", "shop.order", "59")]
         assert caplog.messages[0].endswith(": completed, shop.order 59.")
 
-    @pytest.mark.django_db(transaction=True)
-    def test_a_released_key_names_it_too(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
-        """The person on call reads which order has failed."""
-        caplog.set_level(logging.INFO, "django_idempotency")
-
-        def view(operation: Any) -> None:
-            operation.refer_to("order", "59")
-            breaks()
-
-        with pytest.raises(Broken):
-            seen(post, "/leased", view)
-        assert caplog.messages[0].endswith(": released, order 59, tests.leases.Broken.")
-
 
 class TestFetch:
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
@@ -246,13 +221,6 @@ class TestFetch:
             seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
         assert IdempotencyStep.objects.count() == 0
         assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
-
-    def test_a_call_in_doubt_cannot_become_one(self, post: Post) -> None:
-        """Another release has renamed things: the doubt is not forgotten."""
-        with pytest.raises(Broken):
-            seen(post, "/leased", lambda operation: operation.call("x", breaks))
-        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
-            seen(post, "/leased", lambda operation: operation.fetch("x", breaks))
 
     def test_without_a_key_it_just_reads(self, post: Post) -> None:
         read = seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, [("a", 1)], b=2), key=None)
@@ -284,20 +252,6 @@ class TestAsync:
 
         assert seen(post, "/async/leased", view) == ([1.5, 1], {"a": 1, "b": 2}, ("order", "59"))
         assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
-
-    def test_a_retry_gets_what_was_read(self, post: Post) -> None:
-        async def view(operation: Any) -> Any:
-            rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
-            return rate if operation.attempt == 2 else breaks()
-
-        with pytest.raises(Broken):
-            seen(post, "/async/leased", view)
-        assert seen(post, "/async/leased", view) == {}
-
-    def test_without_a_key_it_just_reads(self, post: Post, settings: Any) -> None:
-        settings.IDEMPOTENCY = {"ENABLED": False}
-        read = seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, [("a", 1)], b=2))
-        assert read == {"a": 1, "b": 2}
 
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""
@@ -333,15 +287,6 @@ class TestOnce:
         """By a required parameter of that name."""
         assert run_once(place, scope="s", key="k").value == ["k", 1]
         assert (row().operation, row().resource_id) == ("tests.integration.test_about.place", "59")
-
-    @pytest.mark.django_db(transaction=True)
-    def test_a_replay_names_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO, "django_idempotency")
-        for _ in range(2):
-            run_once(place, scope="s", key="k")
-        records = [vars(record) for record in caplog.records]
-        fields = [(record["event"], record["resource_id"]) for record in records]
-        assert fields == [("completed", "59"), ("replayed", "59")]
 
     def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
         assert run_once(with_default, scope="s", key="k").value == "mine"

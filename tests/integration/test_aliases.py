@@ -9,17 +9,12 @@ import pytest
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
-from django.utils import timezone
 
 from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.protocol.snapshots import Snapshot
-from django_idempotency.engine.stores import store_for
-from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim
 from tests.heard import heard
 from tests.shopapp.models import Order
 
@@ -156,19 +151,6 @@ def test_a_leased_view_without_a_key() -> None:
 
     view(RequestFactory().post("/"))
     assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
-
-
-def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
-    store = store_for("other")
-    past = timezone.now() - timedelta(hours=1)
-    with transaction.atomic(using="other"):
-        for number in range(3):
-            claimed = store.claim(a_claim(key=str(number), lease=60.0))
-            assert isinstance(claimed, Claimed)
-            store.journal.start_call(claimed, "charge", again=False)
-    IdempotencyKey.objects.using("other").update(locked_until=past)
-    assert (len(lookups.stuck(using="other")[:2]), len(lookups.in_doubt(using="other")[:2])) == (2, 2)
-    assert (lookups.stuck(using="other").count(), lookups.in_doubt(using="other").count()) == (3, 3)
 
 
 def test_a_server_error_rolls_its_alias_back() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.http import HttpResponse, HttpResponseRedirect
+from django.http import HttpResponse
 from django.test import Client
 
-from django_idempotency import Operation, get_operation, run_once
+from django_idempotency import Operation, get_operation
 from django_idempotency.maintenance import half_done, in_doubt
 from django_idempotency.models import IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -18,12 +18,6 @@ from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., HttpResponse]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture
@@ -106,20 +100,6 @@ class TestAWriteThatRaised:
         post()
         assert row().status == "completed"
 
-    def test_the_same_without_http(self) -> None:
-        """`run_once` returns the value; the next run goes on."""
-
-        def work(operation: Operation) -> str:
-            charge(operation)
-            with pytest.raises(Broken):
-                operation.write("order", breaks)
-            return "a problem occurred"
-
-        for _ in range(2):
-            result = run_once(work, scope="s", key="k", operation="pay", lease=60)
-            assert (result.value, result.replayed) == ("a problem occurred", False)
-        assert (row().status, half_done().count(), GATEWAY.calls) == ("failed", 1, 1)
-
 
 class TestAnAnswerBeforeTheSteps:
     def test_a_condition_of_the_view_does_not_complete_the_key(self, post: Post) -> None:
@@ -200,11 +180,3 @@ class TestAnAnswerBeforeTheSteps:
             post("/pay/reconcile")
         step = IdempotencyStep.objects.get()
         assert (step.finished_at is None, half_done().count()) == (False, 1)
-
-
-def test_a_redirect_is_not_kept_either(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As HTML apps answer."""
-    dies_after_the_charge(post)
-    monkeypatch.setattr("tests.integration.leased_urls.JsonResponse", lambda *args, **kwargs: HttpResponseRedirect("/"))
-    HOOKS["view"] = lambda request: None
-    assert_not_kept(post(), 302)

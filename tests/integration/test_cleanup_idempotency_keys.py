@@ -80,28 +80,6 @@ class TestCommand:
             run(*args)
         assert str(caught.value) == message
 
-    def test_a_signal_in_the_middle_of_a_batch_lets_it_finish(self) -> None:
-        """The handlers of before are back afterwards."""
-        before = signal.getsignal(signal.SIGTERM)
-        make_keys(4)
-
-        class Terminal(io.StringIO):
-            def isatty(self) -> bool:
-                return True
-
-            def write(self, text: str) -> int:
-                if "..." in text:
-                    signal.raise_signal(signal.SIGTERM)
-                return super().write(text)
-
-        out = Terminal()
-        with pytest.raises(SystemExit) as caught:
-            call_command("cleanup_idempotency_keys", batch_size=2, stdout=out)
-        assert caught.value.code == 143
-        assert out.getvalue() == "2 deleted ...\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
-        assert IdempotencyKey.objects.count() == 2
-        assert signal.getsignal(signal.SIGTERM) is before
-
 
 @pytest.mark.django_db(databases=["default", "other"])
 class TestSeveralDatabases:
@@ -137,15 +115,6 @@ class TestSeveralDatabases:
         assert (str(caught.value), caught.value.returncode) == ("1 of 2 databases failed.", 1)
         assert err.getvalue().startswith("default: database 'default' has no up-to-date table")
         assert IdempotencyKey.objects.using("other").count() == len(dry_run)
-
-    def test_keys_that_need_attention_on_any_of_them_alert(self) -> None:
-        """--fail-on-stuck, after all are cleaned."""
-        make_leased("stuck", "in_progress", lapsed=True)
-        make_keys(1, using="other")
-        with pytest.raises(CommandError) as caught:
-            run("--all-databases", "--fail-on-stuck")
-        assert caught.value.returncode == 3
-        assert not IdempotencyKey.objects.using("other").exists()
 
     def test_a_signal_ends_it_before_the_next_database(self) -> None:
         """The running batch is finished."""

@@ -14,7 +14,7 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.expired import make_keys, make_leased
+from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks
 from tests.servers import DEADLINE, server_environment
@@ -47,14 +47,6 @@ def printed(encoding: str, *arguments: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 class TestEncoding:
     """Of a terminal, or of the C locale."""
-
-    def test_cleanup_says_how_far_it_is(self, encoding: str) -> None:
-        make_keys(3)
-        assert printed(encoding, "cleanup_idempotency_keys", "--batch-size=2", "--verbosity=2") == (
-            0,
-            "2 deleted ...\n3 deleted ...\nDeleted 3 expired idempotency keys.\n",
-            "",
-        )
 
     def test_recovery_reaches_the_keys_behind(self, encoding: str) -> None:
         """The operation of the first key has a character that the encoding lacks."""
@@ -105,18 +97,6 @@ def test_a_terminal_obeys_nothing_that_an_error_says(client: Client) -> None:
     said = r"reconcile raised OSError: declined\x1b]0;owned\x07 all keys are recovered\u202e."
     assert out.getvalue().splitlines()[0].endswith(said)
     assert (IdempotencyKey.objects.get().last_error or "").startswith(r"OSError: declined\x1b]0;owned\x07 all")
-
-
-@pytest.mark.django_db
-def test_a_terminal_obeys_nothing_that_a_row_holds() -> None:
-    """Lines stay lines."""
-    make_leased("k", "failed", doubt=True)
-    IdempotencyKey.objects.update(operation="POST pay/\x1b[2K\r\n")
-    out = io.StringIO()
-    with pytest.raises(CommandError):
-        call_command("recover_idempotency_keys", stdout=out)
-    assert r"POST pay/\x1b[2K\r" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
 
 
 @pytest.mark.django_db

@@ -42,19 +42,6 @@ class TestResolve:
         assert close(id="1000059")[1].endswith("Closed 1 key.\n")
         assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-2"]
 
-    @pytest.mark.parametrize(
-        "options", [{"key": "order-1"}, {"key": ["order-1"]}, {"key": "order-1", "state": "in-doubt"}]
-    )
-    def test_one_value_needs_no_list(self, options: dict[str, Any]) -> None:
-        assert close(**options)[1].endswith("Closed 1 key.\n")
-        assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-1"]
-
-    def test_an_integer_is_a_number(self) -> None:
-        assert close(id=self.keys[2].pk)[1].endswith("Closed 1 key.\n")
-
-    def test_one_operation_needs_no_list(self) -> None:
-        assert close(operation="POST orders/")[1].endswith("Closed 3 keys.\n")
-
     @pytest.mark.parametrize("name", ["operation", "state", "key", "id"])
     @pytest.mark.parametrize("others", [{}, {"older_than": 0}])
     def test_an_empty_list_is_refused(self, name: str, others: dict[str, Any]) -> None:
@@ -72,9 +59,6 @@ class TestRecover:
         """Letter by letter, no key would need attention."""
         status, text, _ = called("recover_idempotency_keys", operation="POST orders/", older_than=0, dry_run=True)
         assert (status, text.splitlines()[-1]) == (3, "Need attention: 1.")
-
-    def test_one_module_needs_no_list(self) -> None:
-        assert called("recover_idempotency_keys", modules="json", older_than=0, dry_run=True)[0] == 3
 
     def test_the_function_refuses_a_text(self) -> None:
         with pytest.raises(ValueError, match="give a list of names") as raised:

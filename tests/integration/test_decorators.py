@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.http import replayed
 from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
 
-Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 

@@ -17,9 +17,7 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory
 from tests.plans import analyze, empty_tables
-from tests.shopapp.models import Order
 
-Post = Callable[..., Any]
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
 NOTHING = Forgotten(deleted=0, kept=0)
@@ -34,14 +32,6 @@ def add_step(row: IdempotencyKey, *, finished: bool) -> None:
     IdempotencyStep.objects.create(
         key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
     )
-
-
-def test_a_forgotten_key_runs_again(post: Post) -> None:
-    """As if it had never been seen."""
-    post("/good", key="k1")
-    assert forget("anonymous", "k1") == Forgotten(deleted=1, kept=0)
-    assert post("/good", key="k1").headers["Idempotency-Replayed"] == "false"
-    assert Order.objects.count() == 2
 
 
 def test_only_this_key_of_this_caller_goes() -> None:

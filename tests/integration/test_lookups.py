@@ -10,7 +10,7 @@ import pytest
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, maintenance
+from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key, find_resource, in_doubt, in_flight, stuck
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -88,15 +88,6 @@ def test_the_lease_that_ends_first_comes_first(find: Find) -> None:
 
 
 @pytest.mark.parametrize("find", [in_flight, stuck, in_doubt, lambda **kwargs: find_key("k", **kwargs)])
-def test_nothing_is_asked_before_it_is_used(find: Find, django_assert_num_queries: Any) -> None:
-    """And then one query."""
-    with django_assert_num_queries(0):
-        keys = find()
-    with django_assert_num_queries(1):
-        assert list(keys) == []
-
-
-@pytest.mark.parametrize("find", [in_flight, stuck, in_doubt, lambda **kwargs: find_key("k", **kwargs)])
 def test_an_unknown_alias_is_named(find: Find) -> None:
     """With the ones that there are."""
     with pytest.raises(IdempotencyConfigurationError, match="database 'nowhere', which does not exist"):
@@ -132,8 +123,3 @@ def test_the_clock_is_the_databases(monkeypatch: pytest.MonkeyPatch, hours: int)
     real = timezone.now
     monkeypatch.setattr(timezone, "now", lambda: real() + timedelta(hours=hours))
     assert (found(in_flight()), found(stuck())) == (["live"], ["stuck"])
-
-
-def test_they_are_public() -> None:
-    """What the docs name."""
-    assert {"find_key", "in_doubt", "in_flight", "stuck"} <= set(maintenance.__all__)

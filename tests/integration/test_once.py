@@ -9,15 +9,18 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
 from django_idempotency import (
     IdempotencyConfigurationError,
+    Operation,
     OperationInProgress,
     PayloadMismatch,
     Result,
+    ResultNotStorable,
     idempotent,
     once,
     run_once,
@@ -31,26 +34,7 @@ pytestmark = pytest.mark.django_db
 NOON = datetime(2026, 11, 22, 12, 0, 0)
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    RUNS.clear()
-
-
-def nested() -> Any:
-    return run_once(place, scope="inner", key="1").replayed
-
-
 class TestAtomic:
-    def test_the_work_runs_once(self) -> None:
-        """Later calls get the result: here a model instance, fetched again."""
-        first = run_once(place, scope="s", key="k")
-        second = run_once(place, scope="s", key="k")
-        assert (first, second) == (Result(first.value, replayed=False), Result(first.value, replayed=True))
-        assert isinstance(second.value, Order)
-        assert (len(RUNS), Order.objects.count()) == (1, 1)
-        row = IdempotencyKey.objects.get()
-        assert (row.scope, row.operation, row.key, row.status) == ("s", "tests.works.place", "k", "completed")
-
     @pytest.mark.parametrize("payloads", [({"a": 1}, {"a": 2}), (b"1", b"2"), ([1], ["1"]), ("1", b"1")])
     def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
         """The key was mixed up; nothing runs."""
@@ -204,3 +188,145 @@ class TestInsideAProtectedView:
             post("/events", headers={"X-Event": "e1", "X-Fail": "1"})
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         assert post("/events", headers={"X-Event": "e1"}).json()["replayed"] is False
+
+
+# --- results as text (those of steps are in test_operation.py)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(None, None), ([1, "a"], [1, "a"]), ({"a": (Decimal("1.10"),)}, {"a": ["1.10"]})]
+)
+def test_values_are_json(value: Any, kept: Any) -> None:
+    """The first caller sees what the later ones will."""
+    answers = [run_once(lambda: value, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [answer.value for answer in answers] == [kept, kept]
+
+
+def test_an_instance_is_handed_on_as_it_is() -> None:
+    """The first caller gets the work's own, with whatever it has been given besides its fields."""
+    order = Order.objects.create()
+    assert run_once(lambda: order, scope="s", key="k", operation="o").value is order
+
+
+def test_a_result_that_cannot_be_kept_rolls_back() -> None:
+    """Else a redelivery would have nothing to return."""
+
+    def work() -> object:
+        Order.objects.create()
+        return object()
+
+    with pytest.raises(ResultNotStorable):
+        run_once(work, scope="s", key="k", operation="o")
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+
+def test_what_a_person_closed_it_with_is_its_value() -> None:
+    """Any text that is not a result of ours."""
+    run_once(place, scope="s", key="k")
+    for body, value in ((b"refunded by hand", "refunded by hand"), (b"\xff", "\ufffd"), (None, "")):
+        IdempotencyKey.objects.update(body=body)
+        assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_instance_is_fetched_from_its_own_database() -> None:
+    """Where another database has another object under the same number."""
+    Order.objects.create(pk=7, reference="not this one")
+
+    def work() -> Order:
+        return Order.objects.using("other").create(pk=7, reference="this one")
+
+    answers = [run_once(work, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [(answer.value.reference, answer.replayed) for answer in answers] == [
+        ("this one", False),
+        ("this one", True),
+    ]
+
+
+# --- the `once` decorator
+
+
+def handle(event: dict[str, Any]) -> Any:
+    """Handles an event."""
+    RUNS.append(event["id"])
+    return {"order": Order.objects.create(reference=event["id"]).pk}
+
+
+def handle_leased(event: dict[str, Any], *, operation: Operation, factor: int = 1) -> Any:
+    return operation.call("charge", lambda: RUNS.append(factor))
+
+
+async def handle_async(event: dict[str, Any]) -> Any:
+    RUNS.append(event["id"])
+    return (await Order.objects.acreate()).pk
+
+
+async def handle_leased_async(event: dict[str, Any], operation: Operation) -> Any:
+    async def charge() -> str:
+        RUNS.append("charged")
+        return "charged"
+
+    return await operation.acall("charge", charge)
+
+
+def by_name(*, event: dict[str, Any]) -> Any:
+    RUNS.append("by name")
+    return event["id"]
+
+
+class Decorated:
+    """Made anew in each test, so that a mutation of the decorator is seen."""
+
+    def __init__(self) -> None:
+        self.handle = once(scope="stripe", key=lambda event: event["id"], payload=lambda event: event["data"])(handle)
+        self.handle_leased: Any = once(
+            scope=lambda event, **_: event["from"], key=lambda event, **_: event["id"], lease=60
+        )(handle_leased)
+        self.handle_async: Any = once(scope="queue", key=lambda event: event["id"])(handle_async)
+        self.handle_leased_async: Any = once(scope="queue", key=lambda event: event["id"], lease=60)(
+            handle_leased_async
+        )
+        self.by_name = once(
+            scope=lambda *, event: event["id"], key=lambda *, event: event["id"], payload=lambda *, event: event
+        )(by_name)
+
+
+@pytest.fixture
+def decorated() -> Decorated:
+    return Decorated()
+
+
+class TestDecorator:
+    def test_it_returns_the_result(self, decorated: Decorated) -> None:
+        """As the function would, first time and again; it keeps its name."""
+        event = {"id": "evt_1", "data": {"a": 1}}
+        assert decorated.handle(event) == decorated.handle(event)
+        assert RUNS == ["evt_1"]
+        assert (decorated.handle.__name__, decorated.handle.__doc__) == ("handle", "Handles an event.")
+        assert IdempotencyKey.objects.get().operation == f"{__name__}.handle"
+        assert decorated.by_name(event=event) == decorated.by_name(event=event) == "evt_1"
+        assert RUNS == ["evt_1", "by name"]
+
+    def test_leased(self, decorated: Decorated) -> None:
+        """The operation comes as a keyword argument."""
+        event = {"id": "evt_1", "from": "ci"}
+        assert [decorated.handle_leased(event, factor=2) for _ in range(2)] == [None, None]
+        assert RUNS == [2]
+        assert IdempotencyKey.objects.get().scope == "ci"
+
+    def test_asynchronous(self, decorated: Decorated) -> None:
+        """A coroutine function stays one."""
+        event = {"id": "evt_1"}
+        first = async_to_sync(decorated.handle_async)(event)
+        assert first == async_to_sync(decorated.handle_async)(event)
+        assert (
+            async_to_sync(decorated.handle_leased_async)(event)
+            == async_to_sync(decorated.handle_leased_async)(event)
+            == "charged"
+        )
+        assert RUNS == ["evt_1", "charged"]
+
+    def test_a_lambda_is_refused_at_decoration(self) -> None:
+        """It has no name that stays."""
+        with pytest.raises(IdempotencyConfigurationError, match="has no name that stays the same"):
+            once(scope="s", key=str)(lambda: None)

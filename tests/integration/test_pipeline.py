@@ -6,34 +6,42 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.test import Client
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 
-from django_idempotency import IdempotencyConfigurationError, get_operation
+from django_idempotency import IdempotencyConfigurationError, get_operation, idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.factories import UserFactory
-from tests.http import posting_to_a_view, replayed
+from tests.http import posting_to_a_view, problem
+from tests.integration import view_urls
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 
-def test_a_replay_never_skips_the_login(post: Post) -> None:
-    """Logged out, the retry is sent to the login page and not marked."""
-    client = Client()
-    client.force_login(UserFactory())
-    post("/mine", client=client)
-    client.logout()
-    response = post("/mine", client=client)
-    assert (response.status_code, replayed(response)) == (302, None)
+def test_callers_without_any_credential_can_be_refused(post: Post) -> None:
+    """anonymous="refuse" answers 403 and runs nothing."""
+    assert problem(post("/known_callers"))["title"] == "Idempotency-Key needs an identified caller"
+    assert post("/known_callers", headers={"X-Api-Key": "a"}).status_code == 200
+    assert Order.objects.count() == 1
+
+
+def test_the_projects_scope_must_be_text() -> None:
+    with pytest.raises(IdempotencyConfigurationError, match="return a non-empty str"):
+        posting_to_a_view(scope=lambda request: "")()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.edge_urls")
-def test_a_protected_view_that_calls_another_is_refused(post: Post) -> None:
+def test_a_protected_view_that_calls_another_is_refused(rf: RequestFactory) -> None:
     """It would meet its own claim; nothing of it stays."""
+
+    @idempotent
+    def outer(request: HttpRequest) -> HttpResponse:
+        Order.objects.create()
+        return view_urls.create(request)
+
     with pytest.raises(IdempotencyConfigurationError, match="protected twice"):
-        post("/outer")
+        outer(rf.post("/", headers={"Idempotency-Key": "k"}))
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required, login_required, permission_required, user_passes_test
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -24,7 +25,6 @@ from django.views.decorators import cache, clickjacking, common, csrf, debug, gz
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.checks import check_urls
 from django_idempotency.views import IdempotencyMixin
-from tests.integration import edge_urls
 from tests.integration.placement_urls import Above, Private, view
 from tests.shopapp.models import Order
 
@@ -220,6 +220,12 @@ class Answering(View):
         return HttpResponse("ran")
 
 
+class PrivateDispatch(LoginRequiredMixin, View):
+    @idempotent
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(request, *args, **kwargs)
+
+
 class OwnProtected(View):
     """Its instance is the first argument."""
 
@@ -247,7 +253,7 @@ ON_DISPATCH = method_decorator(idempotent(required=False), name="dispatch")
         (lambda: ON_DISPATCH(method_decorator(CHECK, name="dispatch")(handlers())), "user_passes_test"),
         (lambda: method_decorator([idempotent, CHECK], name="dispatch")(handlers()), "user_passes_test"),
         (lambda: Above, "dispatch of Above above django.contrib.auth.mixins.LoginRequiredMixin.dispatch"),
-        (lambda: edge_urls.Private, "dispatch of Private above tests.integration.edge_urls.Private.dispatch"),
+        (lambda: PrivateDispatch, f"dispatch of PrivateDispatch above {__name__}.PrivateDispatch.dispatch"),
         (lambda: ON_DISPATCH(handlers(post=apost)), "dispatch of the asynchronous view Orders"),
     ],
 )

@@ -13,30 +13,21 @@ from django.db import DatabaseError, connection, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
-from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
-from django_idempotency.maintenance.recovery import take_over
+from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.maintenance.resolution import close_with, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
-from tests.claims import a_claim
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY, HOOKS, reconciled
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
-from tests.sql import NO_TABLE, instead
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture
@@ -123,14 +114,6 @@ class TestWhatReconcileDoes:
         assert [made.detail for made in decisions_of(row())] == [asked.reason]
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
-
-    def test_earlier_decisions_stay_in_the_trail(self) -> None:
-        """The decision of the recovery comes behind them."""
-        released = Decision(action="release", at="2026-01-01T00:00:00+00:00", by="ada", attempt=1)
-        IdempotencyKey.objects.update(decisions=with_decision(row(), None, released))
-        HOOKS["reconcile"] = records
-        assert only().outcome == "left"
-        assert [made.by for made in decisions_of(row())] == ["ada", "recover_idempotency_keys"]
 
     def test_if_it_raises_the_key_is_as_it_was(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
         """The doubt remains, and the next run asks again."""
@@ -371,16 +354,6 @@ class TestADatabaseError:
             recover()
         assert (row().status, row().attempt) == ("failed", 1)
 
-    @pytest.mark.django_db(transaction=True)
-    def test_a_missing_migration_is_explained(self) -> None:
-        """With the command to run."""
-        with instead(*NO_TABLE), pytest.raises(IdempotencyConfigurationError, match=r"python manage\.py migrate$"):
-            take_over(store_for("default"), a_claim(lease=60.0), 1)
-
-
-def test_nothing_needs_attention() -> None:
-    assert recover() == (Recovered(completed=0, failed=0, left=0, complete=True), [])
-
 
 def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, settings: Any) -> None:
     """The key is completed. That its trail has no new entry is in the log."""
@@ -398,3 +371,31 @@ def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, 
     assert row().decisions == kept
     assert [one.outcome for one in asked] == ["completed"]
     assert (recovered.completed, recovered.failed, recovered.left) == (1, 0, 0)
+
+
+# --- functions that `once` decorates
+
+
+@once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=reconciled)
+def pay(work: Any, *, operation: Any) -> Any:
+    return operation.call("charge", work)
+
+
+@pytest.fixture
+def once_in_doubt() -> None:
+    with pytest.raises(Broken):
+        pay(breaks)
+
+
+@pytest.mark.usefixtures("once_in_doubt")
+def test_a_decorated_function_is_found() -> None:
+    """Its reconcile returns a Result, which the next call gets."""
+    HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
+    assert only().outcome == "completed"
+    assert pay(breaks) == {"id": 1}
+
+
+@pytest.mark.usefixtures("once_in_doubt")
+def test_another_value_is_refused() -> None:
+    HOOKS["reconcile"] = lambda operation: {"id": 1}
+    assert "return Result(value, replayed=False)" in only().reason

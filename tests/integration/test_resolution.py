@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable
 from django_idempotency.engine.protocol.snapshots import Snapshot
 from django_idempotency.maintenance import (
+    Resolved,
+    cleanup_idempotency_keys,
     close_with,
     record_outcome,
     release_for_retry,
+    resolve_all,
+    stuck,
 )
-from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.maintenance import in_doubt as keys_in_doubt
+from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
+from tests.admin_pages import make_key
 from tests.at_rest import OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.expired import make_keys, make_leased
+from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), body=b"refunded by hand")
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture(params=["failed", "abandoned"])
@@ -187,22 +191,198 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     assert [made.attempt for made in decisions_of(in_doubt)] == [1, 1]
 
 
-def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, settings: Any) -> None:
-    """As the result that it replaces, in the step and in the trail."""
-    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    for charge in ("ch 1", "ch 2"):
-        record_outcome(in_doubt.pk, "charge", {"charge": charge}, attempt=1)
-    stored = f"{IdempotencyKey.objects.values().get()}{IdempotencyStep.objects.values().get()}"
-    assert "ch " not in stored  # ciphertext has no spaces
-    assert [made.replaced for made in decisions_of(row())] == [None, '{"value": {"charge": "ch 1"}}']
-    assert post("/pay/hold").json()["charge"] == "ch 2"
-
-
-def test_a_row_can_be_recorded(post: Post, in_doubt: IdempotencyKey) -> None:
-    """For a step that returns a model instance."""
-    order = Order.objects.create(reference="by hand")
-    record_outcome(in_doubt.pk, "charge", order, attempt=1)
-    assert IdempotencyStep.objects.get().result == f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
-
-
 """No dict, or without what each decision and each step in doubt has."""
+
+
+class TestSeen:
+    """A decision carries what it saw, and is refused when another one came first."""
+
+    def test_the_version_is_compared(self, in_doubt: IdempotencyKey) -> None:
+        """By `updated_at`: the attempt stays as it was after a decision."""
+        seen = row().updated_at
+        record_outcome(in_doubt.pk, "charge", "ch_1", attempt=1, seen=seen)
+        before = list(IdempotencyKey.objects.values())
+        late: list[Callable[[], None]] = [
+            lambda: release_for_retry(in_doubt.pk, attempt=1, seen=seen),
+            lambda: record_outcome(in_doubt.pk, "charge", "ch_2", attempt=1, seen=seen),
+            lambda: close_with(in_doubt.pk, CLOSED, attempt=1, seen=seen),
+        ]
+        for decide in late:
+            with pytest.raises(NotResolvable, match="another attempt or decision came first"):
+                decide()
+        assert list(IdempotencyKey.objects.values()) == before
+        assert IdempotencyStep.objects.get().result == '{"value": "ch_1"}'
+        record_outcome(in_doubt.pk, "charge", "ch_2", attempt=1, seen=row().updated_at)
+        assert IdempotencyStep.objects.get().result == '{"value": "ch_2"}'
+
+    def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
+        """A late worker may have finished its call since the key was shown: then an answer needs a word."""
+        with pytest.raises(NotResolvable, match="look outside"):
+            release_for_retry(in_doubt.pk, attempt=1, confirmed=False)
+        IdempotencyStep.objects.update(finished_at=timezone.now())
+        with pytest.raises(NotResolvable, match="look outside"):
+            close_with(in_doubt.pk, CLOSED, attempt=1, confirmed=False)
+        assert row().decisions is None
+        close_with(in_doubt.pk, CLOSED, attempt=1)
+        assert row().status == "completed"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.parametrize("kinds", [(0, 1), (0, 2), (1, 1), (1, 2), (2, 2)])
+def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: Callable[..., list[Any]]) -> None:
+    """Both people have seen the same key. The other one is told."""
+    for number in range(4):
+        key = create_key(f"race {number}", in_doubt=["charge"])
+        key = IdempotencyKey.objects.get(pk=key.pk)
+        seen = {"attempt": key.attempt, "seen": key.updated_at}
+        made: list[Callable[[], None]] = [
+            lambda key=key, seen=seen: release_for_retry(key.pk, **seen),
+            lambda key=key, seen=seen: record_outcome(key.pk, "charge", "ch_1", **seen),
+            lambda key=key, seen=seen: close_with(key.pk, CLOSED, **seen),
+        ]
+
+        together = Barrier(2)
+
+        def decide(number: int, made: Any = made, together: Barrier = together) -> bool:
+            together.wait(timeout=30)
+            try:
+                made[kinds[number]]()
+            except NotResolvable:
+                return False
+            return True
+
+        assert sorted(in_threads(2, decide)) == [False, True]
+        key.refresh_from_db()
+        assert len(decisions_of(key)) == 1
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+def test_an_outcome_is_json(in_doubt: IdempotencyKey, value: Any) -> None:
+    """As every result."""
+    with pytest.raises((TypeError, ValueError)):
+        record_outcome(in_doubt.pk, "charge", value, attempt=1)
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_a_worker_that_wakes_up_commits_nothing_more(post: Post, decision: int) -> None:
+    """Its lease was over when a person decided: no result, no order, no completion of its own."""
+
+    def decided_meanwhile() -> None:
+        IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(seconds=1))
+        decisions(row())[decision]()
+
+    GATEWAY.after = decided_meanwhile
+    answer = post("/pay/hold")
+    assert (answer.status_code, answer.content) == ((200, CLOSED.body) if decision == 2 else (409, answer.content))
+    assert Order.objects.count() == 0
+    step = IdempotencyStep.objects.first()
+    assert (step.result if step else None) == (None, '{"value": {"charge": "ch_1"}}', None)[decision]
+
+
+class TestMany:
+    """One decision about many keys."""
+
+    @pytest.fixture(autouse=True)
+    def _keys(self) -> None:
+        make_leased("doubt 1", "failed", doubt=True)
+        make_leased("doubt 2", "failed", doubt=True)
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_leased("running", "in_progress", lapsed=False, doubt=True)
+
+    def statuses(self) -> dict[str, str]:
+        return dict(IdempotencyKey.objects.order_by("pk").values_list("key", "status"))
+
+    def test_each_listed_key_is_resolved(self) -> None:
+        """And no other one. Each says who decided and why."""
+        assert resolve_all(keys_in_doubt(), close_with, CLOSED, by="ada", reason="down") == Resolved(
+            resolved=2, refused=0
+        )
+        assert resolve_all(stuck(), release_for_retry) == Resolved(resolved=1, refused=0)
+        assert list(self.statuses().values()) == ["completed", "completed", "failed", "in_progress"]
+        for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
+            assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "down")]
+
+    def test_arguments_are_those_of_the_decision(self) -> None:
+        """Beside the key, what was seen of it, and its database."""
+        assert resolve_all(keys_in_doubt(), record_outcome, "call", {"id": 1}) == Resolved(resolved=2, refused=0)
+        assert set(IdempotencyStep.objects.filter(name="call").values_list("result", flat=True)) == {
+            None,  # of "running"
+            '{"value": {"id": 1}}',
+        }
+
+    def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
+        """A completed key, one with a live lease, one that needs a word. The others are resolved all the same."""
+        IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
+        every = IdempotencyKey.objects.all()
+        assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
+        assert list(self.statuses().values()) == ["completed", "completed", "in_progress", "in_progress"]
+
+    @pytest.mark.parametrize("change", [{"attempt": 2}, {"updated_at": datetime(2026, 1, 1, tzinfo=UTC)}])
+    def test_what_was_listed_is_decided_about(self, change: dict[str, Any]) -> None:
+        """A query that was read already is not asked again: not about a key that fails meanwhile, nor one that has
+        changed."""
+        listed = keys_in_doubt().order_by("pk")
+        assert [key.key for key in listed] == ["doubt 1", "doubt 2"]
+        IdempotencyKey.objects.filter(key="doubt 1").update(**change)
+        make_leased("doubt 3", "failed", doubt=True)
+        assert resolve_all(listed, close_with, CLOSED) == Resolved(resolved=1, refused=1)
+        assert [self.statuses()[f"doubt {number}"] for number in (1, 2, 3)] == ["failed", "completed", "failed"]
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_each_is_decided_about_in_its_own_database(self) -> None:
+        """The one that it was read from. Rows of another database may have the same numbers."""
+        create_key("other", status="abandoned", using="other")
+        rows = [*stuck(), *stuck(using="other")]
+        assert resolve_all(rows, release_for_retry) == Resolved(resolved=2, refused=0)
+        assert (self.statuses()["stuck"], IdempotencyKey.objects.using("other").get().status) == ("failed", "failed")
+
+
+KNOWN: dict[str, Any] = {"action": "release", "at": "2026-01-02T03:04:05+00:00", "by": "ann", "reason": "T-1"}
+LATER = {**KNOWN, "ticket": "T-9"}
+UNREADABLE = ["a text", 7, None, {}, {"by": "ann"}, {**KNOWN, "at": "x"}, {**KNOWN, "steps": 7}, {**KNOWN, "action": 7}]
+UNREADABLE += [{**KNOWN, "steps": [{"name": "charge"}]}]
+"""No dict, or without what each decision and each step in doubt has."""
+
+
+class TestTrail:
+    """A trail that another version of this package has written, before it was rolled back."""
+
+    def trail(self) -> Any:
+        return json.loads(IdempotencyKey.objects.get(key="key").decisions or "null")
+
+    def test_unknown_names_are_left_out(self) -> None:
+        """What is known is shown."""
+        assert decisions_of(make_key(decisions=json.dumps([LATER, *UNREADABLE]))) == [Decision(**KNOWN)]
+
+    @pytest.mark.parametrize("entry", [LATER, *UNREADABLE])
+    def test_cleanup_goes_on(self, entry: Any) -> None:
+        """The trail of a stuck key gets one entry more. The later version finds its own entry as it was."""
+        make_keys(2)
+        make_leased("key", "in_progress", lapsed=True, call=False)
+        IdempotencyKey.objects.filter(key="key").update(decisions=json.dumps([entry]))
+        cleaned = cleanup_idempotency_keys()
+        assert (cleaned.deleted, cleaned.unstuck) == (2, 1)
+        assert self.trail()[0] == entry
+        assert [made["action"] for made in self.trail()[1:]] == ["fail"]
+
+    def test_decisions_go_on(self) -> None:
+        make_leased("key", "failed", doubt=True)
+        earlier = [LATER, *UNREADABLE]
+        IdempotencyKey.objects.update(decisions=json.dumps(earlier))
+        record_outcome(row().pk, "call", 1, attempt=1)
+        close_with(row().pk, CLOSED, attempt=1)
+        assert self.trail()[: len(earlier)] == earlier
+        assert [made["action"] for made in self.trail()[len(earlier) :]] == ["record", "answer"]
+
+    @pytest.mark.parametrize(
+        ("use_tz", "at", "moment"),
+        [
+            (True, "2026-07-02T12:00:00", datetime(2026, 7, 2, 10, tzinfo=UTC)),
+            (False, "2026-07-02T10:00:00+00:00", datetime(2026, 7, 2, 12)),
+        ],
+    )
+    def test_times_of_before_a_change_of_use_tz(self, use_tz: bool, at: str, moment: datetime) -> None:
+        """A time without a zone is one of the project's zone; one with a zone is told as Django tells all times."""
+        with override_settings(TIME_ZONE="Europe/Berlin", USE_TZ=use_tz):
+            assert Decision(action="release", at=at).moment == moment

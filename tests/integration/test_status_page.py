@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.utils import timezone
+from django.urls import path
 
-from django_idempotency import IdempotencyConfigurationError, Operation, run_once
-from django_idempotency.models import IdempotencyKey
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from django_idempotency import IdempotencyConfigurationError, idempotent
+from tests.integration.leased_urls import HOOKS, hooked
 from tests.leases import Broken, as_if_killed, breaks
 
 Post = Callable[..., Any]
-LEASED: dict[str, Any] = {"lease": 60, "operation": "o"}
+urlpatterns = [path("poll", idempotent(lease=60, in_progress_status=202)(hooked))]
+"""Without the status page."""
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 class TestStatusPage:
@@ -69,21 +62,6 @@ class TestStatusPage:
         assert found == [found[0]] * 3
         assert found[0].startswith("/status/status/")
 
-    @pytest.mark.django_db(databases=["default", "other"])
-    def test_its_address_is_of_one_row(self, client: Any) -> None:
-        """A row with one of the two hashes is another request. So is the same key on another alias."""
-        other = IdempotencyKey.objects.using("other")
-        for scope, key, using in (("s", "k2", "other"), ("s2", "k", "other"), ("s", "k", "default")):
-            run_once(lambda operation: None, scope=scope, key=key, using=using, **LEASED)
-            IdempotencyKey.objects.using(using).update(created_at="2020-01-01T00:00Z")
-
-        def address(operation: Operation) -> str | None:
-            other.filter(key="k2").update(scope_hash=other.get(scope="s", key="k").scope_hash)
-            return operation.status_url
-
-        found = run_once(address, scope="s", key="k", using="other", **LEASED).value
-        assert client.get(found).json()["status"] == "completed"
-
     def test_without_a_key_there_is_no_page(self, post: Post) -> None:
         """`required=False`."""
         found: list[Any] = []
@@ -103,24 +81,7 @@ class TestStatusPage:
         page = client.get(location)
         assert (page.json()["status"], "Retry-After" in page.headers) == ("abandoned", False)
 
-    def test_its_address_cannot_be_made_up(self, post: Post, client: Any) -> None:
-        """A changed letter, another key's numbers, an expired or deleted key: 404."""
-        inner: list[Any] = []
-        HOOKS["between"] = lambda operation: inner.append(post("/pay/poll").headers["Location"])
-        post("/pay/poll")
-        location = inner[0]
-        assert client.get(location[:-1] + ("A" if location[-1] != "A" else "B")).status_code == 404
-        assert client.get("/status/status/x").status_code == 404
-        assert client.post(location).status_code == 405
-        IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
-        assert client.get(location).status_code == 404
-        IdempotencyKey.objects.all().delete()
-        assert client.get(location).status_code == 404
-        post("/pay/poll")
-        assert client.get(location).status_code == 404  # the key came back as another request
-        assert client.get(inner[-1]).status_code == 200
-
-    @pytest.mark.urls("tests.integration.leased_urls_without_status")
+    @pytest.mark.urls("tests.integration.test_status_page")
     def test_a_project_without_it_is_told(self, post: Post) -> None:
         """With the line to add."""
         HOOKS["view"] = lambda request: post("/poll")

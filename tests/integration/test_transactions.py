@@ -1,24 +1,44 @@
-"""The package opens the transaction itself: what that means for the transactions of the view and of its caller."""
+"""The package opens the transaction itself: what that means for the view, for its caller, and for ATOMIC_REQUESTS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import Client
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
 
-from django_idempotency import TransactionBroken
+from django_idempotency import TransactionBroken, idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from tests.integration import view_urls
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.edge_urls")]
+ENDS: dict[str, Callable[[], Any]] = {
+    "durable": lambda: transaction.atomic(durable=True).__enter__(),
+    "commits": transaction.commit,
+    "autocommits": lambda: transaction.set_autocommit(True),
+    "closes": connection.close,
+    "create": lambda: None,
+}
+
+
+@idempotent
+def view(request: HttpRequest, end: str) -> HttpResponse:
+    """Write, and do this to the transaction."""
+    Order.objects.create()
+    ENDS[end]()
+    return HttpResponse(status=int(request.GET.get("status", 201)))
+
+
+urlpatterns = [path("<str:end>", view)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.test_transactions")]
 
 
 @pytest.mark.parametrize(
@@ -84,66 +104,6 @@ def test_a_failing_view_leaves_the_outer_transaction_usable(post: Post) -> None:
     assert list(Order.objects.order_by("pk").values_list("reference", flat=True)) == ["outer", "after"]
 
 
-@contextmanager
-def unreachable() -> Iterator[None]:
-    """The server listens nowhere any more."""
-    database = connections["default"]
-    before = {name: database.settings_dict[name] for name in ("HOST", "PORT")}
-    database.close()
-    database.settings_dict.update(HOST="127.0.0.1", PORT="1")
-    try:
-        yield
-    finally:
-        database.close()
-        database.settings_dict.update(before)
-
-
-@pytest.mark.only_on("postgresql")
-def test_r19_an_unreachable_database_fails_closed(post: Post) -> None:
-    """The database's own error, and never an unprotected run: no order is there when it is back."""
-    with unreachable(), pytest.raises(OperationalError):
-        post("/create")
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-    assert post("/create").headers["Idempotency-Replayed"] == "false"
-
-
-@pytest.mark.only_on("postgresql")
-def test_r19_a_bad_key_is_refused_without_any_database(post: Post) -> None:
-    """Nobody has to be asked."""
-    with unreachable():
-        assert post("/create", key="a,b").status_code == 400
-
-
-@pytest.mark.only_on("postgresql")
-def test_a_serialization_failure_inside_an_outer_transaction_propagates(
-    post: Post, in_threads: Callable[..., Any]
-) -> None:
-    """Only the outermost can start afresh."""
-    snapshot_taken, committed = Event(), Event()
-
-    def winner() -> None:
-        assert snapshot_taken.wait(30)
-        post("/create", client=Client())
-        committed.set()
-
-    def loser() -> str:
-        _repeatable_read()
-        with pytest.raises(OperationalError) as caught, transaction.atomic():  # noqa: PT012
-            Order.objects.count()
-            snapshot_taken.set()
-            assert committed.wait(30)
-            post("/create", client=Client())
-        return str(getattr(caught.value.__cause__, "sqlstate", None))
-
-    assert in_threads(2, lambda number: (winner, loser)[number]()) == [None, "40001"]
-    assert Order.objects.count() == 1
-
-
-def _repeatable_read() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-
-
 @pytest.mark.only_on("sqlite")
 def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[..., Any]) -> None:
     """Whoever writes holds every key, so nobody can say whose: come back, unchanged."""
@@ -168,3 +128,37 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
     assert response.json()["title"] == "The idempotency store is busy"
     assert Order.objects.count() == 0
     assert post("/create").status_code == 201
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.urls("tests.integration.view_urls")
+class TestAtomicRequests:
+    def test_an_optional_key_keeps_the_transaction(self, post: Post) -> None:
+        """Passing through is as Django would have done."""
+        assert post("/optional", key=None).json()["atomic"] is True
+
+    @pytest.mark.parametrize(("path", "around"), [("/depth", 0), ("/depth_dispatch", 0), ("/depth_handler", 1)])
+    def test_our_transaction_is_the_outermost_where_the_mark_reaches(self, post: Post, path: str, around: int) -> None:
+        """On a single handler Django's own is around it."""
+        assert post(path).json() == {"savepoints": around}
+
+    def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
+        """non_atomic_requests is respected."""
+        assert post("/opted_out", key=None).json() == {"atomic": False}
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_another_alias_is_taken_over_only_if_it_is_atomic(post: Post) -> None:
+    """using="other" has no ATOMIC_REQUESTS here, so nothing is to be opened for a request that passes through."""
+    assert post("/elsewhere", key=None).status_code == 400
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        assert post("/elsewhere", key=None).status_code == 201
+
+
+def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
+    """A view that is called directly, as in a unit test, passes through."""
+    with transaction.atomic():
+        assert view_urls.create(rf.put("/")).status_code == 201
+    assert Order.objects.count() == 1

@@ -19,7 +19,6 @@ from django.test import RequestFactory, modify_settings
 
 import django_idempotency
 from django_idempotency import idempotent, run_once
-from django_idempotency.checks import check_settings, check_urls
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.sql import NO_TABLE, TABLE, instead
 
@@ -117,18 +116,6 @@ def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
     )
 
 
-def test_a_database_without_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it is and by what the settings say."""
-    from django_idempotency.engine.stores import store_for
-
-    monkeypatch.setattr(connection, "vendor", "oracle")
-    store_for.cache_clear()
-    with pytest.raises(IdempotencyConfigurationError) as caught:
-        store_for("default")
-    engine = connection.settings_dict["ENGINE"]
-    assert f"(ENGINE {engine!r}), for which django-idempotency has no store. Use" in str(caught.value)
-
-
 @modify_settings(INSTALLED_APPS={"remove": ["django_idempotency"]})
 def test_an_app_that_is_not_installed() -> None:
     """Whatever is imported first, the models are needed."""
@@ -153,13 +140,6 @@ def test_a_framework_that_is_not_installed(
     monkeypatch.setitem(sys.modules, needed, None)
     with pytest.raises(ModuleNotFoundError, match=rf"is not installed\. Run: pip install {install}$"):
         runpy.run_path(str(PACKAGE / file))
-
-
-@pytest.mark.urls("tests.integration.view_urls")
-def test_a_wrong_setting_is_told_once(settings: Any) -> None:
-    """And not again for each protected route."""
-    settings.IDEMPOTENCY = {"TLL": 5}
-    assert [message.id for message in (*check_settings(None), *check_urls(None))] == ["django_idempotency.E001"]
 
 
 @pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")

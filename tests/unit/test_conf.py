@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 from copy import deepcopy
 from datetime import timedelta
@@ -16,7 +15,6 @@ from django_idempotency.engine.conf import (
     Idempotency,
     Keywords,
     OnceKeywords,
-    Settings,
     UnleasedKeywords,
     as_options,
     get_settings,
@@ -113,15 +111,6 @@ def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
     """Not only when a view resolves its options."""
     with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
         Idempotency(lease=60, ttl=30)
-
-
-@pytest.mark.parametrize(("described", "count"), [(Idempotency, 21), (Settings, 12)])
-def test_the_docstring_describes_each_option_and_setting(described: Any, count: int) -> None:
-    """One line for each, in the order of the fields."""
-    _, _, attributes = described.__doc__.partition("\nAttributes:\n")
-    names = re.findall(r"(?m)^    (\w+): \S", attributes)
-    assert names == [name for name in described.__dataclass_fields__ if name != "options"]
-    assert len(names) == count
 
 
 def test_type_checkers_know_the_same_options() -> None:

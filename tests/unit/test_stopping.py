@@ -91,9 +91,3 @@ def test_a_later_signal_ends_what_is_running(number: signal.Signals, monkeypatch
         with pytest.raises(SystemExit) as caught:
             signal.raise_signal(number)
     assert caught.value.code == 128 + number
-
-
-def test_without_a_signal_the_pause_is_over_in_time() -> None:
-    """The run goes on."""
-    stop = Event()
-    assert (between_two_batches(stop, 0.2), stop.is_set()) == (False, False)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
-from django.urls import clear_url_caches, path, re_path
 from django.urls import resolve as resolve_path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.http import require_POST
 
-from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency import idempotent
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.views import IdempotencyMixin
-from tests.integration.endpoints.shop import URLS, view
+from tests.integration.endpoints.shop import URLS
 
 
 def found(prefix: str, urlconf: str = URLS) -> dict[str, list[str]]:
@@ -120,16 +116,6 @@ class TestWalker:
         assert options
         assert (options.store_body, options.wait_seconds) == (False, 1)
 
-    def test_django_ninja_without_a_decorator(self, urlconf: Any) -> None:
-        """Safe methods are not listed; an operation that is not protected is."""
-        ninja = pytest.importorskip("ninja")
-        api = ninja.NinjaAPI(urls_namespace="undecorated", docs_url=None)
-        api.api_operation(["GET", "DELETE"], "thing")(lambda request: None)
-        listed = list_endpoints(urlconf(**{"x/": api.urls}))
-        assert [(e.method, e.route, e.protected) for e in listed if "thing" in e.route] == [
-            ("DELETE", "x/thing", False)
-        ]
-
     def test_routes_and_names_are_those_of_a_resolver_match(self, settings: Any) -> None:
         """Nested regular expressions, and namespaces in front of the name."""
         settings.ROOT_URLCONF = URLS
@@ -162,12 +148,6 @@ class TestWalker:
         assert [(endpoint.protected, endpoint.note) for endpoint in listed] == [
             (False, "IDEMPOTENCY['ENABLED'] is False")
         ]
-
-    def test_impossible_options_are_told(self, settings: Any) -> None:
-        """As on the first request."""
-        settings.IDEMPOTENCY = {"TLT": 1}
-        with pytest.raises(IdempotencyConfigurationError, match="TLT"):
-            list_endpoints(URLS)
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
@@ -208,18 +188,6 @@ class TestWalker:
             "destroy": "only PATCH, POST protected",
             "Dynamic": "decided for each request",
         }
-
-    def test_a_format_suffix_of_the_rest_framework_is_not_an_endpoint_of_its_own(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whether the framework adds it to a path or to a regular expression."""
-        urlpatterns = pytest.importorskip("rest_framework.urlpatterns")
-        module: Any = ModuleType("suffixed_urls")
-        patterns = [path("orders/", require_POST(view)), re_path("^bills/$", require_POST(idempotent(view)))]
-        module.urlpatterns = urlpatterns.format_suffix_patterns(patterns)
-        monkeypatch.setitem(sys.modules, "suffixed_urls", module)
-        clear_url_caches()
-        assert [endpoint.own for endpoint in list_endpoints("suffixed_urls")] == [True, False] * 2
 
     def test_a_rest_view_that_may_decide_to_protect_counts_as_unprotected(self, urlconf: Any) -> None:
         """What is not certain is not certified."""

@@ -14,7 +14,7 @@ from tests.claims import a_claim
 from tests.contracts.races import attempt, isolation
 from tests.http import post_empty
 from tests.integration import leased_urls, view_urls
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -33,12 +33,6 @@ CLAIM_AND_RESULT = {"sqlite": 5, "MariaDB": 6, "MySQL": 6}
 """Two more than the bare view."""
 CLAIM_AND_READING = {"sqlite": 4, "MariaDB": 5, "MySQL": 5}
 """One more than the bare view."""
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 def database() -> str:

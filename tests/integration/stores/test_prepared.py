@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 
 from django_idempotency import ClaimLost, IdempotencyConfigurationError
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import messages, store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
-from tests.pooler import PGBOUNCER, pgbouncer
 from tests.shopapp.models import Order
 from tests.sql import NO_TABLE, TABLE, ask, instead
 from tests.tap import Tap, tapped, verbs
@@ -238,26 +237,6 @@ class TestLeaks:
         assert (Order.objects.count(), IdempotencyKey.objects.get().status) == (1, "completed")
         assert request_like() == REPLAYED
 
-    @pytest.mark.skipif(PGBOUNCER is None, reason="NOT RUN: a pooler, because pgbouncer is not installed")
-    def test_a_pooler_in_transaction_mode(self, in_threads: Callable[..., list[Any]]) -> None:
-        """A connection of ours meets several of the server, with and without the statements. No request fails."""
-        settings = connection.settings_dict
-        with pgbouncer(pool_size=2) as environment:
-            before = settings["HOST"], settings["PORT"]
-            settings.update(HOST=environment["SERVER_HOST"], PORT=environment["SERVER_PORT"])
-            try:
-
-                def work(number: int) -> list[Any]:
-                    outcomes = [request_like(Order.objects.create, key=f"{number}-{n}") for n in range(20)]
-                    return outcomes + [request_like(Order.objects.create, key=f"{number}-{n}") for n in range(20)]
-
-                done = in_threads(4, work)
-            finally:
-                settings.update(HOST=before[0], PORT=before[1])
-        assert [len([o for o in outcomes if isinstance(o, Claimed)]) for outcomes in done] == [20] * 4
-        assert {o for outcomes in done for o in outcomes[20:]} == {REPLAYED}
-        assert Order.objects.count() == 80
-
 
 class TestMessages:
     def test_a_large_body_goes_as_binary(self, tap: Tap) -> None:
@@ -292,11 +271,6 @@ class TestMessages:
         with pytest.raises(DatabaseError, match="NUL"):
             request_like(resource=("order", "7\0"))
         assert not IdempotencyKey.objects.exists()
-
-    def test_a_connection_that_is_lost_is_an_operational_error(self, tap: Tap) -> None:
-        tap.lose_answer(1)
-        with pytest.raises(OperationalError):
-            request_like()
 
     def test_the_lock_of_text_and_of_prepared_statements_is_the_same(
         self, in_threads: Callable[..., list[Any]]

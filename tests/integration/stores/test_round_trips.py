@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 
+from django_idempotency import idempotent
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim, granted
-from tests.integration import round_trip_urls, view_urls
+from tests.integration import view_urls
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs, watched
 from tests.ways import WAYS, going, request_like, warm_up
@@ -27,7 +30,58 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.integration.stores.test_round_trips"),
 ]
-urlpatterns = [*view_urls.urlpatterns, *round_trip_urls.urlpatterns]
+HOOKS: list[Any] = []
+
+
+@idempotent
+def locks(request: HttpRequest) -> HttpResponse:
+    """A server-side cursor that locks rows: impossible WITH HOLD, which Django asks for in autocommit mode."""
+    Order.objects.bulk_create([Order(amount=1), Order(amount=2)])
+    amounts = sorted(order.amount for order in Order.objects.select_for_update().iterator(chunk_size=1))
+    return JsonResponse({"amounts": amounts}, status=201)
+
+
+@idempotent
+def rolls_back(request: HttpRequest) -> HttpResponse:
+    """Raw SQL that ends our transaction under Django's feet; what follows must not commit by itself."""
+    with connection.cursor() as cursor:
+        cursor.execute("ROLLBACK")
+    Order.objects.create()
+    return HttpResponse("done", status=201)
+
+
+@idempotent
+def states(request: HttpRequest) -> HttpResponse:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        (isolation,) = cursor.fetchone()
+    Order.objects.create()
+    return JsonResponse({"autocommit": connection.connection.autocommit, "isolation": isolation}, status=201)
+
+
+@idempotent
+def hooks(request: HttpRequest) -> HttpResponse:
+    """Whether each hook sees the order from another connection, and a transaction of its own."""
+
+    def hook() -> None:
+        HOOKS.append((Order.objects.using("default").count(), connection.in_atomic_block))
+
+    transaction.on_commit(hook)
+    with transaction.atomic():
+        Order.objects.create()
+        transaction.on_commit(hook)
+    return HttpResponse("done", status=201)
+
+
+@idempotent
+def sets_rollback(request: HttpRequest) -> HttpResponse:
+    Order.objects.create()
+    transaction.set_rollback(True)
+    return HttpResponse("refused", status=422)
+
+
+VIEWS = (locks, rolls_back, states, hooks, sets_rollback)
+urlpatterns = [*view_urls.urlpatterns, *(path(view.__name__, view) for view in VIEWS)]
 
 
 @pytest.fixture(params=WAYS)
@@ -45,7 +99,7 @@ def tap(way: str) -> Iterator[Tap]:
 
 @pytest.fixture(autouse=True)
 def _no_old_hooks() -> None:
-    round_trip_urls.HOOKS.clear()
+    HOOKS.clear()
 
 
 OPENED = {"text": ["BEGIN", "INSERT"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
@@ -125,9 +179,9 @@ class TestNobodyCanTell:
 
     def test_hooks_run_once_after_the_commit(self, tap: Tap, post: Post) -> None:
         assert post("/hooks").status_code == 201
-        assert round_trip_urls.HOOKS == [(1, False), (1, False)]
+        assert HOOKS == [(1, False), (1, False)]
         assert post("/hooks").headers["Idempotency-Replayed"] == "true"
-        assert len(round_trip_urls.HOOKS) == 2
+        assert len(HOOKS) == 2
 
     def test_a_hook_that_fails_does_so_after_the_commit(self, tap: Tap, post: Post) -> None:
         with pytest.raises(IndexError):
@@ -225,13 +279,6 @@ class TestWhereItIsLeftAlone:
             sent = tap.take()
         assert sent[0] == "BEGIN ISOLATION LEVEL SERIALIZABLE"
         assert post("/states").headers["Idempotency-Replayed"] == "true"
-
-    def test_with_binding_on_the_server(self, post: Post) -> None:
-        """One statement in each message is all that this protocol takes."""
-        with tapped(OPTIONS={"server_side_binding": True}) as tap:
-            assert post("/create").status_code == 201
-            assert verbs(tap.take()) == APART
-            assert post("/create").headers["Idempotency-Replayed"] == "true"
 
 
 class TestConnections:

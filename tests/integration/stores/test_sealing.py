@@ -25,7 +25,7 @@ from tests.contracts import stores
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
-from tests.works import RUNS, pay, place
+from tests.works import RUNS, place
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -125,28 +125,6 @@ class TestAtRest:
         assert post("/pay").json() == {"order": Order.objects.get().pk, "charge": GATEWAY.charges[0], "attempt": 2}
         assert post("/pay").headers["Idempotency-Replayed"] == "true"
         assert GATEWAY.calls == 1
-
-    def test_a_retry_goes_on_from_an_encrypted_fetch(self, post: Post) -> None:
-        """The value is bound to its place, and is read from there."""
-
-        def view(request: Any) -> Any:
-            operation = request.idempotency
-            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, s3cret=1.5)
-            return rate if operation.attempt == 2 else breaks()
-
-        HOOKS["view"] = view
-        with pytest.raises(Broken):
-            post("/hooked")
-        assert b"s3cret" not in everything()
-        assert post("/hooked").json() == {"result": {"s3cret": 1.5}}
-
-    @pytest.mark.parametrize("options", [{}, {"lease": 60}], ids=["atomic", "leased"])
-    def test_run_once_returns_what_it_has_kept(self, options: dict[str, Any]) -> None:
-        """Encrypted in between."""
-        work: Any = pay if options else place
-        first, second = (run_once(work, scope="s", key="k", **options) for _ in range(2))
-        assert (second.value, second.replayed) == (first.value, True)
-        assert b'"shopapp.Order"' not in everything()
 
     def test_what_an_operator_enters_is_encrypted(self, post: Post) -> None:
         """The outcome of a call and a response are bound to their row as all others are, and are read again."""
