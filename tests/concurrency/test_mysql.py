@@ -8,7 +8,7 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_idempotency import OperationInProgress
@@ -19,7 +19,6 @@ from tests.claims import a_claim, expire
 from tests.concurrency.callers import CALLERS, once, order, references
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
 from tests.servers import eventually
-from tests.shopapp.models import Order
 from tests.sql import ask
 
 __all__ = ["isolation", "store"]  # fixtures
@@ -251,24 +250,3 @@ class TestSettingsOfTheServer:
 
         assert in_threads(2, work)[0] == Conflicted()
         assert isinstance(attempt(store, key="another"), Claimed)
-
-
-class TestWhatIsLeft:
-    def test_of_a_connection_that_the_server_has_killed(self, store: Store, in_threads: Threads) -> None:
-        """Nothing: the next request runs."""
-
-        def victim(number: int) -> Any:
-            try:
-                with transaction.atomic():
-                    store.claim(a_claim())
-                    Order.objects.create(reference="lost", amount=1)
-                    id_ = ask("SELECT CONNECTION_ID()")[0]
-                    in_threads(1, lambda _: ask(f"KILL {id_}"))
-                    ask("SELECT 1")
-            except DatabaseError as error:
-                return error
-
-        (error,) = in_threads(1, victim)
-        assert isinstance(error, DatabaseError)
-        assert eventually("the claim to be free", lambda: isinstance(attempt(store), Claimed))
-        assert Order.objects.count() == 0

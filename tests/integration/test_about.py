@@ -222,10 +222,6 @@ class TestFetch:
         assert IdempotencyStep.objects.count() == 0
         assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
 
-    def test_without_a_key_it_just_reads(self, post: Post) -> None:
-        read = seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, [("a", 1)], b=2), key=None)
-        assert read == {"a": 1, "b": 2}
-
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
 

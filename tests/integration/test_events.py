@@ -238,13 +238,6 @@ class TestLeased:
         post("/pay")
         assert told() == [("taken_over", 2, ""), COMPLETED]
 
-    def test_what_a_person_has_decided_elsewhere_is_told_as_the_loser_sees_it(self, post: Post, told: Told) -> None:
-        """A worker whose key was completed meanwhile delivers a replay."""
-        done = {"status": "completed", "status_code": 200, "body": b"", "headers": "[]", "locked_until": None}
-        HOOKS["between"] = lambda operation: IdempotencyKey.objects.update(**done)
-        assert post("/pay").status_code == 200
-        assert told() == [CLAIMED, REPLAYED]
-
     def test_a_doubt_is_one_error_however_often_the_client_retries(self, post: Post, caplog: Log) -> None:
         """The next attempt that ends in doubt is the next error."""
         caplog.set_level(logging.INFO, "django_idempotency")

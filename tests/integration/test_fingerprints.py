@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -20,7 +19,6 @@ from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import posting_to_a_view, replayed
 from tests.payloads import FORM, MULTIPART, of, seen
 
-Post = Callable[..., Any]
 pytestmark = pytest.mark.django_db
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -86,13 +85,6 @@ def test_a_method_in_lower_case_is_protected(client: Client, key: str, name: str
     assert same(answers[0], answers[2])
     assert Order.objects.count() == 1
     assert IdempotencyKey.objects.get().operation == f"PATCH {name}"
-
-
-def test_an_asynchronous_request_too(key: str) -> None:
-    """The decorator asks for the method before it leaves the event loop."""
-    headers = {"Idempotency-Key": key, "X-Method": "patch"}
-    answers = [async_to_sync(AsyncClient().post)("/asynchronous", headers=headers) for _ in range(2)]
-    assert [replayed(answer) for answer in answers] == ["false", "true"]
 
 
 @pytest.mark.parametrize("name", ["mixin", "handler", "asynchronous"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import (
@@ -182,13 +184,6 @@ class TestInsideAProtectedView:
         assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
         assert (len(RUNS), Order.objects.count()) == (1, 1)
 
-    def test_they_are_rolled_back_together(self, post: Any) -> None:
-        """The view fails after the work: neither key is used up."""
-        with pytest.raises(ValueError, match="the view fails"):
-            post("/events", headers={"X-Event": "e1", "X-Fail": "1"})
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-        assert post("/events", headers={"X-Event": "e1"}).json()["replayed"] is False
-
 
 # --- results as text (those of steps are in test_operation.py)
 
@@ -330,3 +325,15 @@ class TestDecorator:
         """It has no name that stays."""
         with pytest.raises(IdempotencyConfigurationError, match="has no name that stays the same"):
             once(scope="s", key=str)(lambda: None)
+
+
+@pytest.mark.skipif(find_spec("django.tasks") is None, reason="this Django has no tasks")
+@pytest.mark.django_db
+def test_a_task_that_is_delivered_twice() -> None:
+    """The second run returns the first one's result."""
+    backend = {"default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"}}
+    with override_settings(TASKS=backend):
+        from tests.jobs.tasks import place_order
+
+        results = [place_order.enqueue("order") for _ in range(2)]
+    assert results[0].return_value == results[1].return_value == Order.objects.get().pk

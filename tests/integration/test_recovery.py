@@ -127,23 +127,6 @@ class TestWhatReconcileDoes:
         HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
         assert only().outcome == "completed"
 
-    def test_what_is_no_response_is_refused(self) -> None:
-        """As an error of reconcile."""
-        HOOKS["reconcile"] = lambda operation: {"charge": 1}
-        assert "return an HttpResponse, or None" in only().reason
-
-    def test_a_late_worker_cannot_write(self) -> None:
-        """The key is taken over under its fence: another attempt."""
-
-        def settle(operation: Any) -> HttpResponse:
-            key = row()
-            assert (key.status, key.attempt) == ("in_progress", 2)
-            assert key.locked_until is not None
-            return HttpResponse()
-
-        HOOKS["reconcile"] = settle
-        assert only().outcome == "completed"
-
 
 @pytest.mark.usefixtures("doubt")
 class TestOneWinner:
@@ -221,17 +204,6 @@ class TestBounds:
         HOOKS["reconcile"] = lambda operation: HttpResponse()
         assert recover(max_seconds=60)[0].completed == 1
 
-    def test_a_dry_run_asks_nothing(self) -> None:
-        """And says what would be asked."""
-        before = row()
-        assert only(dry_run=True).reason == "tests.integration.leased_urls.reconciled"
-        assert (row().updated_at, row().attempt) == (before.updated_at, 1)
-
-    @pytest.mark.parametrize("name", ["limit", "max_seconds", "older_than"])
-    def test_impossible_numbers_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} must be at least"):
-            recover(**{name: -1})
-
 
 class TestWhatCannotBeAsked:
     def test_without_reconcile_they_are_one_count_an_operation(self, post: Post) -> None:
@@ -282,15 +254,6 @@ def test_a_dead_worker_is_asked_about(post: Post) -> None:
     HOOKS["reconcile"] = lambda operation: HttpResponse(str(operation.results))
     assert only().outcome == "completed"
     assert b"charge" in post("/pay/reconcile").content
-
-
-def test_half_done_is_asked_about(post: Post) -> None:
-    """Charged, and failed before the order: no doubt, and the client does not come back."""
-    HOOKS["between"] = breaks
-    with pytest.raises(Broken):
-        post("/pay/reconcile")
-    HOOKS["reconcile"] = lambda operation: HttpResponse(operation.results["charge"]["charge"])
-    assert only().outcome == "completed"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -393,9 +356,3 @@ def test_a_decorated_function_is_found() -> None:
     HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
     assert only().outcome == "completed"
     assert pay(breaks) == {"id": 1}
-
-
-@pytest.mark.usefixtures("once_in_doubt")
-def test_another_value_is_refused() -> None:
-    HOOKS["reconcile"] = lambda operation: {"id": 1}
-    assert "return Result(value, replayed=False)" in only().reason

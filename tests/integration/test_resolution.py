@@ -257,13 +257,6 @@ def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: C
         assert len(decisions_of(key)) == 1
 
 
-@pytest.mark.parametrize("value", [object(), float("nan")])
-def test_an_outcome_is_json(in_doubt: IdempotencyKey, value: Any) -> None:
-    """As every result."""
-    with pytest.raises((TypeError, ValueError)):
-        record_outcome(in_doubt.pk, "charge", value, attempt=1)
-
-
 @pytest.mark.parametrize("decision", range(3))
 def test_a_worker_that_wakes_up_commits_nothing_more(post: Post, decision: int) -> None:
     """Its lease was over when a person decided: no result, no order, no completion of its own."""
@@ -302,14 +295,6 @@ class TestMany:
         assert list(self.statuses().values()) == ["completed", "completed", "failed", "in_progress"]
         for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
             assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "down")]
-
-    def test_arguments_are_those_of_the_decision(self) -> None:
-        """Beside the key, what was seen of it, and its database."""
-        assert resolve_all(keys_in_doubt(), record_outcome, "call", {"id": 1}) == Resolved(resolved=2, refused=0)
-        assert set(IdempotencyStep.objects.filter(name="call").values_list("result", flat=True)) == {
-            None,  # of "running"
-            '{"value": {"id": 1}}',
-        }
 
     def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
         """A completed key, one with a live lease, one that needs a word. The others are resolved all the same."""

@@ -140,22 +140,6 @@ def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -
     assert answers == [b"first", b"second"]
 
 
-class Called:
-    """A view without a name of its own."""
-
-    def __call__(self, request: HttpRequest) -> Any:
-        return None
-
-
-def test_an_object_that_is_called_is_told_in_djangos_words(rf: Any) -> None:
-    """By its class."""
-    with pytest.raises(ValueError, match="returned None") as django:
-        BaseHandler().check_response(None, Called())
-    with pytest.raises(ValueError, match="returned None") as ours:
-        idempotent(Called())(rf.post("/", headers={"Idempotency-Key": "k"}))
-    assert str(ours.value) == str(django.value)
-
-
 def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
     """By position and by name, as a synchronous one."""
 

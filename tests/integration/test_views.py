@@ -91,18 +91,6 @@ urlpatterns = [
 ]
 
 
-def test_a_create_view_creates_once(client: Client, key: str) -> None:
-    """The redirect is replayed to its user; another user's key is another one."""
-    data, headers = {"reference": "a book", "amount": 1}, {"Idempotency-Key": key}
-    for user in (UserFactory(), UserFactory()):
-        client.force_login(user)
-        first, second = (client.post("/create", data, headers=headers) for _ in range(2))
-        location = f"/done/{Order.objects.latest('pk').pk}"
-        assert [(r.status_code, r["Location"]) for r in (first, second)] == [(302, location)] * 2
-        assert (replayed(first), replayed(second)) == ("false", "true")
-    assert Order.objects.count() == 2
-
-
 @pytest.mark.parametrize("path", ["/create", "/first"])
 def test_the_login_comes_first(path: str, client: Client, post: Post) -> None:
     """On either side of the access mixin: no key is burned, and a replay does not skip it."""
@@ -144,10 +132,6 @@ class TestTransactions:
         assert client.get("/handlers").json() == {"atomic": True}
         for url in ("/unprotected", "/by_request?off", "/by_request"):
             assert post(url).json()["atomic"] is True
-
-    def test_without_atomic_requests_they_have_none(self, client: Client) -> None:
-        """As without the mixin."""
-        assert client.get("/handlers").json() == {"atomic": False}
 
 
 class TestRefusals:

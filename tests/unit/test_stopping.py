@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import sys
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event
 from types import FrameType
 from typing import Any
 
@@ -68,18 +67,6 @@ def test_a_second_signal_at_any_step_of_the_handler_is_kept() -> None:
         if signal.SIGINT not in received:
             break
     assert step > 10
-
-
-def test_a_signal_ends_a_pause() -> None:
-    """The command rests for a minute between two batches."""
-    stop = Event()
-    with stoppable(stop, SIGNALS) as received:
-        sender = Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
-        sender.start()
-        assert between_two_batches(stop, 60) is True
-        sender.join()
-        signal.raise_signal(signal.SIGINT)  # a person loses patience: the run is ending already
-    assert received == [signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

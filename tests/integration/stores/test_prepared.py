@@ -20,7 +20,7 @@ from tests.claims import SNAPSHOT, a_claim
 from tests.shopapp.models import Order
 from tests.sql import NO_TABLE, TABLE, ask, instead
 from tests.tap import Tap, tapped, verbs
-from tests.ways import going, request_like, sql, warm_up
+from tests.ways import WAYS, going, request_like, sql, warm_up
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 LARGE = replace(SNAPSHOT, body=bytes(range(256)) * 300)
@@ -66,15 +66,6 @@ class TestWhen:
             assert sent(tap, "c") == CALLED
             assert request_like(key="a") == REPLAYED
             assert verbs(tap.take()) == [CALLED[0], ["COMMIT", "SET", "EXECUTE"]]
-
-    def test_a_pool_hands_them_on(self) -> None:
-        """What is known about a connection hangs on the driver's. Django makes its own anew for each request."""
-        pytest.importorskip("psycopg_pool")
-        with tapped(CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 1, "max_size": 1}}) as tap:
-            for number, expected in enumerate((BY_TEXT, [PREPARES, CALLED[1]], CALLED)):
-                assert [message for message in sent(tap, str(number)) if message != ["SELECT"]] == expected
-                connection.close()
-            assert request_like(key="1") == REPLAYED
 
     def test_with_a_threshold_of_the_projects_nothing_is_prepared(self) -> None:
         """psycopg would deallocate ours with its own, even in the middle of a request."""
@@ -190,13 +181,6 @@ class TestLeaks:
         finally:
             sql("DROP SCHEMA tenant_b CASCADE")
 
-    def test_a_tool_that_replaces_a_method_of_the_connection_meets_each_statement(
-        self, tap: Tap, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As debug-toolbar does, long after the first request. tests/integration/tracing has the real ones."""
-        monkeypatch.setitem(vars(connections["default"]), "cursor", connection.cursor)
-        assert sent(tap, "a") == APART
-
     @pytest.mark.parametrize("name", ["cursor", "_cursor", "_prepare_cursor", "create_cursor"])
     def test_a_tool_that_replaces_a_method_of_the_class_meets_each_statement(
         self, monkeypatch: pytest.MonkeyPatch, name: str
@@ -205,16 +189,6 @@ class TestLeaks:
         usual = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda self, *args, **kwargs: usual(self, *args, **kwargs))
         with tapped() as tap:
-            assert sent(tap, "a") == APART
-
-    def test_a_cursor_class_of_a_tool_meets_each_statement(self) -> None:
-        """As OpenTelemetry gives psycopg's connection one."""
-        from django.db.backends.postgresql.base import Cursor
-
-        class Traced(Cursor):  # type: ignore[misc]
-            pass
-
-        with tapped(OPTIONS={"cursor_factory": Traced}) as tap:
             assert sent(tap, "a") == APART
 
     @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
@@ -287,3 +261,36 @@ class TestMessages:
                 with going(second):
                     assert in_threads(1, claim) == [Conflicted()]
                 transaction.set_rollback(True)
+
+
+# --- how much is written
+
+
+KEYS = [f"{number:02}" for number in range(20)]
+
+
+def written(way: str) -> list[int]:
+    """The bytes that a request under each key writes: a first request, or a replay."""
+    with going(way):
+        warm_up()
+        return [_written_under(f"{way[0]}{key}") for key in KEYS]
+
+
+def _written_under(key: str) -> int:
+    (before,) = ask("SELECT pg_current_wal_insert_lsn()")
+    request_like(Order.objects.create, key=key)
+    return int(ask(f"SELECT pg_current_wal_insert_lsn() - '{before}'::pg_lsn")[0])
+
+
+def test_a_first_request_writes_the_same_prepared_and_as_text() -> None:
+    """The stored body has 768 bytes, the rest is row, indexes and the order."""
+    prepared, text = (min(written(way)) for way in WAYS)
+    assert prepared == text
+    assert 768 < prepared < 2048
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replay_writes_nothing(way: str) -> None:
+    """No row, no lock of a row, and no number of the sequence."""
+    written(way)
+    assert min(written(way)) == 0

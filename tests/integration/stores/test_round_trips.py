@@ -73,14 +73,7 @@ def hooks(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done", status=201)
 
 
-@idempotent
-def sets_rollback(request: HttpRequest) -> HttpResponse:
-    Order.objects.create()
-    transaction.set_rollback(True)
-    return HttpResponse("refused", status=422)
-
-
-VIEWS = (locks, rolls_back, states, hooks, sets_rollback)
+VIEWS = (locks, rolls_back, states, hooks)
 urlpatterns = [*view_urls.urlpatterns, *(path(view.__name__, view) for view in VIEWS)]
 
 
@@ -143,11 +136,6 @@ class TestHowMany:
                 return verbs(tap.take())
 
             assert in_threads(1, compete) == [ANSWERED[way]]
-
-    def test_an_answer_that_is_not_kept_takes_three(self, tap: Tap, post: Post, way: str) -> None:
-        assert post("/answer?status=423").status_code == 423
-        assert verbs(tap.take()) == [OPENED[way], ["INSERT"], ["SELECT"], CLOSED[way]]
-        assert not IdempotencyKey.objects.exists()
 
     def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
@@ -222,11 +210,6 @@ class TestNobodyCanTell:
         assert CLOSED[way] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         assert caplog.records == []
-
-    def test_set_rollback_is_honoured(self, tap: Tap, post: Post) -> None:
-        """Nothing of the view stays, the refusal does."""
-        assert post("/sets_rollback").status_code == 422
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 1)
 
     def test_a_row_that_the_view_has_deleted_stops_the_commit(self, tap: Tap, way: str) -> None:
         """The COMMIT stands behind the check in the same message."""
