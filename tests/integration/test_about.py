@@ -172,20 +172,6 @@ class TestReferTo:
         assert seen(post, "/leased", view) == ("cart", "1")
         assert (row().resource_type, row().resource_id) == ("cart", "1")
 
-    def test_a_failed_attempt_keeps_it_and_the_retry_knows_it(self, post: Post) -> None:
-        """The person on call sees what it is about."""
-
-        def view(operation: Any) -> Any:
-            if operation.attempt == 1:
-                operation.refer_to("order", "59")
-                breaks()
-            return operation.resource
-
-        with pytest.raises(Broken):
-            seen(post, "/leased", view)
-        assert (row().status, row().resource_id) == ("failed", "59")
-        assert seen(post, "/leased", view) == ("order", "59")
-
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize("where", ["/atomic", "/leased"])
     def test_events_and_log_records_name_it(self, post: Post, caplog: pytest.LogCaptureFixture, where: str) -> None:

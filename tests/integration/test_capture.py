@@ -10,8 +10,7 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.protocol.snapshots import Snapshot
-from django_idempotency.engine.request.capture import capture, restore
+from django_idempotency.engine.request.capture import capture
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order
@@ -59,12 +58,6 @@ def test_a_replayed_redirect_can_be_followed(post: Post) -> None:
     assert (second.status_code, replayed(second), second.url) == (302, "true", first.url)
     followed = post("/moved", follow=True)
     assert followed.redirect_chain == [(f"/handlers?id={Order.objects.get().pk}", 302)]
-
-
-def test_only_a_redirect_has_the_address_of_a_redirect() -> None:
-    """Neither what was created, nor a status that has no address."""
-    for status, headers in [(201, (("Location", "/orders/1"),)), (304, ())]:
-        assert not hasattr(restore(Snapshot(status_code=status, headers=headers, body=b"")), "url")
 
 
 def test_every_header_is_replayed_but_hop_by_hop_ones_and_cookies(post: Post) -> None:

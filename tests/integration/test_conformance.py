@@ -116,13 +116,6 @@ def test_c24_without_docs_there_is_no_link(post: Post) -> None:
     assert problem(response)["type"] == "about:blank"
 
 
-def test_with_docs_the_type_points_to_the_anchor_of_the_code(post: Post, settings: Any) -> None:
-    """A fragment in the setting makes room."""
-    settings.IDEMPOTENCY = {"DOCS_URL": "https://shop.example/docs#top"}
-    body = problem(post("/create", key=None))
-    assert (body["type"], body["code"]) == ("https://shop.example/docs#missing-key", "missing-key")
-
-
 @pytest.mark.parametrize("name", ["X-Idempotency-Key", "Idempotent-Key"])
 def test_a_header_with_a_similar_name_is_named(post: Post, name: str) -> None:
     """The client sees at once which name is expected."""

@@ -128,15 +128,6 @@ def test_only_a_saved_user_has_a_scope() -> None:
         scope_of_user(AnonymousUser())
 
 
-def test_no_stored_body_is_loaded() -> None:
-    """Thousands of megabytes would be."""
-    for number in range(3):
-        create_key(f"k{number}", scope="a")
-    with CaptureQueriesContext(connection) as queries:
-        forget_scope("a")
-    assert not [q["sql"] for q in queries if '"body"' in q["sql"] or "`body`" in q["sql"]]
-
-
 @pytest.mark.only_on("postgresql")
 def test_no_table_is_read() -> None:
     """A key is found by its hash or its scope, a scope by its own index."""
@@ -265,13 +256,3 @@ def test_an_unknown_alias_is_named(find: Find) -> None:
     """With the ones that there are."""
     with pytest.raises(IdempotencyConfigurationError, match="database 'nowhere', which does not exist"):
         find(using="nowhere")
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_the_clock_is_the_databases(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    """An application whose clock is an hour wrong finds the same keys."""
-    create_key("live", status="in_progress")
-    create_key("stuck", status="abandoned")
-    real = timezone.now
-    monkeypatch.setattr(timezone, "now", lambda: real() + timedelta(hours=hours))
-    assert (found(in_flight()), found(stuck())) == (["live"], ["stuck"])

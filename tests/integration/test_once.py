@@ -241,85 +241,61 @@ def test_an_instance_is_fetched_from_its_own_database() -> None:
 # --- the `once` decorator
 
 
-def handle(event: dict[str, Any]) -> Any:
-    """Handles an event."""
-    RUNS.append(event["id"])
-    return {"order": Order.objects.create(reference=event["id"]).pk}
-
-
-def handle_leased(event: dict[str, Any], *, operation: Operation, factor: int = 1) -> Any:
-    return operation.call("charge", lambda: RUNS.append(factor))
-
-
-async def handle_async(event: dict[str, Any]) -> Any:
-    RUNS.append(event["id"])
-    return (await Order.objects.acreate()).pk
-
-
-async def handle_leased_async(event: dict[str, Any], operation: Operation) -> Any:
-    async def charge() -> str:
-        RUNS.append("charged")
-        return "charged"
-
-    return await operation.acall("charge", charge)
-
-
-def by_name(*, event: dict[str, Any]) -> Any:
-    RUNS.append("by name")
-    return event["id"]
-
-
-class Decorated:
-    """Made anew in each test, so that a mutation of the decorator is seen."""
-
-    def __init__(self) -> None:
-        self.handle = once(scope="stripe", key=lambda event: event["id"], payload=lambda event: event["data"])(handle)
-        self.handle_leased: Any = once(
-            scope=lambda event, **_: event["from"], key=lambda event, **_: event["id"], lease=60
-        )(handle_leased)
-        self.handle_async: Any = once(scope="queue", key=lambda event: event["id"])(handle_async)
-        self.handle_leased_async: Any = once(scope="queue", key=lambda event: event["id"], lease=60)(
-            handle_leased_async
-        )
-        self.by_name = once(
-            scope=lambda *, event: event["id"], key=lambda *, event: event["id"], payload=lambda *, event: event
-        )(by_name)
-
-
-@pytest.fixture
-def decorated() -> Decorated:
-    return Decorated()
-
-
 class TestDecorator:
-    def test_it_returns_the_result(self, decorated: Decorated) -> None:
+    """Functions are decorated in each test, so that a mutation of the decorator is seen."""
+
+    def test_it_returns_the_result(self) -> None:
         """As the function would, first time and again; it keeps its name."""
-        event = {"id": "evt_1", "data": {"a": 1}}
-        assert decorated.handle(event) == decorated.handle(event)
-        assert RUNS == ["evt_1"]
-        assert (decorated.handle.__name__, decorated.handle.__doc__) == ("handle", "Handles an event.")
-        assert IdempotencyKey.objects.get().operation == f"{__name__}.handle"
-        assert decorated.by_name(event=event) == decorated.by_name(event=event) == "evt_1"
-        assert RUNS == ["evt_1", "by name"]
 
-    def test_leased(self, decorated: Decorated) -> None:
-        """The operation comes as a keyword argument."""
-        event = {"id": "evt_1", "from": "ci"}
-        assert [decorated.handle_leased(event, factor=2) for _ in range(2)] == [None, None]
-        assert RUNS == [2]
-        assert IdempotencyKey.objects.get().scope == "ci"
+        def handle(event: dict[str, Any]) -> Any:
+            """Handles an event."""
+            RUNS.append(event["id"])
+            return {"order": Order.objects.create(reference=event["id"]).pk}
 
-    def test_asynchronous(self, decorated: Decorated) -> None:
-        """A coroutine function stays one."""
-        event = {"id": "evt_1"}
-        first = async_to_sync(decorated.handle_async)(event)
-        assert first == async_to_sync(decorated.handle_async)(event)
-        assert (
-            async_to_sync(decorated.handle_leased_async)(event)
-            == async_to_sync(decorated.handle_leased_async)(event)
-            == "charged"
+        handled = once(scope="stripe", key=lambda event: event["id"], operation="o", payload=lambda event: event)(
+            handle
         )
-        assert RUNS == ["evt_1", "charged"]
+        event = {"id": "evt_1", "data": {"a": 1}}
+        assert handled(event) == handled(event)
+        assert RUNS == ["evt_1"]
+        assert (handled.__name__, handled.__doc__) == ("handle", "Handles an event.")
+        with pytest.raises(PayloadMismatch):
+            handled({**event, "data": 1})
+
+    def test_arguments_by_name(self) -> None:
+        """The callables get what the function gets."""
+        named: Any = {name: lambda *, event: event for name in ("scope", "key", "payload")}
+        handled = once(operation="o", **named)(lambda *, event: RUNS.append(event) or event)
+        assert handled(event="e") == handled(event="e") == "e"
+        assert RUNS == ["e"]
+
+    def test_leased(self) -> None:
+        """The operation comes as a keyword argument."""
+
+        def charge(event: str, *, operation: Operation, factor: int = 1) -> Any:
+            return operation.call("charge", lambda: RUNS.append(factor))
+
+        named: Any = {name: lambda event, **_: event for name in ("scope", "key")}
+        handled: Any = once(operation="o", lease=60, **named)(charge)
+        assert [handled("ci", factor=2) for _ in range(2)] == [None, None]
+        assert (RUNS, IdempotencyKey.objects.get().scope) == ([2], "ci")
+
+    @pytest.mark.parametrize("lease", [None, 60])
+    def test_asynchronous(self, lease: int | None) -> None:
+        """A coroutine function stays one."""
+
+        async def charge(event: str = "") -> str:
+            RUNS.append("charged")
+            return "charged"
+
+        async def charge_in_a_step(event: str, operation: Operation) -> Any:
+            return await operation.acall("charge", charge)
+
+        handled: Any = once(scope="queue", key=lambda event: event, operation="o", lease=lease)(
+            charge_in_a_step if lease else charge
+        )
+        assert [async_to_sync(handled)("evt_1") for _ in range(2)] == ["charged"] * 2
+        assert RUNS == ["charged"]
 
     def test_a_lambda_is_refused_at_decoration(self) -> None:
         """It has no name that stays."""

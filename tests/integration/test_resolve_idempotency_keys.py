@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_idempotency.engine.execution.values import decode
 from django_idempotency.engine.stores.sealing import MARK
-from django_idempotency.maintenance import record_outcome, release_for_retry
+from django_idempotency.maintenance import record_outcome
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -280,12 +280,6 @@ class TestOneKeyOfTwoCallers:
         assert resolve(f"--id={self.victim.pk}", f"--id={self.other.pk}", "--close=410", "--apply")[0] == 3
         assert self.closed() == ["user:victim", "user:mallory"]
 
-    def test_another_option_may_choose_one(self) -> None:
-        """Then the key is of one operation."""
-        IdempotencyKey.objects.filter(pk=self.other.pk).update(operation="POST refund/")
-        assert resolve("--key=order-4711", "--operation=POST refund/", "--close=410", "--apply")[0] == 0
-        assert self.closed() == ["user:mallory"]
-
 
 class TestWhyNot:
     """Each name that selects nothing has a line that says why, and the exit status is 3."""
@@ -368,12 +362,6 @@ class TestCorrection:
         IdempotencyKey.objects.filter(pk=self.row.pk).update(**changed)
         assert resolve(selected, f"--record={step}=1", "--apply")[0] == 3
         assert self.results() == ['{"value": {"id": "ch_1"}}', '{"value": 1}']
-
-    def test_a_released_step_has_nothing_to_correct(self) -> None:
-        """Its trail has the name of the step; the step itself is gone."""
-        self.row.steps.filter(name="charge").delete()
-        release_for_retry(self.row.pk, attempt=1)
-        assert resolve("--key=recorded", "--record=charge=1", "--apply")[0] == 3
 
     def test_a_trail_that_cannot_be_read_gets_no_decision(self) -> None:
         """The decision would be added to it. The error says what is missing."""

@@ -18,7 +18,7 @@ from django_idempotency.engine.stores import messages, store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
 from tests.shopapp.models import Order
-from tests.sql import NO_TABLE, TABLE, ask, instead
+from tests.sql import TABLE, ask, instead
 from tests.tap import Tap, tapped, verbs
 from tests.ways import WAYS, going, request_like, sql, warm_up
 
@@ -130,14 +130,6 @@ class TestLost:
             assert request_like(key="a") == REPLAYED
             read = ["COMMIT", "SET", "EXECUTE"]
             assert verbs(tap.take()) == [CALLED[0], read, BY_TEXT[0], ["COMMIT", "SELECT"]]
-
-    def test_any_other_error_of_the_claim_is_djangos_own(self, tap: Tap) -> None:
-        """With psycopg's as its cause."""
-        with instead(*NO_TABLE), pytest.raises(DatabaseError) as caught:
-            request_like()
-        assert caught.value.__cause__.sqlstate == "42P01"  # type: ignore[union-attr]
-        assert not connection.in_atomic_block
-        assert sent(tap, "a") == CALLED
 
 
 class TestLeaks:

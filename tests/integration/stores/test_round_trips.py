@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test.utils import CaptureQueriesContext
@@ -30,15 +30,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.integration.stores.test_round_trips"),
 ]
-HOOKS: list[Any] = []
-
-
-@idempotent
-def locks(request: HttpRequest) -> HttpResponse:
-    """A server-side cursor that locks rows: impossible WITH HOLD, which Django asks for in autocommit mode."""
-    Order.objects.bulk_create([Order(amount=1), Order(amount=2)])
-    amounts = sorted(order.amount for order in Order.objects.select_for_update().iterator(chunk_size=1))
-    return JsonResponse({"amounts": amounts}, status=201)
 
 
 @idempotent
@@ -59,22 +50,7 @@ def states(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"autocommit": connection.connection.autocommit, "isolation": isolation}, status=201)
 
 
-@idempotent
-def hooks(request: HttpRequest) -> HttpResponse:
-    """Whether each hook sees the order from another connection, and a transaction of its own."""
-
-    def hook() -> None:
-        HOOKS.append((Order.objects.using("default").count(), connection.in_atomic_block))
-
-    transaction.on_commit(hook)
-    with transaction.atomic():
-        Order.objects.create()
-        transaction.on_commit(hook)
-    return HttpResponse("done", status=201)
-
-
-VIEWS = (locks, rolls_back, states, hooks)
-urlpatterns = [*view_urls.urlpatterns, *(path(view.__name__, view) for view in VIEWS)]
+urlpatterns = [*view_urls.urlpatterns, path("rolls_back", rolls_back), path("states", states)]
 
 
 @pytest.fixture(params=WAYS)
@@ -88,11 +64,6 @@ def tap(way: str) -> Iterator[Tap]:
         warm_up()
         tap.take()
         yield tap
-
-
-@pytest.fixture(autouse=True)
-def _no_old_hooks() -> None:
-    HOOKS.clear()
 
 
 OPENED = {"text": ["BEGIN", "INSERT"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
@@ -156,32 +127,10 @@ class TestNobodyCanTell:
         assert post("/states").json() == {"autocommit": False, "isolation": "read committed"}
         assert (connection.get_autocommit(), connection.connection.autocommit) == (True, True)
 
-    def test_server_side_cursors_lock(self, tap: Tap, post: Post) -> None:
-        assert post("/locks").json() == {"amounts": [1, 2]}
-
     def test_nothing_commits_after_a_raw_rollback(self, tap: Tap, post: Post) -> None:
         """Its transaction is gone and the claim with it: what was written since must not stay."""
         with pytest.raises(ClaimLost):
             post("/rolls_back")
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-
-    def test_hooks_run_once_after_the_commit(self, tap: Tap, post: Post) -> None:
-        assert post("/hooks").status_code == 201
-        assert HOOKS == [(1, False), (1, False)]
-        assert post("/hooks").headers["Idempotency-Replayed"] == "true"
-        assert len(HOOKS) == 2
-
-    def test_a_hook_that_fails_does_so_after_the_commit(self, tap: Tap, post: Post) -> None:
-        with pytest.raises(IndexError):
-            post("/fail_after_commit")
-        assert (Order.objects.count(), post("/fail_after_commit").headers["Idempotency-Replayed"]) == (1, "true")
-
-    def test_a_deferred_constraint_fails_at_the_commit(self, tap: Tap, post: Post, way: str) -> None:
-        for _ in range(2):
-            with pytest.raises(IntegrityError):
-                post("/fail_at_commit")
-            assert not connection.in_atomic_block
-        assert CLOSED[way] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
     @pytest.mark.parametrize(
@@ -233,16 +182,6 @@ class TestNobodyCanTell:
 
 
 class TestWhereItIsLeftAlone:
-    def test_inside_an_outer_transaction(self, tap: Tap, post: Post) -> None:
-        with transaction.atomic():
-            post("/create")
-            assert Order.objects.count() == 1
-            transaction.set_rollback(True)
-        sent = [verb for message in verbs(tap.take()) for verb in message]
-        assert "COMMIT" not in sent
-        assert (sent[0], sent[-1]) == ("BEGIN", "ROLLBACK")
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-
     def test_without_autocommit(self, tap: Tap, post: Post) -> None:
         """The project commits, not we."""
         transaction.set_autocommit(False)

@@ -200,15 +200,6 @@ class TestKeys:
             assert post("/pay").json()["attempt"] == 3
             assert (GATEWAY.calls, Order.objects.count()) == (1, 1)
 
-        def test_run_once_runs_nothing(self, settings: Any, setting: Any, message: str) -> None:
-            """In atomic mode, where the claim may have ended its transaction already."""
-            run_once(place, scope="s", key="k")
-            settings.IDEMPOTENCY = setting
-            with pytest.raises(NotDecryptable) as caught:
-                run_once(place, scope="s", key="k")
-            assert message in str(caught.value)
-            assert (len(RUNS), Order.objects.count()) == (1, 1)
-
         def test_what_needs_no_decryption_goes_on(self, settings: Any, setting: Any, message: str) -> None:
             """A mismatch is a mismatch, and a key that has expired is free: it is not stuck for ever."""
             keep()
