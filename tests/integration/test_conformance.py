@@ -26,11 +26,6 @@ def documented(settings: Any) -> None:
     settings.IDEMPOTENCY = {"DOCS_URL": DOCS}
 
 
-def test_c1_both_forms_are_one_key(post: Post) -> None:
-    """`"k"` and `k`."""
-    assert [post("/create", key=k).headers["Idempotency-Replayed"] for k in ('"k"', "k")] == ["false", "true"]
-
-
 def test_c1_the_quoted_form_can_be_demanded(post: Post, settings: Any) -> None:
     """REQUIRE_QUOTED_KEY."""
     settings.IDEMPOTENCY = {"REQUIRE_QUOTED_KEY": True}

@@ -158,12 +158,6 @@ class TestFence:
         assert Order.objects.count() == 0
         assert row().status == "in_progress"
 
-    def test_it_cannot_record_a_result_complete_or_fail(self, post: Post) -> None:
-        """Not after a call, at the end, or by an exception, even if the view swallows the error."""
-        GATEWAY.after = self.taken_over
-        assert post("/pay").status_code == 409
-        assert IdempotencyStep.objects.get().finished_at is None
-
     @pytest.mark.parametrize("end", [lambda: None, breaks])
     def test_it_cannot_end_the_operation(self, post: Post, end: Any) -> None:
         """Neither well nor badly; a winner's answer is its own client's answer, too."""

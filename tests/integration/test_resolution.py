@@ -100,47 +100,6 @@ def test_a_decision_does_not_shorten_the_life_of_a_key(post: Post, in_doubt: Ide
     assert row().expires_at == month
 
 
-@pytest.mark.parametrize("decision", range(3))
-def test_a_live_lease_is_refused(post: Post, decision: int) -> None:
-    """Somebody is at work."""
-    refused: list[NotResolvable] = []
-
-    def decide() -> None:
-        with pytest.raises(NotResolvable, match="a worker holds a live lease") as caught:
-            decisions(row())[decision]()
-        refused.append(caught.value)
-
-    GATEWAY.before = decide
-    assert post("/pay/hold").status_code == 201
-    assert len(refused) == 1
-
-
-@pytest.mark.parametrize("decision", range(3))
-def test_what_was_not_seen_is_refused(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
-    """A later attempt, a completed key, one that is gone: nothing is changed."""
-    with pytest.raises(NotResolvable):
-        decisions(in_doubt, attempt=2)[decision]()
-    close_with(in_doubt.pk, CLOSED, attempt=1)
-    before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
-    with pytest.raises(NotResolvable):
-        decisions(in_doubt)[decision]()
-    assert (list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())) == before
-    IdempotencyKey.objects.all().delete()
-    with pytest.raises(NotResolvable):
-        decisions(in_doubt)[decision]()
-
-
-def test_a_result_of_the_worker_cannot_be_recorded(in_doubt: IdempotencyKey) -> None:
-    """The result stands, and the key is left as it was. So is a step that does not exist."""
-    IdempotencyStep.objects.update(finished_at=timezone.now(), result='{"value": 1}')
-    before = list(IdempotencyKey.objects.values())
-    for step in ("charge", "nothing"):
-        with pytest.raises(NotResolvable, match=f"The call '{step}' is not in doubt"):
-            record_outcome(in_doubt.pk, step, 2, attempt=1)
-    assert list(IdempotencyKey.objects.values()) == before
-    assert IdempotencyStep.objects.get().result == '{"value": 1}'
-
-
 @pytest.mark.parametrize("name", ["CHARGE", "chargé", "charge "])
 def test_a_step_has_exactly_its_name(post: Post, in_doubt: IdempotencyKey, settings: Any, name: str) -> None:
     """A collation finds it by others, too. What is encrypted for another name could never be read."""
@@ -255,22 +214,6 @@ def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: C
         assert sorted(in_threads(2, decide)) == [False, True]
         key.refresh_from_db()
         assert len(decisions_of(key)) == 1
-
-
-@pytest.mark.parametrize("decision", range(3))
-def test_a_worker_that_wakes_up_commits_nothing_more(post: Post, decision: int) -> None:
-    """Its lease was over when a person decided: no result, no order, no completion of its own."""
-
-    def decided_meanwhile() -> None:
-        IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(seconds=1))
-        decisions(row())[decision]()
-
-    GATEWAY.after = decided_meanwhile
-    answer = post("/pay/hold")
-    assert (answer.status_code, answer.content) == ((200, CLOSED.body) if decision == 2 else (409, answer.content))
-    assert Order.objects.count() == 0
-    step = IdempotencyStep.objects.first()
-    assert (step.result if step else None) == (None, '{"value": {"charge": "ch_1"}}', None)[decision]
 
 
 class TestMany:

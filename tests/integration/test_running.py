@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Event
 from typing import Any
 
 import pytest
@@ -54,34 +53,6 @@ def test_a_transaction_of_several_keys_is_listed_once() -> None:
         once(lambda: 1, "a")
         once(lambda: 1, "b")
         assert held() == [2]
-
-
-@postgresql
-def test_the_oldest_is_the_first(in_threads: Any) -> None:
-    """Each with its state: one waits for its worker, the other runs a statement."""
-    seen: list[Any] = []
-    claimed, asked = Event(), Event()
-
-    def old() -> None:
-        claimed.set()
-        assert asked.wait(30)
-
-    def act(number: int) -> None:
-        if number == 0:
-            once(old)
-            return
-        assert claimed.wait(30)
-        try:
-            with transaction.atomic():
-                once(lambda: 1, "another")
-                seen.extend(running_transactions() or ())
-        finally:
-            asked.set()
-
-    in_threads(2, act)
-    assert [running.keys for running in seen] == [1, 1]
-    assert seen[0].seconds > seen[1].seconds
-    assert [running.state for running in seen] == ["idle in transaction", "active"]
 
 
 @postgresql

@@ -106,12 +106,6 @@ def test_the_decision_is_the_tables(case: Case, outcome: Decision) -> None:
     assert decide(found, request(fingerprint=sent)) == outcome
 
 
-@pytest.mark.parametrize("other", [{"scope": "user:2"}, {"operation": "PATCH orders/"}, {"key": "ABC"}])
-def test_each_part_of_the_identity_counts(other: dict[str, str]) -> None:
-    """A row that shares only the hashes shows nothing."""
-    assert decide(stored(**other), request()) == Mismatched()
-
-
 def test_a_row_without_a_fingerprint_matches_every_payload() -> None:
     """The first request compared nothing, so later ones cannot."""
     assert decide(stored(fingerprint=None), request()) == REPLAY
