@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency import TransactionBroken
+from django_idempotency.endpoints import list_endpoints
 from django_idempotency.models import IdempotencyKey
 from tests.contracts.adapters import (
     RUNS,
@@ -236,3 +237,10 @@ class TestOutcomes:
         assert marks([send(), send()]) == [(201, None)] * 2
         assert Order.objects.count() == 2
         assert any("would" in record.getMessage() for record in caplog.records)
+
+    def test_the_list_of_endpoints_shows_it(self, http: Adapter) -> None:
+        """With its options. Other methods of the route are not protected."""
+        http.protect(create, ttl=90)
+        listed = list_endpoints(http.urls)  # type: ignore[arg-type]
+        shown = {endpoint.method: endpoint.options and endpoint.options.ttl_seconds for endpoint in listed}
+        assert (shown["POST"], shown.get("PUT")) == (90, None)

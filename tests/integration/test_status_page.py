@@ -43,6 +43,7 @@ class TestStatusPage:
             }
         assert (page.status_code, page.headers["Retry-After"]) == (200, "1")
         assert "no-store" in page.headers["Cache-Control"]
+        assert client.post(accepted.headers["Location"]).status_code == 405
         done = client.get(accepted.headers["Location"])
         assert (done.json()["status"], done.json()["steps"]) == ("completed", ["charge", "order"])
         assert set(done.json()) == {"status", "attempt", "steps", "created_at", "completed_at", "expires_at"}
