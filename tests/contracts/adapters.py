@@ -170,6 +170,18 @@ class Class(Adapter):
         return path("orders", Orders.as_view())
 
 
+class Dispatch(Adapter):
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        @method_decorator(idempotent(**options), name="dispatch")
+        class Orders(View):
+            def post(self, request: Any) -> HttpResponse:
+                return response_of(work(request))
+
+            put = get = post
+
+        return path("orders", Orders.as_view())
+
+
 class AsyncClass(Adapter):
     asynchronous = True
 
@@ -308,7 +320,7 @@ def operation_of(request: Any) -> Any:
 
 
 def all_adapters() -> list[Adapter]:
-    found: list[Adapter] = [Function(), AsyncFunction(), Handler(), Class(), AsyncClass()]
+    found: list[Adapter] = [Function(), AsyncFunction(), Handler(), Class(), Dispatch(), AsyncClass()]
     if find_spec("rest_framework"):
         found += [RestFramework(), RestFrameworkDecorator()]
     if find_spec("ninja"):

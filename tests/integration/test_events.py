@@ -19,7 +19,7 @@ from django_idempotency.maintenance import cleanup_idempotency_keys, release_for
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
 from tests.factories import UserFactory
-from tests.heard import heard, refusals
+from tests.heard import heard
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -211,13 +211,6 @@ class TestHarm:
 
 @leased
 class TestLeased:
-    def test_a_first_request_claims_before_the_view_runs(self, post: Post, told: Told) -> None:
-        """Its claim has been committed by then."""
-        before: list[Any] = []
-        GATEWAY.before = lambda: before.extend(told())
-        post("/pay")
-        assert (before, told()) == ([CLAIMED], [COMPLETED])
-
     def test_a_failure_releases_and_the_retry_claims_again(self, post: Post, told: Told) -> None:
         """With the next attempt's number, and without the message of the error."""
         HOOKS["between"] = breaks
@@ -345,15 +338,6 @@ def test_a_request_without_a_usable_key_is_told(
     assert record.getMessage() == f"Idempotency key (none) of POST create: {event}."
     assert (record.levelname, vars(record)["key_reference"]) == ("INFO", "")
     assert "secret" not in str(vars(record))
-
-
-@pytest.mark.urls("tests.integration.view_urls")
-@pytest.mark.parametrize("path", ["/optional", "/known_callers"])
-def test_other_requests_are_not_told(post: Post, path: str) -> None:
-    """A key that is not required is not missing. A caller without an identity is refused for another reason."""
-    with refusals() as told:
-        status = post(path, **({"key": None} if path == "/optional" else {})).status_code
-    assert (status, told) == (200 if path == "/optional" else 403, [])
 
 
 @pytest.mark.urls("tests.integration.view_urls")

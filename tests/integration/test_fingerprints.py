@@ -142,20 +142,6 @@ def test_json_is_compared_by_value_in_each_of_its_encodings(encoding: str) -> No
     assert seen(body, path="/orders/?a=1").hex() == "ed3c18ab74d8a389b785599dcb4585af66f5f41fae1d0e0f9ae376f656211a11"
 
 
-@pytest.mark.parametrize(
-    ("content_type", "one", "two"),
-    [
-        ("application/json", b"[" * 100_000, b"[" * 100_001),
-        ("application/json", b'"' + b"x" * 2_000_000 + b'"', b'"' + b"y" * 2_000_000 + b'"'),
-        ("application/x-www-form-urlencoded", b"&".join([b"a=1"] * 1001), b"&".join([b"a=1"] * 1002)),
-    ],
-)
-def test_what_cannot_be_parsed_is_compared_by_its_bytes(content_type: str, one: bytes, two: bytes) -> None:
-    """Deep, huge, too many fields, or malformed: the view decides what it is worth."""
-    send = posting_to_a_view()
-    assert [send(data, content_type).status_code for data in (one, one, two)] == [200, 200, 422]
-
-
 def test_a_path_in_another_urlconf_is_another_request(rf: RequestFactory) -> None:
     """A middleware has chosen it by the host. Else one host's view would get the answer of another's."""
     fingerprints = []

@@ -15,29 +15,12 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, get_operation
 from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.integration.leased_urls import GATEWAY, HOOKS, LEASE
+from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
-
-
-def test_while_it_runs_the_claim_is_there_for_all_to_see(post: Post) -> None:
-    """In progress, locked until the lease ends; no transaction is open around the view or its calls."""
-    seen: list[Any] = []
-
-    def look(*args: Any) -> None:
-        current = row()
-        seen.append((current.status, current.locked_until - current.created_at, len(connection.atomic_blocks)))
-
-    GATEWAY.before = look
-    HOOKS["at the end"] = look
-    post("/pay")
-    assert [status for status, _, _ in seen] == ["in_progress"] * 2
-    assert all(abs(left - LEASE) < timedelta(seconds=5) for _, left, _ in seen)
-    # pytest-django's own transaction only.
-    assert {depth for _, _, depth in seen} == {1}
 
 
 class TestFailure:
@@ -184,12 +167,6 @@ class TestReconcile:
         HOOKS["reconcile"] = record
         assert post("/pay/reconcile").json()["charge"] == "found"
         assert (GATEWAY.calls, Order.objects.get().reference) == (1, "found")
-
-    def test_none_runs_the_view_again(self, post: Post, in_doubt: None) -> None:
-        """Then it rests on the gateway honouring the derived key."""
-        HOOKS["reconcile"] = lambda operation: None
-        assert post("/pay/reconcile").status_code == 201
-        assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
 
     def test_if_it_fails_the_doubt_remains(self, post: Post, in_doubt: None) -> None:
         """The next retry asks again."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -15,7 +16,8 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation, idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.http import posting_to_a_view, problem, replayed
+from django_idempotency.views import IdempotencyMixin
+from tests.http import posting_to_a_view, problem, replayed, same
 from tests.integration import view_urls
 from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
@@ -169,3 +171,49 @@ def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: 
     settings.IDEMPOTENCY = {name: is_allowed}
     with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
         client.post("/plain", headers={"Idempotency-Key": "k"})
+
+
+# --- a middleware may set the method in lower case: `View.dispatch` takes any case, so the protection does too
+
+
+class Mixin(IdempotencyMixin, View):
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+class Handler(View):
+    @method_decorator(idempotent)
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+class Asynchronous(View):
+    @idempotent
+    async def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
+
+
+@idempotent
+def function(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+@pytest.mark.parametrize("view", [Mixin.as_view(), Handler.as_view(), async_to_sync(Asynchronous.as_view()), function])
+def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> None:
+    """The retry, in upper case or not, gets the first answer. A safe method passes."""
+
+    def send(method: str) -> Any:
+        request = rf.patch("/", headers={"Idempotency-Key": "k"})
+        request.method = method
+        return view(request)
+
+    answers = [send(method) for method in ("patch", "patch", "PATCH")]
+    assert [replayed(answer) for answer in answers] == ["false", "true", "true"]
+    assert same(answers[0], answers[2])
+    assert IdempotencyKey.objects.get().operation.startswith("PATCH ")
+    assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is function else 1)
+
+
+def test_a_request_without_a_method_passes() -> None:
+    """As one that a test has made by hand."""
+    assert replayed(function(HttpRequest())) is None

@@ -71,17 +71,6 @@ def test_a_view_that_closes_its_connection_promises_nothing(post: Post, status: 
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 
-def test_inside_an_outer_transaction_it_is_a_savepoint(post: Post) -> None:
-    """What rolls back outside rolls the key back too: order and key, or neither."""
-    with transaction.atomic():
-        assert post("/create").headers["Idempotency-Replayed"] == "false"
-        assert post("/create").headers["Idempotency-Replayed"] == "true"
-        transaction.set_rollback(True)
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-    assert post("/create").headers["Idempotency-Replayed"] == "false"
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (1, 1)
-
-
 @pytest.mark.only_on("postgresql", "mysql")
 @pytest.mark.urls("tests.integration.leased_urls")
 def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_threads: Callable[..., Any]) -> None:
@@ -95,16 +84,6 @@ def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_thread
     with transaction.atomic():
         assert post("/changed/atomic", key="k").status_code == 409
         assert in_threads(1, lock) == [True]
-
-
-def test_a_failing_view_leaves_the_outer_transaction_usable(post: Post) -> None:
-    """Only the savepoint is rolled back."""
-    with transaction.atomic():
-        Order.objects.create(reference="outer")
-        with pytest.raises(RuntimeError):
-            post("/durable")
-        Order.objects.create(reference="after")
-    assert list(Order.objects.order_by("pk").values_list("reference", flat=True)) == ["outer", "after"]
 
 
 @pytest.mark.only_on("sqlite")
@@ -139,11 +118,6 @@ class TestAtomicRequests:
     def test_an_optional_key_keeps_the_transaction(self, post: Post) -> None:
         """Passing through is as Django would have done."""
         assert post("/optional", key=None).json()["atomic"] is True
-
-    @pytest.mark.parametrize(("path", "around"), [("/depth", 0), ("/depth_dispatch", 0), ("/depth_handler", 1)])
-    def test_our_transaction_is_the_outermost_where_the_mark_reaches(self, post: Post, path: str, around: int) -> None:
-        """On a single handler Django's own is around it."""
-        assert post(path).json() == {"savepoints": around}
 
     def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
         """non_atomic_requests is respected."""

@@ -159,24 +159,6 @@ def optional(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
 
 
-@idempotent
-def depth(request: HttpRequest) -> HttpResponse:
-    """How many transactions are open around ours."""
-    return JsonResponse({"savepoints": len(connection.savepoint_ids)})
-
-
-class Depth(View):
-    @method_decorator(idempotent)
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return depth.__wrapped__(request)
-
-
-@method_decorator(idempotent, name="dispatch")
-class DepthDispatched(View):
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return depth.__wrapped__(request)
-
-
 @idempotent(using="other")
 def elsewhere(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
@@ -214,11 +196,9 @@ def opted_out(request: HttpRequest) -> HttpResponse:
 
 FUNCTIONS = (
     *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, template, mirror, empty, moved),
-    *(stream, download, too_large, secret, upload, optional, elsewhere, mine, known_callers, opted_out, depth),
+    *(stream, download, too_large, secret, upload, optional, elsewhere, mine, known_callers, opted_out),
 )
 urlpatterns = [
     *(path(view.__name__, view) for view in FUNCTIONS),
     path("handlers", Handlers.as_view()),
-    path("depth_handler", Depth.as_view()),
-    path("depth_dispatch", DepthDispatched.as_view()),
 ]
