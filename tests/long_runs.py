@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "proof.md"
+PAGE = ROOT / "tests" / "proof.md"
 HEAD = "| Command | Outcome | Version | Commit | Date | Minutes |\n|---|---|---|---|---|---|\n"
 NOT_SAID = re.compile(r"\s*(\S+: (OK|FAIL)|congratulations|evaluation|\S+: \S+>)")
 """tox's own words."""
@@ -143,7 +143,7 @@ def main(*arguments: str) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeat for several; default: all")
     parser.add_argument("--short", action="store_true", help="as among the tests: shows that the parts run")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; default: docs/proof.md")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; default: tests/proof.md")
     chosen = parser.parse_args(arguments)
     passed = [run(name, PARTS[name], chosen.page, short=chosen.short) for name in chosen.only or PARTS]
     return 0 if all(passed) else 1
@@ -185,7 +185,7 @@ def tox(arguments: list[str], environment: Mapping[str, str]) -> tuple[int, str]
 def origin() -> str:
     """Version, commit and date. A commit beside which the code has changed has a `+`."""
     commit = git("rev-parse", "--short", "HEAD") or "unknown"
-    changed = "+" if git("status", "--porcelain", "--", ".", ":!docs/proof.md") else ""
+    changed = "+" if git("status", "--porcelain", "--", ".", ":!tests/proof.md") else ""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return f"{version} | {commit}{changed} | {datetime.date.today().isoformat()}"
 

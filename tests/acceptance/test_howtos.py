@@ -188,7 +188,7 @@ def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
 def test_a_migrated_project_keeps_its_header(run: Any, serve: Any, client: Client, page: str, header: str) -> None:
     """The settings of the page are accepted, and clients go on as before."""
     serve(path("orders/", idempotent(lambda request: HttpResponse(Order.objects.create().pk, status=201))))
-    with override_settings(IDEMPOTENCY=run("docs/rollout.md", f"after/{page}.py").IDEMPOTENCY):
+    with override_settings(IDEMPOTENCY=run("docs/operations.md", f"after/{page}.py").IDEMPOTENCY):
         answers = [client.post("/orders/", {"reference": name}, headers={header: "one"}) for name in ("a", "a", "b")]
     assert [answer.status_code for answer in answers] == [201, 201, 422]
     assert (answers[0].content, Order.objects.count()) == (answers[1].content, 1)

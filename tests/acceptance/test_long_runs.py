@@ -1,4 +1,4 @@
-"""docs/proof.md, which tests.long_runs writes: each part has passed, and the page is not too old."""
+"""tests/proof.md, which tests.long_runs writes: each part has passed, and the page is not too old."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.long_runs import PARTS, outdated, rows
 
 def test_the_page_has_each_part_and_each_has_passed() -> None:
     """With the seed where the part has one. A part without a run says so."""
-    page = (ROOT / "docs/proof.md").read_text()
+    page = (ROOT / "tests/proof.md").read_text()
     assert re.findall(r"(?m)^## ([\w-]+)$", page) == list(PARTS)
     for name, section in zip(PARTS, page.split("\n## ")[1:], strict=True):
         found = rows(section)
@@ -22,4 +22,4 @@ def test_the_page_has_each_part_and_each_has_passed() -> None:
 
 def test_the_page_is_not_older_than_the_last_release_but_one() -> None:
     """Otherwise the long runs have to run again before this release."""
-    assert outdated((ROOT / "docs/proof.md").read_text(), (ROOT / "CHANGELOG.md").read_text()) == []
+    assert outdated((ROOT / "tests/proof.md").read_text(), (ROOT / "CHANGELOG.md").read_text()) == []

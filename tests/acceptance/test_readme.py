@@ -127,7 +127,7 @@ class TestGraphQL:
         module = ModuleType("shop.schema")
         module.schema = schema  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "shop.schema", module)
-        serve(path("graphql", run("docs/graphql.md", "shop/graphql.py").graphql))
+        serve(path("graphql", run("docs/recipes.md", "shop/graphql.py").graphql))
 
         def send(query: str, key: str | None = "one") -> Any:
             headers = {} if key is None else {"Idempotency-Key": key}
@@ -155,10 +155,17 @@ class TestGraphQL:
         assert not models.Order.objects.exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/options.md", "docs/rollout.md"])
-def test_the_settings_are_accepted(page, run):
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        ("README.md", "settings.py"),
+        ("docs/options.md", "settings.py"),
+        ("docs/operations.md", "observing_settings.py"),
+    ],
+)
+def test_the_settings_are_accepted(page, block, run):
     """The `IDEMPOTENCY` dict of the page is one that the package reads."""
-    shown = run(page, "settings.py", INSTALLED_APPS=[])
+    shown = run(page, block, INSTALLED_APPS=[])
 
     with override_settings(IDEMPOTENCY=shown.IDEMPOTENCY):
         assert isinstance(get_settings().options, Idempotency)
@@ -198,11 +205,11 @@ def test_both_schema_classes_show_the_key(run, settings):
     pytest.importorskip("drf_spectacular")
     from rest_framework.views import APIView
 
-    from django_idempotency.rest_framework.schema import AutoSchema, IdempotencySchemaMixin
+    from django_idempotency.rest_framework.schema import AutoSchema
 
     settings.REST_FRAMEWORK = run("docs/drf.md", "settings.py").REST_FRAMEWORK
     assert isinstance(APIView.schema, AutoSchema)
-    assert issubclass(run("docs/drf.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
+    assert issubclass(run("docs/drf.md", "shop/schema.py").ShopSchema, AutoSchema)
 
 
 @pytest.mark.django_db
@@ -218,7 +225,7 @@ def test_the_leased_example_charges_once(run, serve, client, gateway):
 def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
     """The gateway hangs up after charging: the retry finds the charge in its books."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased-failures.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}
@@ -241,9 +248,9 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status, content):
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased-failures.md", "shop/careful.py")
+    careful = run("docs/leased.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
-    support = run("docs/leased-failures.md", "shop/support.py")
+    support = run("docs/leased.md", "shop/support.py")
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}

@@ -30,7 +30,8 @@ def test_a_person_finds_a_key_and_reads_its_response(admin: Any) -> None:
     assert admin.locator("#result_list tbody tr").count() == 1
     admin.click("#result_list a")
     admin.wait_for_selector("pre")
-    assert admin.inner_text("pre") == (
+    response = "HTTP 201\nContent-Type: application/json\n\n"
+    assert admin.inner_text("pre") == response + (
         '{\n  "note": "<img src=x onerror=\\"document.title=1\\"><script>a()</script>",\n  "total": 7\n}'
     )
     assert admin.locator("pre *").count() == 0
@@ -55,7 +56,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
 
     admin.reload()
     assert "Look in the books of the other side" in admin.inner_text(".idempotency-waiting li")
-    admin.click(".idempotency-waiting a")
+    admin.click(".idempotency-waiting a >> text=the oldest")
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")
     assert "? in doubt Attempt 1 ended without a final response." in told
@@ -109,7 +110,7 @@ def test_a_release_under_hold_needs_a_look(admin: Any, client: Any) -> None:
     """The danger is named, and nothing is released without the tick."""
     headers = fail_in_doubt(client)
     admin.reload()
-    admin.click(".idempotency-waiting a")
+    admin.click(".idempotency-waiting a >> text=the oldest")
     admin.click("text=Release for retry")
     admin.wait_for_selector("text=the customer may be charged twice")
     admin.fill("[name=reason]", "T-7")

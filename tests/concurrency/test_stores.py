@@ -13,8 +13,7 @@ from uuid import uuid4
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey

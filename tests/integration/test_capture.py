@@ -10,7 +10,7 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.capture import capture
+from django_idempotency.engine.request.responses import capture
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order

@@ -8,6 +8,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import encode_multipart
 
+from django_idempotency import IdempotencyConfigurationError
 from tests.shopapp.models import Order
 
 pytest.importorskip("rest_framework")
@@ -32,18 +33,24 @@ def send(client: Any, method: str, path: str, body: bytes, content_type: str) ->
         ("application/json", b'{"a":1,"b":2}', b'{"b":2, "a":1}', b'{"a":1,"b":3}', ["a", "b"]),
         (FORM, b"a=1&b=2", b"b=2&a=1", b"a=2&b=2", ["a", "b"]),
         (MULTIPART, a_form(b"one"), a_form(b"one"), a_form(b"two"), ["a", "file"]),
-        ("text/plain", b"\x00one", b"\x00one", b"\x00two", ["a", "b"]),
     ],
 )
 def test_what_the_permission_parsed_is_compared(
     client: Any, method: str, path: str, content_type: str, one: bytes, same: bytes, other: bytes, fields: list[str]
 ) -> None:
-    """By value, whatever the parser; and the handler still has its data."""
+    """By value; and the handler still has its data."""
     answers = [send(client, method, path, body, content_type) for body in (one, same, other)]
     marks = [(a.status_code, a.headers["Idempotency-Replayed"]) for a in answers]
     assert marks == [(201, "false"), (201, "true"), (422, "false")]
     assert answers[0].json() == {"fields": fields}
     assert Order.objects.count() == 1
+
+
+def test_what_is_neither_json_nor_a_form_cannot_be_compared_any_more(client: Any) -> None:
+    """Its parser may return any object. The error says that `fingerprint=` is the cure."""
+    with pytest.raises(IdempotencyConfigurationError, match="pass fingerprint= to @idempotent"):
+        send(client, "POST", "/mixin", b"one", "text/plain")
+    assert Order.objects.count() == 0
 
 
 def test_fields_are_chosen_from_it(client: Any) -> None:

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.admin import overview as limits
-from django_idempotency.admin.overview import BY_INDEX, Number, find, overview
+from django_idempotency.admin.overview import Number, find, overview
 from django_idempotency.maintenance import in_doubt as keys_in_doubt
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import HOUR, LIST, address, decide, detail, fill, make_key, staff
@@ -148,7 +148,7 @@ class TestAlias:
         fill([timezone.now()], using="other", status="in_progress", locked_until=timezone.now() + HOUR)
         with django_assert_num_queries(0):
             found = overview(IdempotencyKey.objects.using("other"))
-        assert {name: number for name, number in numbers(found.numbers).items() if number != "0"} == {"in_flight": "1"}
+        assert {name: number for name, number in numbers(found).items() if number != "0"} == {"in_flight": "1"}
 
 
 class TestCost:
@@ -201,7 +201,7 @@ class TestCost:
         with CaptureQueriesContext(connection) as queries:
             found = admin_client.get(reverse(LIST) + query).context["cl"].overview
         if not query:
-            assert numbers(found.numbers)["in_doubt"] == numbers(found.numbers)["stuck"] == "50+"
+            assert numbers(found)["in_doubt"] == numbers(found)["in_flight"] == "50+"
         ours = [query["sql"] for query in queries if "django_idempotency_idempotency" in query["sql"]]
         assert ours
         for sql in ours:
@@ -218,13 +218,16 @@ class TestCost:
         assert planned(queries[0]["sql"])[1] >= 20_000
 
     @pytest.mark.only_on("postgresql")
-    @pytest.mark.parametrize("state", [name for name in BY_INDEX if name not in ("half_done", "failed")])
+    @pytest.mark.parametrize("state", ["in_doubt", "stuck", "in_flight"])
     def test_a_single_key_is_found_by_its_index(self, state: str) -> None:
         """Also where the planner expects thousands."""
         last = make_many(20_000)
         locked = timezone.now() + (HOUR if state == "in_flight" else -HOUR)
         IdempotencyKey.objects.filter(pk=last).update(status="in_progress", locked_until=locked)
-        IdempotencyStep.objects.filter(key=last).update(finished_at=None)
+        if state == "in_doubt":
+            IdempotencyStep.objects.filter(key=last).update(finished_at=None)
+        else:
+            IdempotencyStep.objects.filter(key=last).delete()
         analyze()
         with CaptureQueriesContext(connection) as queries:
             assert find(state, IdempotencyKey.objects.all())[0] == [last]
