@@ -235,6 +235,15 @@ class TestAsync:
         assert seen(post, "/async/leased", view) == ([1.5, 1], {"a": 1, "b": 2}, ("order", "59"))
         assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
 
+    def test_a_retry_gets_what_was_read(self, post: Post) -> None:
+        async def view(operation: Any) -> Any:
+            rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
+            return rate if operation.attempt == 2 else breaks()
+
+        with pytest.raises(Broken):
+            seen(post, "/async/leased", view)
+        assert seen(post, "/async/leased", view) == {}
+
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""
 

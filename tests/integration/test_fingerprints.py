@@ -241,6 +241,7 @@ def test_what_is_left_out_makes_no_difference(chosen: Any, one: str, two: str) -
         (FIELDS, '{"amuont":1}', '{"amuont":2}'),
         (FIELDS, '[{"amuont":1}]', '[{"amuont":2}]'),
         (FIELDS, "[1]", "[2]"),
+        (("amount",), "[1]", "[2]"),
         (FIELDS, "1", "2"),
         (BOTH, '{"meta":{"to":1}}', '{"meta":{"to":2}}'),
     ],

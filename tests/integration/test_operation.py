@@ -213,6 +213,7 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
         return amount
 
     operation = UnkeyedOperation("default")
+    operation.renew()  # nothing to renew
     with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
         operation.call("one", charge)
     with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):

@@ -22,7 +22,7 @@ from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.views import View
 from django.views.decorators import cache, clickjacking, common, csrf, debug, gzip, http, vary
 
-from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.checks import check_urls
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.placement_urls import Above, Private, view
@@ -350,3 +350,10 @@ def test_the_mixin_of_the_rest_framework_refuses_a_checked_action(
         assert checked_urls(monkeypatch, settings, route()) == []
     else:
         assert "permission_classes" in refused(lambda: route()(rf.post("/")))
+
+
+def test_options_that_contradict_each_other_are_e007(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """And not an error of the check."""
+    attributes = {"post": checked_post, "idempotency": Idempotency(on_abandoned="hold")}
+    impossible = type("Impossible", (IdempotencyMixin, View), attributes)
+    assert checked_urls(monkeypatch, settings, impossible.as_view()) == ["django_idempotency.E007"]

@@ -314,3 +314,10 @@ class TestTrail:
         """A time without a zone is one of the project's zone; one with a zone is told as Django tells all times."""
         with override_settings(TIME_ZONE="Europe/Berlin", USE_TZ=use_tz):
             assert Decision(action="release", at=at).moment == moment
+
+
+@pytest.mark.parametrize("status", [100, 500, 599])
+def test_a_closing_answer_is_final(in_doubt: IdempotencyKey, status: int) -> None:
+    """200 to 499."""
+    with pytest.raises(ValueError, match=f"status {status} is no final answer"):
+        close_with(in_doubt.pk, Snapshot(status_code=status, headers=(), body=b""), attempt=1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -78,3 +79,21 @@ def test_a_later_signal_ends_what_is_running(number: signal.Signals, monkeypatch
         with pytest.raises(SystemExit) as caught:
             signal.raise_signal(number)
     assert caught.value.code == 128 + number
+
+
+def test_a_signal_ends_a_pause() -> None:
+    """The command rests for a minute between two batches."""
+    stop = Event()
+    with stoppable(stop, SIGNALS) as received:
+        sender = Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
+        sender.start()
+        assert between_two_batches(stop, 60) is True
+        sender.join()
+        signal.raise_signal(signal.SIGINT)  # a person loses patience: the run is ending already
+    assert received == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_without_a_signal_the_pause_is_over_in_time() -> None:
+    """The run goes on."""
+    stop = Event()
+    assert (between_two_batches(stop, 0.2), stop.is_set()) == (False, False)
