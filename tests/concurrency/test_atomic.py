@@ -118,19 +118,6 @@ class TestWhileItRuns:
         assert in_threads(2, send) == [201, 409]
         assert pauses == []
 
-    def test_waiting_has_an_end(self, post: Post, in_threads: Threads) -> None:
-        """Then it is the conflict."""
-
-        def send(number: int) -> int:
-            if number == 0:
-                return int(post("/held", client=Client()).status_code)
-            assert STARTED.wait(30)
-            status = post("/held_impatient", client=Client()).status_code
-            GO.set()
-            return int(status)
-
-        assert in_threads(2, send) == [201, 409]
-
 
 @pytest.mark.only_on("postgresql")
 class TestClaimsThatFail:

@@ -239,10 +239,3 @@ def test_the_lease_that_ends_first_comes_first(find: Find) -> None:
         until = timezone.now() + timedelta(hours=sign * hours)
         IdempotencyKey.objects.filter(pk=row.pk).update(locked_until=until)
     assert found(find()) == (["a", "b", "c"] if find is in_flight else ["c", "b", "a"])
-
-
-@pytest.mark.parametrize("find", [in_flight, stuck, in_doubt, lambda **kwargs: find_key("k", **kwargs)])
-def test_an_unknown_alias_is_named(find: Find) -> None:
-    """With the ones that there are."""
-    with pytest.raises(IdempotencyConfigurationError, match="database 'nowhere', which does not exist"):
-        find(using="nowhere")

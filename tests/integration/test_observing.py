@@ -159,3 +159,14 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     answer = post("/enforced")
     assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
     assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("url", ["/create", "/misconfigured"])
+def test_a_log_that_fails_is_not_the_clients(post: Post, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Neither what would have been, nor our own trouble."""
+
+    def fails(record: logging.LogRecord) -> bool:
+        raise RuntimeError("the filter fails")
+
+    monkeypatch.setattr(logging.getLogger("django_idempotency"), "filters", [fails])
+    assert [post(url).status_code // 100 for _ in range(2)] == [2, 2]

@@ -73,14 +73,6 @@ def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -
     assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
 
 
-def test_recorded_the_call_has_its_result(post: Post, in_doubt: IdempotencyKey) -> None:
-    """The retry goes on from there, and the gateway is not called."""
-    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=1)
-    answer = post("/pay/hold")
-    assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
-    assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
-
-
 def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
     """The view does not run."""
     close_with(in_doubt.pk, CLOSED, attempt=1)
@@ -156,24 +148,6 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
 class TestSeen:
     """A decision carries what it saw, and is refused when another one came first."""
 
-    def test_the_version_is_compared(self, in_doubt: IdempotencyKey) -> None:
-        """By `updated_at`: the attempt stays as it was after a decision."""
-        seen = row().updated_at
-        record_outcome(in_doubt.pk, "charge", "ch_1", attempt=1, seen=seen)
-        before = list(IdempotencyKey.objects.values())
-        late: list[Callable[[], None]] = [
-            lambda: release_for_retry(in_doubt.pk, attempt=1, seen=seen),
-            lambda: record_outcome(in_doubt.pk, "charge", "ch_2", attempt=1, seen=seen),
-            lambda: close_with(in_doubt.pk, CLOSED, attempt=1, seen=seen),
-        ]
-        for decide in late:
-            with pytest.raises(NotResolvable, match="another attempt or decision came first"):
-                decide()
-        assert list(IdempotencyKey.objects.values()) == before
-        assert IdempotencyStep.objects.get().result == '{"value": "ch_1"}'
-        record_outcome(in_doubt.pk, "charge", "ch_2", attempt=1, seen=row().updated_at)
-        assert IdempotencyStep.objects.get().result == '{"value": "ch_2"}'
-
     def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
         """A late worker may have finished its call since the key was shown: then an answer needs a word."""
         with pytest.raises(NotResolvable, match="look outside"):
@@ -245,17 +219,6 @@ class TestMany:
         every = IdempotencyKey.objects.all()
         assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
         assert list(self.statuses().values()) == ["completed", "completed", "in_progress", "in_progress"]
-
-    @pytest.mark.parametrize("change", [{"attempt": 2}, {"updated_at": datetime(2026, 1, 1, tzinfo=UTC)}])
-    def test_what_was_listed_is_decided_about(self, change: dict[str, Any]) -> None:
-        """A query that was read already is not asked again: not about a key that fails meanwhile, nor one that has
-        changed."""
-        listed = keys_in_doubt().order_by("pk")
-        assert [key.key for key in listed] == ["doubt 1", "doubt 2"]
-        IdempotencyKey.objects.filter(key="doubt 1").update(**change)
-        make_leased("doubt 3", "failed", doubt=True)
-        assert resolve_all(listed, close_with, CLOSED) == Resolved(resolved=1, refused=1)
-        assert [self.statuses()[f"doubt {number}"] for number in (1, 2, 3)] == ["failed", "completed", "failed"]
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_each_is_decided_about_in_its_own_database(self) -> None:
