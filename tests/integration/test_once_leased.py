@@ -22,7 +22,7 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 from tests.works import RUNS, breaks, pay, place
 
@@ -120,24 +120,6 @@ class TestAsynchronous:
         assert [answer.replayed for answer in answers] == [False, True, False, True]
         assert answers[0].value == answers[1].value
         assert Order.objects.count() == 2
-
-    def test_leased(self) -> None:
-        """With the asynchronous steps."""
-
-        async def charge(*, amount: int) -> int:
-            return amount
-
-        async def pay(operation: Operation) -> Any:
-            await operation.awrite("order", Order.objects.acreate, reference="awaited")
-            await operation.acall("asynchronous", charge, amount=5)
-            await operation.acall("plain", partial(dict), amount=6)
-            return await operation.acall("charge", self.work)
-
-        answers = [async_to_sync(arun_once)(pay, scope="s", key="k", lease=60, operation="pay") for _ in range(2)]
-        assert [answer.replayed for answer in answers] == [False, True]
-        assert Order.objects.filter(reference="awaited").count() == 1
-        results = dict(IdempotencyStep.objects.values_list("name", "result"))
-        assert (results["asynchronous"], results["plain"]) == ('{"value": 5}', '{"value": {"amount": 6}}')
 
     def test_a_plain_function_may_return_what_has_to_be_awaited(self) -> None:
         """As managers' asynchronous methods do."""
