@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key, is_late, is_uuid, parse_header
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key, is_uuid, parse_header
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,3 @@ def test_every_key_survives_quoting(key: str) -> None:
 def test_c6_is_uuid(key: str, uuid: bool) -> None:
     """A ready KEY_VALIDATOR."""
     assert is_uuid(key) is uuid
-
-
-MADE = 1_645_557_742
-DATED = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"
-"""The example of RFC 9562, appendix A.6, and its time: 2022-02-22 19:22:22 UTC."""
-
-
-@pytest.mark.parametrize(
-    ("now", "late"),
-    [(MADE, False), (MADE + 60, False), (MADE + 61, True), (MADE - 300, False), (MADE - 301, True), (0, True)],
-)
-def test_a_key_is_late_after_its_ttl_or_when_it_comes_from_the_future(now: int, late: bool) -> None:
-    """By the milliseconds that a UUID of version 7 begins with; a client's clock may be five minutes ahead."""
-    assert is_late(DATED, 60, now) is late
-    assert is_late(DATED.upper(), 60, now) is late
