@@ -10,7 +10,8 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.responses import capture
+from django_idempotency.engine.protocol.outcomes import Snapshot
+from django_idempotency.engine.request.responses import capture, restore
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order
@@ -111,3 +112,9 @@ def test_nothing_of_a_secret_response_is_stored(post: Post) -> None:
     assert (second.status_code, replayed(second)) == (409, "true")
     assert [answer.headers.get("Location") for answer in (first, second)] == [f"/orders/{Order.objects.get().pk}", None]
     assert Order.objects.count() == 1
+
+
+def test_only_a_redirect_has_the_address_of_a_redirect() -> None:
+    """Neither what was created, nor a status that has no address."""
+    for status, headers in [(201, (("Location", "/orders/1"),)), (304, ())]:
+        assert not hasattr(restore(Snapshot(status_code=status, headers=headers, body=b"")), "url")

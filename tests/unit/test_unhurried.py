@@ -1,0 +1,39 @@
+"""Work that is finished although its task is cancelled. What views see is in ../concurrency/test_leased_async.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from django_idempotency.engine.execution.unhurried import finished
+
+
+@pytest.mark.parametrize("how", ["a second cancellation", "no more time"])
+def test_it_can_be_cut_off(how: str) -> None:
+    """The work does not go on behind the back of a task that has ended."""
+    ended: list[str] = []
+
+    async def run() -> None:
+        arrived = asyncio.Event()
+
+        async def work() -> None:
+            arrived.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append("cut off")
+                raise
+
+        task = asyncio.create_task(finished(work(), at_most=0 if how == "no more time" else 60))
+        await arrived.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        if how == "a second cancellation":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert ended == ["cut off"]
+
+    asyncio.run(run())
