@@ -117,6 +117,15 @@ class TestSeveralDatabases:
         assert err.getvalue().startswith("default: database 'default' has no up-to-date table")
         assert IdempotencyKey.objects.using("other").count() == len(dry_run)
 
+    def test_keys_that_need_attention_on_any_of_them_alert(self) -> None:
+        """--fail-on-stuck, after all are cleaned."""
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_keys(1, using="other")
+        with pytest.raises(CommandError) as caught:
+            run("--all-databases", "--fail-on-stuck")
+        assert caught.value.returncode == 3
+        assert not IdempotencyKey.objects.using("other").exists()
+
     def test_a_signal_ends_it_before_the_next_database(self) -> None:
         """The running batch is finished."""
         make_keys(1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.test import RequestFactory
 from django.urls import path
 
 from django_idempotency import idempotent
@@ -170,3 +172,16 @@ def test_a_log_that_fails_is_not_the_clients(post: Post, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(logging.getLogger("django_idempotency"), "filters", [fails])
     assert [post(url).status_code // 100 for _ in range(2)] == [2, 2]
+
+
+def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory) -> None:
+    """The client has gone away while it was read: the view does not run with nothing."""
+
+    class Gone(BytesIO):
+        def read(self, *args: Any) -> bytes:
+            raise OSError("the client has gone away")
+
+    view = idempotent(observe=True)(lambda request: JsonResponse(request.POST))
+    sent: Any = {"headers": {"Idempotency-Key": "k"}, "wsgi.input": Gone()}
+    with pytest.raises(UnreadablePostError):
+        view(rf.generic("POST", "/", b"a=1&b=2", content_type="application/x-www-form-urlencoded", **sent))
