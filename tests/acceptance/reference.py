@@ -39,6 +39,7 @@ ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
     "cleanup_idempotency_keys",
+    "forget_idempotency_keys",
     "idempotency_endpoints",
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
@@ -122,8 +123,7 @@ SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite"
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 SAID_ONCE = (
     "using: database alias; default: the write alias of the key table.",
-    "row_id: primary key of the `IdempotencyKey`.",
-    "attempt: the attempt that the decision is about: the one that the person has seen.",
+    "key: the row as the person has seen it.",
     "by, reason: who decides, and why.",
     "name: the step's name, 1 to 100 characters, the same in every attempt.",
     "function: called with the other arguments.",
@@ -135,14 +135,11 @@ SAID_ONCE = (
     "half_done: failed or stuck keys with",
     # of a command, too: its table has them
     "batch_size: rows in one transaction",
-    "max_batches: stop after that many batches",
     "max_seconds: stop after that many seconds",
     "pause: seconds to rest between two batches.",
     "older_than: seconds, or a timedelta",
     "operations: names of operations",
-    "limit: ask about that many keys",
     "dry_run: only say what would be asked.",
-    "urlconf: dotted path, where the views are",
     # of `derived_key`, whose first line says it
     "scope: the row's `scope`.",
     "operation: the row's `operation`.",
@@ -176,6 +173,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "run_once": "events.md",
+    "problem_response": "events.md#webhooks",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -183,6 +181,7 @@ TOLD = {
     "close_with": "runbook.md#the-decisions",
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
+    "remember_calls": "runbook.md#5-after-a-restore-or-a-failover-that-lost-commits",
     "resolve_all": "leased.md#let-a-person-decide",
     "recover_idempotency_keys": "operations.md#recovery",
     "find_resource": "leased.md#what-it-is-about",

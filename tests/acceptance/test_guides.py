@@ -11,7 +11,6 @@ from django.test import Client, modify_settings, override_settings
 from django.urls import clear_url_caches, path
 
 from django_idempotency import OutcomeUnknown, idempotent
-from django_idempotency.checks import check_cors
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import find_key
 from django_idempotency.models import IdempotencyKey
@@ -110,6 +109,20 @@ def test_a_celery_task_ships_once(run: Any) -> None:
 
 
 @pytest.mark.django_db
+def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
+    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
+    page = run("docs/events.md", "shop/receiver.py")
+    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
+    answers = [page.receive(delivery), page.receive(delivery)]
+    assert answers[0].content == answers[1].content == b'{"order": %d}' % models.Order.objects.get().pk
+    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
+    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
+    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
+    refused = page.receive(running)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
 def test_a_user_is_told_what_is_stored(run: Any, django_user_model: Any) -> None:
     """The user's own keys only."""
     ann, ben = (django_user_model.objects.create_user(name) for name in ("ann", "ben"))
@@ -148,7 +161,6 @@ def test_a_page_of_another_origin_may_send_the_key_and_read_the_answer(run: Any,
         ),
         override_settings(**settings),
     ):
-        assert check_cors(None) == []
         allowed = client.options("/orders/", headers={**origin, **wanted})
         refused = client.post("/orders/", {"reference": "a book", "amount": 1}, headers=origin)
     assert "idempotency-key" in allowed["Access-Control-Allow-Headers"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import django_idempotency
-from django_idempotency.engine.conf import OPTION_NAMES, SETTING_NAMES, Settings
-from django_idempotency.engine.conf.options import DEFAULTS
+from django_idempotency.engine.conf.options import DEFAULTS, OPTION_NAMES
+from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
 from tests.acceptance.reference import DOCS, pages, updated
 
 

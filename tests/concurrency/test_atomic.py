@@ -13,7 +13,7 @@ import pytest
 from django.db import DatabaseError, connection
 from django.test import Client
 
-from django_idempotency.engine.execution import waiting
+from django_idempotency.engine.execution import claiming
 from django_idempotency.engine.stores import store_for
 from tests.concurrency.callers import CALLERS
 from tests.concurrency.held_urls import GO, STARTED
@@ -40,7 +40,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         GO.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return open_
 
 

@@ -73,7 +73,7 @@ def doubt() -> IdempotencyKey:
 
 def test_a_person_releases(doubt: IdempotencyKey) -> None:
     """The trail keeps the call that was in doubt."""
-    release_for_retry(doubt.pk, attempt=doubt.attempt, using="other")
+    release_for_retry(doubt)
     doubt.refresh_from_db()
     (made,) = decisions_of(doubt)
     assert [step["name"] for step in made.steps] == ["charge"]
@@ -83,7 +83,7 @@ def test_a_person_releases(doubt: IdempotencyKey) -> None:
 def test_a_decision_that_cannot_be_carried_out_changes_nothing(doubt: IdempotencyKey) -> None:
     """It is one transaction on its alias."""
     with pytest.raises(NotResolvable, match="'refund' is not in doubt"):
-        record_outcome(doubt.pk, "refund", 1, attempt=doubt.attempt, using="other")
+        record_outcome(doubt, "refund", 1)
     expires_at = doubt.expires_at
     doubt.refresh_from_db()
     assert doubt.expires_at == expires_at
@@ -260,7 +260,7 @@ class TestLookingForKeys:
 
     def test_decisions(self) -> None:
         make_leased("doubt", "failed", doubt=True, using="other")
-        release_for_retry(in_doubt().get().pk, attempt=1)
+        release_for_retry(in_doubt().get())
         assert not in_doubt().exists()
 
     def test_keys_made_for_a_test(self) -> None:
@@ -272,7 +272,7 @@ class TestLookingForKeys:
         [
             (["cleanup_idempotency_keys", "--fail-on-stuck"], 3),
             (["recover_idempotency_keys", "--older-than=0"], 3),
-            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--reason=T-1", "--apply"], 0),
+            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--by=ann", "--reason=T-1", "--apply"], 0),
         ],
     )
     def test_commands(self, arguments: list[str], status: int) -> None:

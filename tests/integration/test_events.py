@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from django_idempotency import OperationInProgress, PayloadMismatch, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
@@ -240,11 +242,12 @@ class TestLeased:
                 post("/pay/hold")
             assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
-            release_for_retry(row().pk, attempt=attempt)
+            release_for_retry(row())
 
     def test_what_is_remembered_is_bounded(self, post: Post, caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         """A client with many held keys does not fill the memory: an older one is told again."""
-        monkeypatch.setattr("django_idempotency.engine.events.REMEMBERED", 1)
+        name = "django_idempotency.engine.events._levels_of_held"
+        monkeypatch.setattr(name, lru_cache(maxsize=1)(import_string(name).__wrapped__))
         caplog.set_level(logging.INFO, "django_idempotency")
         GATEWAY.after = breaks
         first, second = str(uuid4()), str(uuid4())  # the process may remember those of an earlier run of this test

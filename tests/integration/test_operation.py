@@ -15,7 +15,6 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, Operation, ResultNotStorable, run_once
-from django_idempotency.engine.execution.operation import UnkeyedOperation
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, lapse, row
@@ -212,7 +211,7 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
     async def charge(*, amount: int = 0) -> int:
         return amount
 
-    operation = UnkeyedOperation("default")
+    operation = Operation(None, steps_on="default")
     operation.renew()  # nothing to renew
     with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
         operation.call("one", charge)
@@ -226,7 +225,7 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
 @pytest.mark.parametrize("step", ["acall", "afetch"])
 def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
     """It may ask the database, or block. A function that returns an awaitable is awaited."""
-    operation = UnkeyedOperation("default")
+    operation = Operation(None, steps_on="default")
 
     async def later() -> str:
         return "awaited"

@@ -9,20 +9,19 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency import IdempotencyConfigurationError, LeaseLost
 from django_idempotency.engine.protocol.outcomes import Snapshot
-from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.maintenance.resolution import close_with, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS, reconciled
+from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
@@ -162,7 +161,7 @@ class TestOneWinner:
 
         def slow(operation: Any) -> HttpResponse:
             IdempotencyKey.objects.update(locked_until="2020-01-01T00:00Z")
-            close_with(row().pk, Snapshot(status_code=410, headers=(), body=b"by hand"), attempt=2)
+            close_with(row(), Snapshot(status_code=410, headers=(), body=b"by hand"))
             with pytest.raises(LeaseLost):
                 operation.write("order", Order.objects.create)
             return HttpResponse("late")
@@ -181,19 +180,6 @@ class TestBounds:
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00Z")
         result, told = recover(older_than=timedelta(minutes=1))
         assert (result.left, told) == (1, [])
-
-    def test_a_limit_counts_what_was_asked(self, post: Post) -> None:
-        """Keys without reconcile do not use it up."""
-        GATEWAY.after = breaks
-        for path, key in (("/pay/hold", "held"), ("/pay/reconcile", "k2")):
-            with pytest.raises(Broken):
-                post(path, key)
-        IdempotencyKey.objects.filter(key="held").update(updated_at="2020-01-01T00:00Z")
-        HOOKS["reconcile"] = lambda operation: HttpResponse()
-        result, told = recover(limit=1)
-        assert [asked.outcome for asked in told] == ["left", "completed"]
-        assert result == Recovered(completed=1, failed=0, left=2, complete=False)
-        assert recover(operations=["POST pay/reconcile"])[0] == Recovered(completed=1, failed=0, left=0, complete=True)
 
     def test_time_and_a_signal_end_a_run(self) -> None:
         """Between two keys."""
@@ -284,44 +270,10 @@ def test_on_another_database() -> None:
     assert row().status == "failed"
 
 
-class TestADatabaseError:
-    """Of the takeover: nothing was changed."""
-
-    @pytest.fixture
-    def fail(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-        """Let the takeovers fail with a real error of PostgreSQL."""
-
-        def with_state(state: str) -> None:
-            def resume(*args: Any) -> None:
-                with connection.cursor() as cursor:
-                    cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$")
-
-            monkeypatch.setattr(store_for("default"), "resume", resume)
-
-        return with_state
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.usefixtures("doubt")
-    @pytest.mark.parametrize("state", ["55P03", "57014", "40001", "40P01"])
-    def test_a_busy_database_is_asked_the_next_time(self, fail: Callable[[str], None], state: str) -> None:
-        """Also one that asks to repeat the transaction: a retry may be about to win."""
-        fail(state)
-        assert only().outcome == "passed"
-        assert (row().status, row().attempt) == ("failed", 1)
-
-    @pytest.mark.only_on("postgresql")
-    @pytest.mark.usefixtures("doubt")
-    def test_any_other_error_propagates(self, fail: Callable[[str], None]) -> None:
-        fail("53100")
-        with pytest.raises(DatabaseError):
-            recover()
-        assert (row().status, row().attempt) == ("failed", 1)
-
-
 def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, settings: Any) -> None:
     """The key is completed. That its trail has no new entry is in the log."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    release_for_retry(row().pk, attempt=1)
+    release_for_retry(row())
     kept = row().decisions
     IdempotencyStep.objects.all().delete()
     IdempotencyKey.objects.update(last_error="made by a test")
@@ -334,25 +286,3 @@ def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, 
     assert row().decisions == kept
     assert [one.outcome for one in asked] == ["completed"]
     assert (recovered.completed, recovered.failed, recovered.left) == (1, 0, 0)
-
-
-# --- functions that `once` decorates
-
-
-@once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=reconciled)
-def pay(work: Any, *, operation: Any) -> Any:
-    return operation.call("charge", work)
-
-
-@pytest.fixture
-def once_in_doubt() -> None:
-    with pytest.raises(Broken):
-        pay(breaks)
-
-
-@pytest.mark.usefixtures("once_in_doubt")
-def test_a_decorated_function_is_found() -> None:
-    """Its reconcile returns a Result, which the next call gets."""
-    HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
-    assert only().outcome == "completed"
-    assert pay(breaks) == {"id": 1}

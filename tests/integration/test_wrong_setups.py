@@ -148,7 +148,7 @@ def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
     """Not by that of the wrapper."""
     from rest_framework.decorators import api_view
 
-    with pytest.raises(IdempotencyConfigurationError, match="the REST framework view view, where no user"):
+    with pytest.raises(IdempotencyConfigurationError, match=r"the authentication of the REST framework view view\."):
         idempotent(api_view(["POST"])(view))
 
 

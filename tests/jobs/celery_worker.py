@@ -37,7 +37,7 @@ def place(order: str) -> str:
     return order
 
 
-@app.task(name="place_order", ignore_result=True)
+@app.task(name="place_order", ignore_result=True, acks_late=True, reject_on_worker_lost=True)
 def place_order(order: str, delivery: int) -> None:
     place(order)
     Ledger.objects.create(entry=f"{order} delivered {delivery}")

@@ -85,8 +85,8 @@ class TestCelery:
 
         return send
 
-    def working(self, folder: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "solo", "--without-gossip")
+    def working(self, folder: Path, pool: str = "solo") -> AbstractContextManager[subprocess.Popen[bytes]]:
+        command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", pool, "--without-gossip")
         return running(*command, "--without-mingle", "--without-heartbeat", CELERY_FOLDER=str(folder))
 
     def delivered(self) -> int:
@@ -110,4 +110,12 @@ class TestCelery:
         send("crash", 3)
         with self.working(tmp_path):
             eventually("both redeliveries", lambda: self.delivered() == 2)
+        assert orders() == ["crash"]
+
+    def test_a_child_that_is_killed_in_the_middle_of_the_work(self, send: Any, tmp_path: Path) -> None:
+        """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
+        send("crash", 1)
+        with self.working(tmp_path, "prefork"):
+            eventually("the redelivery", lambda: self.delivered() == 1)
+        assert (tmp_path / "crashed").exists()
         assert orders() == ["crash"]

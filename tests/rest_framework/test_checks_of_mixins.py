@@ -54,4 +54,4 @@ def test_e012_a_name_that_nothing_reads(monkeypatch: pytest.MonkeyPatch, view: A
     monkeypatch.setitem(sys.modules, "urls_of_this_test", urls)
     with override_settings(ROOT_URLCONF="urls_of_this_test"):
         clear_url_caches()
-        assert check_urls(None) == [Error(message, id="django_idempotency.E012")]
+        assert [*check_urls()] == [Error(message, id="django_idempotency.E012")]

@@ -68,7 +68,7 @@ def test_a_handler_is_named_like_an_action(rf: Any, key: str) -> None:
 
     post, patch = (Orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
     assert (replayed(post), replayed(patch)) == (None, "false")
-    listed = {answers.method: answers.layers for answers in declarations_of(Orders.as_view())}
+    listed = {answers.method: answers.declaration for answers in declarations_of(Orders.as_view())}
     assert (listed["POST"], listed["PATCH"] is None) == (None, False)
 
 
@@ -180,7 +180,7 @@ class TestRefusals:
 
     def test_the_decorator_around_as_view(self) -> None:
         """Refused at decoration."""
-        with pytest.raises(IdempotencyConfigurationError, match="above the REST framework view"):
+        with pytest.raises(IdempotencyConfigurationError, match="above the authentication of the REST framework view"):
             idempotent(api_urls.Decorated.as_view())
 
     def test_the_decorator_on_dispatch(self, rf: Any) -> None:
@@ -191,7 +191,9 @@ class TestRefusals:
             def post(self, request: Any) -> Response:
                 raise AssertionError("the view ran")
 
-        with pytest.raises(IdempotencyConfigurationError, match="dispatch of the REST framework view Wrong"):
+        with pytest.raises(
+            IdempotencyConfigurationError, match="dispatch of Wrong above the authentication of the REST framework"
+        ):
             Wrong.as_view()(rf.post("/", headers={"Idempotency-Key": "k"}))
 
 

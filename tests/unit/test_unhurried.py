@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from django_idempotency.engine.execution.unhurried import finished
+from django_idempotency.engine.execution.bridge import finished
 
 
 @pytest.mark.parametrize("how", ["a second cancellation", "no more time"])

@@ -211,7 +211,10 @@ class TestStory:
     def test_in_doubt_under_retry(self) -> None:
         """The next retry makes the call again. The worker that claimed the key may still be alive."""
         story = told(doubt=True, **STUCK, policy="retry", worker="web-3:4711")
-        assert "has died or is too slow: its lease was over at 2026-06-30 20:02:03 CDT." in story.happened
+        assert (
+            "has died or is too slow: its lease was over at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC)."
+            in story.happened
+        )
         assert story.next_retry.startswith(
             "The view runs again, and makes the calls in doubt again with the same deriv"
         )
@@ -277,7 +280,9 @@ class TestStory:
     def test_failed(self) -> None:
         """Nothing has happened outside."""
         story = told(status="failed", expires_at=datetime(2026, 7, 1, tzinfo=UTC))
-        assert story.without_decision.startswith("The key expires at 2026-06-30 19:00:00 CDT.")
+        assert story.without_decision.startswith(
+            "The key expires at 2026-06-30 19:00:00 CDT (2026-07-01 00:00:00 UTC)."
+        )
         assert story.next_retry == "The view runs again."
 
     @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency import run_once
 from django_idempotency.admin import overview as limits
 from django_idempotency.admin.overview import Number, attention, overview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import HOUR, LIST, fill, make_key, staff, step
+from tests.sql import ask
 
 pytestmark = pytest.mark.django_db
 VIEW = "view_idempotencykey"
@@ -136,6 +138,28 @@ class TestStates:
         ours = page[page.index('<section class="idempotency-overview') : page.index("</section>")]
         assert not re.findall(r"<(?:style|script)|\s(?:style|on\w+)=", ours)
         assert b"idempotency-overview" not in admin_client.get(reverse(LIST), query).content
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_open_transactions_that_hold_keys_are_shown() -> None:
+    """In the default mode, for those who may decide. Which keys, nobody can read before the COMMIT."""
+
+    def work() -> list[str]:
+        clients = staff(VIEW, "resolve_idempotencykey"), staff(VIEW)
+        return [client.get(reverse(LIST)).content.decode() for client in clients]
+
+    operator, other = run_once(work, scope="s", key="k", operation="o").value
+    (pid,) = ask("SELECT pg_backend_pid()")
+    assert f"Database process {pid}, application “" in operator
+    assert "active, open for 0 s, keys: 1" in operator
+    assert "At work without a lease" not in other
+
+
+def test_a_search_says_what_it_has_searched(admin_client: Client) -> None:
+    """And a filter, at how many keys it has looked."""
+    assert "Searched among all keys" in admin_client.get(reverse(LIST), {"q": "x"}).content.decode()
+    assert "the latest 100,000 keys only" in admin_client.get(reverse(LIST), {"operation": "o"}).content.decode()
 
 
 def test_an_empty_table_is_no_error(admin_client: Client) -> None:

@@ -203,6 +203,7 @@ class TestCost:
         if not query:
             assert numbers(found)["in_doubt"] == numbers(found)["in_flight"] == "50+"
         ours = [query["sql"] for query in queries if "django_idempotency_idempotency" in query["sql"]]
+        ours = [sql for sql in ours if "pg_locks" not in sql]  # it reads no table
         assert ours
         for sql in ours:
             scans, rows = planned(sql)
