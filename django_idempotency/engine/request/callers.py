@@ -226,12 +226,10 @@ def _form_secret(request: Any) -> str | None:
     A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
     answer, so that the second click would be another caller.
     """
-    checked = getattr(request, "csrf_processing_done", False) and not getattr(
-        request, "_dont_enforce_csrf_checks", False
-    )
-    # With CSRF_USE_SESSIONS the session begins with the form.
-    if not checked or django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
+    if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None
+    if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
+        return None  # with CSRF_USE_SESSIONS the session begins with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 

@@ -99,23 +99,25 @@ def fingerprint_of(
             payload = selected(payload, chosen.fields, kept=True)
         payload = selected(payload, chosen.exclude, kept=False)
         path = path if chosen.query else path.partition("?")[0]
-    texts = (method, path, content_type, _parameters(request), _ENCODER.encode(payload))
+    named = tuple((request.content_params or {}).items())
+    parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
+    texts = (method, path, content_type, parameters, _ENCODER.encode(payload))
     return digest(b"request 3", *[text.encode() for text in texts])
 
 
-def _parameters(request: HttpRequest) -> str:
+@lru_cache(maxsize=16)  # nearly all requests have the same parameters
+def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
     """The parameters of the content type, and the charset by which Django decodes the body.
 
     The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
     and "UTF8" are the same.
     """
-    given, default = dict(request.content_params or {}), settings.DEFAULT_CHARSET
+    given = dict(named)
     given.pop("boundary", None)
     charset = _codec(given.pop("charset", "") or default)
-    return _ENCODER.encode([charset, _codec(request.encoding or default), given])
+    return _ENCODER.encode([charset, _codec(encoding or default), given])
 
 
-@lru_cache(maxsize=8)
 def _codec(charset: str) -> str:
     try:
         return codecs.lookup(charset).name
