@@ -108,26 +108,6 @@ def test_what_the_project_declares_stays(api: Any) -> None:
     assert found["responses"]["422"]["description"].startswith("Sold out.\nIdempotency-Key is already used")
 
 
-def test_what_is_not_protected_is_as_without_us(api: Any) -> None:
-    """Another operation, one that is hidden, and `ENABLED = False`."""
-    api.post("/plain", operation_id="plain")(make())
-    routed(api, include_in_schema=False)
-    found = schema(api)
-    assert list(found["paths"]) == ["/api/plain"]
-    assert "dempotency" not in str(found)
-
-
-def test_settings_are_followed(api: Any, settings: Any) -> None:
-    """Header names, and the project's own errors, whose form nobody knows."""
-    settings.IDEMPOTENCY = {"HEADER": "X-Key", "ERROR_RESPONSE": lambda request, problem: None}
-    found = operation(routed(api))
-    assert headers(found) == [("X-Key", True)]
-    assert "application/problem+json" not in str(found)
-    assert schema(api)["components"]["schemas"] == {}
-    settings.IDEMPOTENCY = {"ENABLED": False}
-    assert headers(operation(api)) == []
-
-
 def test_the_mixin_serves_a_projects_own_class(key: str) -> None:
     """In front of its bases. The class may extend the schema, as Django Ninja advises."""
 

@@ -17,7 +17,6 @@ from django_idempotency.endpoints.openapi import components
 from django_idempotency.rest_framework import IdempotencyMixin
 
 URLS = "tests.rest_framework.schema_urls"
-BARE_KEY = {"in": "header", "name": "Idempotency-Key"}
 REPLAYED = "Idempotency-Replayed"
 
 
