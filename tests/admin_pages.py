@@ -106,3 +106,26 @@ def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> s
     return client.post(
         address(key, decision), {**entered, "previewed": context["previewed"]}, follow=True
     ).content.decode()
+
+
+def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
+    return client.get(address(key, decision)).content.decode()
+
+
+def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
+    """The page after the first click."""
+    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
+
+
+def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    """Tick these keys in the list, and choose the action."""
+    ticked = [str(row.pk) for row in rows]
+    return client.post(reverse(LIST), {"action": action, "index": "0", "_selected_action": ticked, **data}, follow=True)
+
+
+def confirm(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    """Enter the form of the second page, and confirm its preview."""
+    given = {"seen": " ".join(map(version, rows)), "reason": "T-7", **data}
+    page = send(client, action, rows, **given)
+    previewed = (page.context or {}).get("previewed")
+    return send(client, action, rows, **given, previewed=previewed) if previewed else page

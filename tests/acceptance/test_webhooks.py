@@ -59,13 +59,3 @@ def test_a_signature_comes_first(shop: RunningShop, path: str) -> None:
         assert provider.deliver(**headers).status_code == 401
     assert shop.one("SELECT count(*) FROM django_idempotency_idempotencykey WHERE key = %s", provider.id) == 0
     assert provider.deliver().status_code == 200
-
-
-@RECEIVERS
-def test_another_payload_under_the_same_id(shop: RunningShop, path: str) -> None:
-    """422: the provider has mixed up its ids."""
-    provider = Provider(shop, path)
-    provider.deliver()
-    another = f"another {provider.item}"
-    assert provider.deliver(item=another).status_code == 422
-    assert shop.one(ORDERS, another) == 0

@@ -14,8 +14,8 @@ from django.test import Client, override_settings
 from django.urls import reverse
 from django.utils import timezone
 
-from django_idempotency.admin.texts import moment, readable_operation, shortened
-from django_idempotency.maintenance import Snapshot, close_with, record_outcome, release_for_retry
+from django_idempotency.admin.texts import moment, readable_operation
+from django_idempotency.maintenance import record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import OLD
@@ -112,23 +112,6 @@ class TestTimeline:
             assert "ada recorded the result of “charge”" in page
             assert "ada corrected the result of “charge”" in page
             assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
-
-    def test_a_decision_of_a_script_names_no_person(self, in_doubt: IdempotencyKey) -> None:
-        """As the functions are called without `by`."""
-        close_with(in_doubt.pk, Snapshot(status_code=410, headers=(), body=b""), attempt=1)
-        assert "a script answered by hand with status 410" in page_of(row())
-
-    def test_an_action_of_another_release_is_shown_by_its_name(self) -> None:
-        """In a rolling deployment, newer processes may write it."""
-        trail = '[{"action": "transfer 5%", "at": "2026-07-01T01:02:03+00:00", "by": "ada", "detail": "charge"}]'
-        assert "ada: transfer 5% charge" in page_of(make_key(decisions=trail))
-
-    def test_a_write_in_doubt_has_no_derived_key(self, in_doubt: IdempotencyKey) -> None:
-        """Nothing was sent outside, now and in the trail."""
-        IdempotencyStep.objects.update(kind="write")
-        release_for_retry(in_doubt.pk, attempt=1)
-        assert "charge (local write, attempt 1)" in page_of(row())
-        assert "data-copy" not in page_of(row())
 
     def test_what_is_encrypted_needs_its_permission(self, in_doubt: IdempotencyKey, settings: Any) -> None:
         """Errors and reasons may quote a request."""
@@ -237,8 +220,3 @@ class TestTexts:
     def test_operations(self, operation: str, shown: str) -> None:
         """Without the marks of a regular expression."""
         assert readable_operation(operation).strip() == shown
-
-    def test_long_texts(self) -> None:
-        """Shortened, with the whole text as the title, escaped."""
-        assert shortened("123456789012") == "123456789012"
-        assert shortened("<23456789012>") == '<span title="&lt;23456789012&gt;">&lt;23456789012…</span>'
