@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
-import pytest
 from django.utils import timezone
 
-from django_idempotency.engine.protocol import claims
 from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.outcomes import Claimed
@@ -37,18 +32,6 @@ def a_claim(**changes: Any) -> ClaimRequest:
 def expire() -> None:
     """The retention of every key is over."""
     IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=2))
-
-
-@contextmanager
-def steady_clock() -> Iterator[None]:
-    """Each look at what is left of `wait` takes a millisecond, however busy the machine is.
-
-    Else a busy machine could use up a short `wait` before the database is asked.
-    """
-    looks = count()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(claims, "monotonic", lambda: next(looks) / 1000)
-        yield
 
 
 def granted(row_id: int, attempt: int, **changes: Any) -> Claimed:

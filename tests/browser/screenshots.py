@@ -1,14 +1,9 @@
-"""The pictures of docs/runbook.md: `python -m tests.browser.screenshots` writes docs/images. It needs Chromium.
-
-With a folder (`python -m tests.browser.screenshots /tmp/pages`), it writes each page in both themes, on a desk and on a
-phone, to look at.
-"""
+"""The pictures of docs/runbook.md: `python -m tests.browser.screenshots` writes docs/images. It needs Chromium."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,17 +22,15 @@ from django.utils import timezone
 from playwright.sync_api import sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.admin_pages import make_key
 from tests.browser.chromium import CHROMIUM, FLAGS
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 LIST = "/admin/django_idempotency/idempotencykey/"
 A_DAY = [22, 14, 9, 6, 5, 7, 15, 38, 71, 96, 104, 99, 88, 102, 110, 97, 84, 73, 78, 91, 86, 64, 47, 31]
 """Keys in each hour."""
-
-
-PHONE = {"width": 390, "height": 844}
+DAY = timedelta(days=1)
 DESK = {"width": 1280, "height": 860}
 
 
@@ -46,84 +39,33 @@ def main() -> None:
     runner = DiscoverRunner(verbosity=0, interactive=False)
     databases = runner.setup_databases()
     User.objects.create_superuser("ada", password="lovelace")
-    pages = pages_of(fill())
+    doubt = fill()
     server = LiveServer("localhost")
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            if sys.argv[1:]:
-                every(browser, server.url, Path(sys.argv[1]), pages)
-            else:
-                for theme in ("light", "dark"):
-                    page = signed_in(browser, server.url, color_scheme=theme, viewport=DESK)
-                    page.screenshot(path=IMAGES / f"admin-list-{theme}.png")
-                    if theme == "light":
-                        page.goto(pages["doubt"])
-                        page.screenshot(path=IMAGES / "admin-page.png", full_page=True)
+            for theme in ("light", "dark"):
+                page = signed_in(browser, base_url=server.url, color_scheme=theme, viewport=DESK)
+                page.screenshot(path=IMAGES / f"admin-list-{theme}.png")
+                if theme == "light":
+                    page.goto(f"{LIST}{doubt.pk}/change/")
+                    page.screenshot(path=IMAGES / "admin-page.png", full_page=True)
             browser.close()
     finally:
         server.stop()
         runner.teardown_databases(databases)
 
 
-def every(browser: Any, url: str, folder: Path, pages: dict[str, str]) -> None:
-    """Each page in both themes, on a desk and on a phone. Says which page is wider than its window."""
-    folder.mkdir(exist_ok=True)
-    for theme in ("light", "dark"):
-        for size, viewport in {"desk": DESK, "phone": PHONE}.items():
-            page = signed_in(browser, url, color_scheme=theme, viewport=viewport, sidebar=True)
-            for name, address in pages.items():
-                page.goto(address)
-                if "record" in name or "answer" in name:
-                    page.screenshot(path=folder / f"{theme}-{size}-{name}-form.png", full_page=True)
-                    enter(page, name)
-                page.screenshot(path=folder / f"{theme}-{size}-{name}.png", full_page="list" not in name)
-                wide = page.evaluate(
-                    "[document.documentElement, ...document.querySelectorAll('.results')]"
-                    ".filter(box => box.scrollWidth > box.clientWidth + 1).length"
-                )
-                if wide:
-                    print(f"{name} scrolls sideways: {theme}, {size}")
-
-
-def enter(page: Any, name: str) -> None:
-    """What an operator enters, up to the preview."""
-    page.fill("[name=reason]", "T-4711: seen in the gateway's books")
-    if "record" in name:
-        page.fill("[name=result]", '{"id": "ch_1"}')
-    else:
-        page.fill("[name=status]", "409")
-        page.fill("[name=body]", '{"detail": "The order was cancelled and the charge refunded."}')
-    page.click("input[type=submit]")
-    page.wait_for_selector(".idempotency-preview")
-
-
-def signed_in(browser: Any, url: str, *, sidebar: bool = False, **options: Any) -> Any:
+def signed_in(browser: Any, **options: Any) -> Any:
     """A page on the list of keys."""
-    page = browser.new_page(base_url=url, **options)
-    if not sidebar:
-        page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    page = browser.new_page(**options)
+    page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     page.goto(LIST)
     page.fill("#id_username", "ada")
     page.fill("#id_password", "lovelace")
     page.click("input[type=submit]")
     page.wait_for_selector(".idempotency-overview")
     return page
-
-
-def pages_of(doubt: IdempotencyKey) -> dict[str, str]:
-    """The address of each page, by a name for its picture."""
-    keys = IdempotencyKey.objects
-    return {
-        "list": LIST,
-        "attention": f"{LIST}?state=attention",
-        "doubt": f"{LIST}{doubt.pk}/change/",
-        "record": f"{LIST}{doubt.pk}/record/",
-        "answer": f"{LIST}{doubt.pk}/answer/",
-        "release": f"{LIST}{doubt.pk}/release/",
-        "half-done": f"{LIST}{keys.get(key='c0ffee00-77b1').pk}/change/",
-        "completed": f"{LIST}{keys.get(key='0a6e51cd-8842').pk}/change/",
-    }
 
 
 def fill() -> IdempotencyKey:
@@ -194,24 +136,8 @@ def step(key: IdempotencyKey, name: str, at: datetime, *, kind: str = "call", at
 
 
 def make(key: str, *, at: Any, **fields: Any) -> IdempotencyKey:
-    identity = identify(scope="user:auth.User:1", operation="POST orders/", key=key)
-    known: dict[str, Any] = {
-        "status": "completed",
-        "operation": identity.operation,
-        "status_code": 201,
-        "headers": '[["Content-Type","application/json"]]',
-        "body": b'{"order":4711,"amount":"19.90","currency":"EUR"}',
-    }
-    return IdempotencyKey.objects.create(
-        key_hash=identity.key_hash,
-        scope_hash=identity.scope_hash,
-        scope=identity.scope,
-        key=key,
-        created_at=at,
-        updated_at=at,
-        expires_at=at + timedelta(days=1),
-        **{**known, **fields},
-    )
+    known: dict[str, Any] = {"body": b'{"order":4711,"amount":"19.90","currency":"EUR"}', "expires_at": at + DAY}
+    return make_key(key, created_at=at, updated_at=at, completed_at=None, **{**known, **fields})
 
 
 if __name__ == "__main__":

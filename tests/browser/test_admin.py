@@ -123,25 +123,6 @@ def test_a_release_under_hold_needs_a_look(admin: Any, client: Any) -> None:
     assert client.post("/pay/hold", headers=headers).status_code == 201
 
 
-def test_selected_keys_are_answered_by_hand(admin: Any, client: Any) -> None:
-    """Ticked in the list, previewed, confirmed."""
-    headers = fail_in_doubt(client)
-    make_key("other")
-    admin.goto(f"{LIST_PAGE}?state=attention")
-    admin.check("[name=_selected_action]")
-    admin.select_option("[name=action]", "answer_selected")
-    admin.click("[name=index]")
-    admin.wait_for_selector("text=1 key has a call in doubt.")
-    admin.fill("[name=status]", "410")
-    admin.fill("[name=body]", '{"detail": "cancelled"}')
-    admin.fill("[name=reason]", "T-7")
-    admin.click("input[value=Preview]")
-    admin.wait_for_selector(".idempotency-preview")
-    admin.click("input[value='Answer by hand']")
-    admin.wait_for_selector(".messagelist .success")
-    assert client.post("/pay/hold", headers=headers).json() == {"detail": "cancelled"}
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_scrolls_sideways(admin: Any, client: Any, width: int) -> None:
     """At 1280 pixels with Django's sidebar open, and on a phone."""

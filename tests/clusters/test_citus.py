@@ -111,12 +111,6 @@ def test_fifty_duplicates_over_three_nodes(cluster: Cluster, in_threads: Any) ->
         assert [told(post(f"acme-{node}", f"fifty-{key}")) for node in NODES] == [(201, "true")] * 3
 
 
-def test_tenants_with_one_key_share_nothing(cluster: Cluster, key: str) -> None:
-    """Each has the key in a schema of its own."""
-    assert [told(post(f"{tenant}-worker1", key)) for tenant in TENANTS] == [(201, "false")] * 2
-    assert [told(post(f"{tenant}-worker2", key)) for tenant in TENANTS] == [(201, "true")] * 2
-
-
 @pytest.mark.parametrize("node", NODES)
 def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str, in_threads: Any, node: str) -> None:
     """For at most `wait`. A duplicate that waits long enough gets the response."""
@@ -139,37 +133,6 @@ def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str,
 
     answers = in_threads(3, request)
     assert [told(answer) for answer in answers] == [(201, "false"), (409, "false"), (201, "true")]
-
-
-def test_the_view_after_a_wait_has_the_projects_settings(cluster: Cluster, key: str, in_threads: Any) -> None:
-    """The time-out of the wait is not sent to the other nodes any more. The first request fails, so the second runs."""
-    running, seen = Event(), []
-
-    def fail() -> None:
-        running.set()
-        eventually("the duplicate to wait", lambda: cluster.nodes[cluster.node_of("acme")].execute(WAITING))
-        raise ZeroDivisionError
-
-    def look() -> None:
-        with connections["acme-worker1"].cursor() as cursor:
-            cursor.execute("SELECT current_setting('lock_timeout'), current_setting('citus.propagate_set_commands')")
-            seen.append(cursor.fetchone())
-            cursor.execute("SELECT current_setting('lock_timeout') FROM shopapp_order LIMIT 1")
-            seen.append(cursor.fetchone())
-
-    def request(number: int) -> Any:
-        if number == 0:
-            with pytest.raises(ZeroDivisionError):
-                post("acme-worker2", key, fail)
-            return None
-        assert running.wait(DEADLINE)
-        return told(post("acme-worker1", key, look, wait=DEADLINE))
-
-    assert in_threads(2, request)[1] == (201, "false")
-    assert seen == [("0", "none"), ("0",)]
-
-
-WAITING = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND mode = 'ExclusiveLock'"
 
 
 class Clients:

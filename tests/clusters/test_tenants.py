@@ -98,12 +98,6 @@ def test_tenants_with_one_key_share_nothing(server: str, key: str) -> None:
     assert sql(f"SELECT count(*) FROM public.{TABLE}") == [(0,)]
 
 
-def test_a_host_that_is_written_in_another_way_is_the_same_tenant(server: str, key: str) -> None:
-    """The scope holds the tenant's id, and not the host."""
-    first, again = order(server, "acme", key), order(server, "www.acme", key, ":8443")
-    assert (first.status_code, again.content, again.headers["Idempotency-Replayed"]) == (201, first.content, "true")
-
-
 def test_a_view_may_visit_another_tenant(server: str, key: str) -> None:
     """django-tenants switches back when the next cursor is opened. So the completion opens one."""
     first, again = (order(server, "acme", key, **{"X-Visit": "globex"}) for _ in range(2))

@@ -186,18 +186,6 @@ def check_then_act(request: HttpRequest) -> HttpResponse:
     return JsonResponse(body, status=201, headers={"Idempotency-Replayed": str(replayed).lower()})
 
 
-def check_then_fail(request: HttpRequest) -> HttpResponse:
-    """The same with a unique key, which makes the others fail instead of wait."""
-    key = request.headers.get("Idempotency-Key")
-    if key is None:
-        return HttpResponse("no key", status=400)
-    kept = Ledger.objects.filter(entry=key).first()
-    HOOKS["between"]()
-    if kept is None:
-        Ledger.objects.create(entry=key)
-    return HttpResponse(status=201, headers={"Idempotency-Replayed": str(kept is not None).lower()})
-
-
 def works_anyway(request: HttpRequest) -> HttpResponse:
     """Does something for each duplicate, outside of what is protected."""
     response = good(request)
@@ -211,24 +199,6 @@ def works_without_a_key(request: HttpRequest) -> HttpResponse:
     if "Idempotency-Key" not in request.headers:
         order(request)
     return good(request)
-
-
-def busy_at_once(request: HttpRequest) -> HttpResponse:
-    """Sends everybody away who is not alone."""
-    return HttpResponse(status=503, headers={"Retry-After": "1"}) if HOOKS["between"]() else good(request)
-
-
-@idempotent(record=lambda response: current_thread() is main_thread())
-def kept_alone(request: HttpRequest) -> HttpResponse:
-    HOOKS["inside"]()
-    return order(request)
-
-
-def forgets(request: HttpRequest) -> HttpResponse:
-    """Keeps its answer only as long as requests come one by one."""
-    response = kept_alone(request)
-    HOOKS["afterwards"]()
-    return response
 
 
 VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]

@@ -76,22 +76,10 @@ def test_files_are_sent_whole_every_time(client: Client, file: Any, content_type
     assert response.json()["file"][1:] == [content_type, 3]
 
 
-def test_a_project_that_wants_quoted_keys(client: Client) -> None:
-    """The form of the draft is sent."""
-    with override_settings(IDEMPOTENCY={"REQUIRE_QUOTED_KEY": True}):
-        assert_idempotent(client, "/good", DATA, creates=Order)
-
-
 def test_each_retry_carries_the_first_requests_cookies(client: Client) -> None:
     """The answer that set a session was lost."""
     assert_idempotent(client, "/visitor", DATA, creates=Order)
     assert not client.cookies
-
-
-def test_another_body_can_be_given_or_left_out(client: Client) -> None:
-    """changed= is the body, None no body at all."""
-    assert_idempotent(client, "/amounts", DATA, changed={**DATA, "amount": 2}, creates=Order)
-    assert_idempotent(client, "/anything_goes", DATA, changed=None, creates=Order)
 
 
 def signature(body: bytes, key: str) -> dict[str, str]:
@@ -133,24 +121,3 @@ class TestSigned:
             for data, with_key in (({"item": "a book"}, None), ('{"item": 1}', lambda key: {}), (None, lambda key: {})):
                 assert_idempotent(client, "/standard", data, with_key=with_key, sign=sign, creates=Order)
         assert Order.objects.count() == 3
-
-    def test_a_wrong_signature_is_shown(self, client: Client) -> None:
-        """The endpoint's own refusal."""
-        with pytest.raises(AssertionError, match="the first request was answered with 401"):
-            assert_idempotent(client, "/by_event", with_key=event, sign=lambda body, key: {}, creates=Order)
-
-    def test_a_whole_body_leaves_no_place_for_data(self, client: Client) -> None:
-        """Nothing is sent."""
-        with pytest.raises(TypeError, match=r"with_key= gives the whole body, so leave data out\. It is \{'a': 1\}"):
-            assert_idempotent(client, "/by_event", {"a": 1}, with_key=event)
-
-    def test_a_body_that_is_no_json(self, client: Client) -> None:
-        """Text that holds the key stays as it is, so another body must be given."""
-        assert_idempotent(
-            client,
-            "/by_event",
-            with_key=lambda key: f"the first event: {key}".encode(),
-            changed=lambda key: f"another event: {key}".encode(),
-            sign=signature,
-            content_type="text/plain",
-        )
