@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, connections
+from django.db import connection, connections
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
@@ -163,30 +163,6 @@ class TestMoving:
         assert references("north") == []
         assert not IdempotencyKey.objects.using("north").exists()
         assert not IdempotencyStep.objects.using("north").exists()
-
-    def test_a_move_that_broke_off_is_repeated(
-        self, shop: Any, moving: Any, servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The copy has committed, and the original was not deleted yet: the original counts."""
-        order(ACME)
-
-        delete = moving.delete
-
-        def breaks(tenant: str, name: str) -> None:
-            if name == "north":
-                raise OperationalError("the connection was cut")
-            delete(tenant, name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(moving, "delete", breaks)
-            with pytest.raises(OperationalError):
-                moving.move("acme", source="north", target="south")
-        assert references("south") == ["acme"]
-        order(ACME, "two")
-        moving.move("acme", source="north", target="south")
-        shop.shards.SHARDS["acme"] = "south"
-        assert [told(order(ACME, key)) for key in ("one", "two")] == [(201, "true")] * 2
-        assert (references("north"), references("south")) == ([], ["acme", "acme"])
 
     def test_a_tenant_that_is_at_work_does_not_move(self, shop: Any, moving: Any) -> None:
         """A worker that runs on would end on the old shard, where its row is gone."""

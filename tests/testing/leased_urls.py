@@ -160,6 +160,19 @@ def fails_later(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"first": True} if operation.attempt == 1 else {"again": True})
 
 
+@idempotent(lease=LEASE)
+def differs(request: HttpRequest) -> HttpResponse:
+    """Takes other steps with each request."""
+    for number in range(2 - next(COUNTER)):
+        get_operation(request).write(f"order {number}", Order.objects.create)
+    return HttpResponse()
+
+
+@idempotent(lease=LEASE)
+def refuses_later(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=400 if next(COUNTER) else 200)
+
+
 def _place(operation: Any) -> dict[str, Any]:
     charged = operation.call("charge", charge, operation.derive_key("charge"))
     return {"order": operation.write("order", Order.objects.create, reference=charged["id"]).pk}

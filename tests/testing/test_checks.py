@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connections
 from django.test import AsyncClient, Client, override_settings
 
 from django_idempotency.models import IdempotencyKey
@@ -29,6 +30,14 @@ class TestRefused:
         with pytest.raises(RuntimeError, match=r"Use django\.test\.TransactionTestCase, or @pytest\.mark\.django_db"):
             assert_idempotent(client, "/good", DATA, transaction=True)
         assert not Order.objects.exists()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_in_memory_sqlite(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its threads would not really run at once."""
+        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+        monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
+        with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
+            assert_idempotent(client, "/good", DATA, transaction=True)
 
 
 class TestGoodEndpoints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Barrier, Event, Semaphore, current_thread, main_thread
+from threading import Barrier, Semaphore, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -82,10 +82,14 @@ class TestAtOnce:
         message = fails("/works_anyway", "executed twice at once", transaction=True, duplicates=DUPLICATES)
         assert f"It created {DUPLICATES} more Order rows." in message
 
-    @pytest.mark.only_on("postgresql")
-    def test_the_winner_is_not_kept(self, fails: Callable[..., str]) -> None:
-        """One has run, the other was told to wait, and the retry runs again."""
-        told = Event()
-        endpoint_urls.HOOKS["inside"] = only_at_once(lambda: told.wait(30))
-        endpoint_urls.HOOKS["afterwards"] = only_at_once(told.set)
-        fails("/forgets", "no replay after duplicates sent together.", transaction=True, duplicates=2)
+    @pytest.mark.parametrize(
+        ("status", "headline"),
+        [
+            (409, "none of 4 duplicates sent together has done the work."),
+            (500, "4 of 4 duplicates sent together were answered with 500."),
+        ],
+    )
+    def test_nobody_gets_through(self, fails: Callable[..., str], status: int, headline: str) -> None:
+        """All are sent away."""
+        endpoint_urls.HOOKS["between"] = only_at_once(lambda: status)
+        fails("/sent_away", headline, transaction=True, duplicates=DUPLICATES)

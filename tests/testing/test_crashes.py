@@ -180,6 +180,17 @@ class TestBrokenViews:
         """An exception, another status, another kind of body."""
         assert headline.replace("after write", "before write") in fails(f"/fails_later{query}")
 
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("/differs", "a request under a new key never came to this point: before write 'order 0'."),
+            ("/refuses_later", "the same request under another key got 400"),
+        ],
+    )
+    def test_another_end_of_each_request(self, fails: Callable[..., str], path: str, message: str) -> None:
+        """Then there is nothing to compare with, or a boundary is never reached."""
+        assert message in fails(path, creates=None)
+
     def test_an_atomic_view_has_no_steps(self, crashes: Callable[..., Any]) -> None:
         """There is nothing to stop."""
         with pytest.raises(RuntimeError, match=r"found no step to stop at.*it is one transaction"):

@@ -55,6 +55,8 @@ def test_without_arguments_it_makes_a_new_key_each_time() -> None:
     assert {(row.scope, row.operation, row.status, row.attempt, row.policy) for row in rows} == {
         ("anonymous", "POST orders/", "completed", 1, None)
     }
+    with pytest.raises(ValueError, match=f"A row with the key '{rows[0].key}' exists: a request with it gets Complete"):
+        create_key(rows[0].key, using="other")
     assert abs((rows[0].expires_at - rows[0].created_at).total_seconds() - 60) < 0.1
 
 
