@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
@@ -55,29 +55,6 @@ def detail(row: IdempotencyKey) -> str:
 
 
 HOUR = timedelta(hours=1)
-
-
-def fill(times: list[datetime], using: str = "default", **fields: Any) -> list[IdempotencyKey]:
-    """Completed keys created at these times, in this order."""
-    start = IdempotencyKey.objects.using(using).count()
-    return IdempotencyKey.objects.using(using).bulk_create(
-        IdempotencyKey(
-            **{
-                "key_hash": number,
-                "scope_hash": number,
-                "scope": "s",
-                "operation": "o",
-                "key": f"k{number}",
-                "status": "completed",
-                "status_code": 201,
-                "created_at": created_at,
-                "updated_at": created_at,
-                "expires_at": created_at + 24 * HOUR,
-                **fields,
-            }
-        )
-        for number, created_at in enumerate(times, start)
-    )
 
 
 def step(row: IdempotencyKey, *, finished: bool = False) -> None:

@@ -46,17 +46,6 @@ class TestWho:
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
         assert [address(in_doubt, decision) in page for decision in DECISIONS] == [False, True, True]
 
-    @pytest.mark.parametrize("decision", DECISIONS)
-    @pytest.mark.parametrize("permissions", [(VIEW,), (RESOLVE,), ()])
-    def test_a_page_needs_both_permissions(
-        self, in_doubt: IdempotencyKey, decision: str, permissions: tuple[str, ...]
-    ) -> None:
-        """403, and nothing is changed."""
-        client = staff(*permissions)
-        assert client.get(address(in_doubt, decision)).status_code == 403
-        decide(client, in_doubt, decision)
-        assert (row().decisions, IdempotencyStep.objects.get().finished_at) == (None, None)
-
     @pytest.mark.parametrize("action", ["answer_selected", "release_selected"])
     def test_an_action_needs_the_permission(self, keys: list[IdempotencyKey], action: str) -> None:
         """Without it, there are no actions, and a forged form does nothing."""

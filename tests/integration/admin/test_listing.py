@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_idempotency.admin import overview as limits
 from django_idempotency.admin.overview import Number, overview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import HOUR, LIST, fill, make_key, staff, step
+from tests.admin_pages import HOUR, LIST, make_key, staff, step
 
 pytestmark = pytest.mark.django_db
 VIEW = "view_idempotencykey"
@@ -138,7 +138,8 @@ class TestStates:
 @pytest.mark.parametrize(("status", "extra"), [("completed", 0), ("failed", 2)])
 def test_badges_cost_two_queries_for_a_whole_page(admin_client: Client, status: str, extra: int) -> None:
     """The clock and the steps. None, if all keys are completed."""
-    fill([timezone.now()] * 5, status=status)
+    for number in range(5):
+        make_key(f"k-{number}", status=status)
     with CaptureQueriesContext(connection) as queries:
         admin_client.get(reverse(LIST), {"p": "1"})
     clocks = ("SELECT statement_timestamp", "SELECT UTC_TIMESTAMP", "SELECT strftime", "idempotencystep")
