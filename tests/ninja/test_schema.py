@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
 pytest.importorskip("ninja")
 
@@ -120,12 +119,3 @@ def test_the_mixin_serves_a_projects_own_class(key: str) -> None:
     api = routed(ShopAPI(urls_namespace=key))
     assert headers(operation(api)) == [(HEADER, True)]
     assert schema(api)["x-shop"] == 1
-
-
-def test_the_page_of_the_schema_has_it(client: Any) -> None:
-    """Django Ninja finds the prefix of the API by itself."""
-    from tests.ninja import schema_urls
-
-    with override_settings(ROOT_URLCONF=schema_urls):
-        found = client.get("/shop/openapi.json").json()
-    assert headers(found["paths"]["/shop/orders"]["post"]) == [(HEADER, True)]

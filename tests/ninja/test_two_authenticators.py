@@ -56,7 +56,6 @@ def whose(request: Any) -> str:
 api = NinjaAPI(urls_namespace="two", docs_url=None, openapi_url=None)
 api.post("/two", auth=[django_auth, User(), Partner()], operation_id="two")(idempotent_operation(order()))
 api.post("/text", auth=[django_auth, User()], operation_id="text")(idempotent_operation(order()))
-api.post("/one", auth=[User()], operation_id="one")(idempotent_operation(order()))
 api.post("/scoped", auth=[User(), Partner()], operation_id="scoped")(idempotent_operation(scope=whose)(order()))
 urlpatterns = [path("", api.urls)]
 USER, PARTNER = {"Authorization": "Bearer 17"}, {"X-Partner": "17"}
@@ -81,12 +80,6 @@ def test_a_model_instance_does(client: Client, key: str) -> None:
     answers = [client.post("/two", headers={"Idempotency-Key": key}) for _ in range(2)]
     assert [replayed(answer) for answer in answers] == ["false", "true"]
     assert IdempotencyKey.objects.get().scope == f"user:auth.User:{user.pk}"
-
-
-def test_one_authenticator_may_return_a_text(client: Client, key: str) -> None:
-    """Also in a list."""
-    answers = [client.post("/one", headers={"Idempotency-Key": key, **USER}) for _ in range(2)]
-    assert [replayed(answer) for answer in answers] == ["false", "true"]
 
 
 def test_a_text_beside_a_session_tells_who_gave_it(client: Client, key: str) -> None:
