@@ -169,8 +169,7 @@ class TestCallers:
 
 
 @pytest.mark.parametrize(
-    ("path", "statuses", "ttl"),
-    [("api", [200, 200], 30), ("router/inherits", [200, 200], 60), ("router/own", [200, 409], 60)],
+    ("path", "second", "ttl"), [("api", 200, 30), ("router/inherits", 200, 60), ("router/own", 409, 60)]
 )
 def test_the_nearest_options_count(post: Post, path: str, second: int, ttl: int) -> None:
     """Of the operation (`store_body`), then of the router, then of the API."""
