@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest, django_db_setup: None, django_db_bloc
         try:
             manage("migrate_schemas", "--verbosity", "0")
             manage("shell", "--verbosity", "0", "--command", MAKE_TENANTS)
-            application = "tests.clusters.tenants.wsgi"
+            application = "django.core.wsgi:get_wsgi_application()"
             with gunicorn("--threads", "12", application=application, **ENVIRONMENT, **request.param) as url:
                 yield url
         finally:

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from ninja import File, Form, NinjaAPI, Router, Schema, UploadedFile
 from ninja.errors import HttpError, ValidationError
-from ninja.security import APIKeyHeader, HttpBearer
+from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
 from django_idempotency import Idempotency
 from django_idempotency.ninja import idempotent_operation
@@ -179,6 +179,8 @@ class Key(APIKeyHeader):
 
 api.post("/token", auth=Token(), operation_id="token")(idempotent_operation(maker()))
 api.post("/key", auth=Key(), operation_id="key")(idempotent_operation(maker()))
+api.post("/text", auth=[django_auth, Token()], operation_id="text")(idempotent_operation(maker()))
+api.post("/two", auth=[django_auth, Token(), Key()], operation_id="two")(idempotent_operation(maker()))
 
 
 # Routers: their options and the API's.

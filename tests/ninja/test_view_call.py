@@ -15,6 +15,7 @@ pytest.importorskip("ninja")
 
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
+from tests.factories import UserFactory
 from tests.http import replayed, same
 from tests.ninja import api_urls
 from tests.shopapp.models import Order
@@ -166,6 +167,35 @@ class TestCallers:
         """As in a plain view."""
         send("anonymous")
         assert IdempotencyKey.objects.get().scope.startswith("authorization:")
+
+
+class TestTwoAuthenticators:
+    @pytest.mark.parametrize("caller", [{"Authorization": "Bearer 17"}, {"X-Shop-Key": "17"}])
+    def test_a_text_does_not_tell_which_of_them_gave_it(self, client: Client, key: str, caller: dict[str, str]) -> None:
+        """Refused before the operation runs, with the ways out. One caller would read the other's response."""
+        with pytest.raises(IdempotencyConfigurationError) as refused:
+            client.post("/two", headers={"Idempotency-Key": key, **caller})
+        assert str(refused.value) == (
+            "request.auth is a str, which does not tell which of the 2 authenticators of this operation gave it. "
+            "Return a model instance from each authenticator, or pass scope=callable(request)."
+        )
+        assert not Order.objects.exists()
+
+    def test_a_model_instance_does(self, client: Client, key: str) -> None:
+        """The class is a part of its scope."""
+        user = UserFactory()
+        client.force_login(user)
+        answers = [client.post("/two", headers={"Idempotency-Key": key}) for _ in range(2)]
+        assert [replayed(answer) for answer in answers] == ["false", "true"]
+        assert IdempotencyKey.objects.get().scope == f"user:auth.User:{user.pk}"
+
+    def test_a_text_beside_a_session_tells_who_gave_it(self, client: Client, key: str) -> None:
+        """Django Ninja's own authenticators of sessions return a user, never a text."""
+        headers = {"Idempotency-Key": key, "Authorization": "Bearer 17"}
+        answers = [client.post("/text", headers=headers) for _ in range(2)]
+        client.force_login(UserFactory())
+        answers.append(client.post("/text", headers={"Idempotency-Key": key}))
+        assert [replayed(answer) for answer in answers] == ["false", "true", "false"]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
-from django.test import Client
+from django.core.checks import Error
+from django.test import Client, override_settings
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -16,8 +19,10 @@ pytest.importorskip("rest_framework")
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.checks import check_urls
 from django_idempotency.endpoints.listing import declarations_of
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
@@ -213,3 +218,26 @@ def test_options_fall_through_the_classes() -> None:
     assert Off().get_idempotency_options() is None
     view = On()
     assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (200, 0)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (
+            {"idempotency_actions": {"create": None, "craete": None}},
+            ".idempotency_actions names 'craete', but the class has no such method. "
+            "Correct the name, or remove the entry.",
+        ),
+        (
+            {"idempotency_options": {"ttl": 60}},
+            " has the attribute idempotency_options, which has no effect. Call the attribute idempotency.",
+        ),
+    ],
+)
+def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
+    """An error, with the name to correct."""
+    wrong: Any = type("Wrong", (IdempotencyMixin, ViewSet), {"create": lambda self, request: None, **attributes})
+    urls: Any = ModuleType("urls_of_this_test")
+    urls.urlpatterns = [path("orders", wrong.as_view({"post": "create"}))]
+    with override_settings(ROOT_URLCONF=urls):
+        assert check_urls(None) == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,7 @@ pytest.importorskip("drf_spectacular")
 from django.core.checks import Warning
 from django.http import HttpRequest
 from django.test import modify_settings
-from django.urls import clear_url_caches, path
+from django.urls import path
 from drf_spectacular.openapi import AutoSchema as PlainSchema
 from drf_spectacular.utils import extend_schema
 from rest_framework.decorators import api_view
@@ -50,15 +49,12 @@ class Combined(Plain):
 
 
 @pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Any:
+def warned(settings: Any) -> Any:
     """The messages of the check for these views."""
 
     def run(*views: Any) -> list[Any]:
-        module: Any = ModuleType("checked_urls")
-        module.urlpatterns = [path(str(number), view) for number, view in enumerate(views)]
-        monkeypatch.setitem(sys.modules, "checked_urls", module)
-        clear_url_caches()
-        settings.ROOT_URLCONF = "checked_urls"
+        settings.ROOT_URLCONF = ModuleType("checked_urls")
+        settings.ROOT_URLCONF.urlpatterns = [path(str(number), view) for number, view in enumerate(views)]
         return check_openapi(None)
 
     return run
