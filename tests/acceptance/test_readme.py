@@ -3,20 +3,15 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.test import Client, override_settings
-from django.urls import clear_url_caches, include, path
-from django.views.decorators.http import require_POST
+from django.urls import include, path
 
 from django_idempotency import idempotent
-from django_idempotency.engine.conf import Idempotency, get_settings
-from django_idempotency.maintenance.erasure import Forgotten
-from django_idempotency.testing import create_key, scope_of_user
-from tests.acceptance.pages import PAGES, ROOT, blocks
+from tests.acceptance.pages import ROOT
 from tests.shopapp import models
 
 needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
@@ -134,41 +129,6 @@ def test_a_mutation_of_graphql_runs_once(run, serve, client, monkeypatch):
     assert send("{ orders }").json() == {"data": {"orders": 1}}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/options.md", "docs/rollout.md"])
-def test_the_settings_are_accepted(page, run):
-    """The `IDEMPOTENCY` dict of the page is one that the package reads."""
-    with override_settings(IDEMPOTENCY=run(page, "settings.py", INSTALLED_APPS=[]).IDEMPOTENCY):
-        assert isinstance(get_settings().options, Idempotency)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_task_cleans_up(run):
-    """The function for a task queue runs, here on an empty table."""
-    assert run("docs/operations.md", "shop/tasks.py").nightly() == 0
-
-
-def test_the_ninja_api_shows_the_key(run):
-    """In its own schema."""
-    pytest.importorskip("ninja")
-    from django_idempotency.ninja import idempotent_operation
-
-    api = run("docs/ninja.md", "shop/shop_api.py").api
-    api.post("/orders")(idempotent_operation(lambda request: None))
-    assert "'name': 'Idempotency-Key'" in str(api.get_openapi_schema(path_prefix=""))
-
-
-def test_both_schema_classes_show_the_key(run, settings):
-    """The class of the setting, and the project's own."""
-    pytest.importorskip("drf_spectacular")
-    from rest_framework.views import APIView
-
-    from django_idempotency.rest_framework.schema import AutoSchema, IdempotencySchemaMixin
-
-    settings.REST_FRAMEWORK = run("docs/drf.md", "settings.py").REST_FRAMEWORK
-    assert isinstance(APIView.schema, AutoSchema)
-    assert issubclass(run("docs/drf.md", "shop/schema.py").ShopSchema, IdempotencySchemaMixin)
-
-
 @pytest.mark.django_db
 def test_the_leased_example_charges_once(run, serve, client, gateway):
     """Posted twice under one key: one charge, one order with it."""
@@ -211,15 +171,6 @@ def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, 
     assert pay() == status
 
 
-def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
-    """It fails with another view beside the protected one."""
-    view = run("README.md", "shop/views.py").create_order
-    clear_url_caches()
-    serve(path("orders/", view), path("plain/", require_POST(view.__wrapped__.__wrapped__.__wrapped__)))
-    with pytest.raises(AssertionError):
-        run("docs/endpoints.md", "shop/tests.py").test_every_post_is_protected()
-
-
 @pytest.mark.django_db
 def test_the_events_are_handled_once(run):
     """The same event twice, and a loop that was killed before it acknowledged."""
@@ -235,38 +186,3 @@ def test_the_events_are_handled_once(run):
     events.consume([event, {**event, "amount": 2}], acknowledged.append, dead.append)
     assert (acknowledged, dead) == ([event], [{**event, "amount": 2}])
     assert models.Order.objects.count() == 2
-
-
-@pytest.mark.django_db
-def test_keys_are_forgotten(run, django_user_model):
-    """One key of a user, then all of them."""
-    privacy = run("docs/operations.md", "shop/privacy.py")
-    user = django_user_model.objects.create_user("ann")
-    for key in ("one", "two"):
-        create_key(key, scope=scope_of_user(user))
-    assert privacy.let_run_again(user, "one") == Forgotten(deleted=1, kept=0)
-    assert privacy.erase(user) == Forgotten(deleted=1, kept=0)
-
-
-def test_every_python_block_is_executed_by_a_test():
-    """Some module here names the page and the block."""
-    tests = [module.read_text() for module in (ROOT / "tests/acceptance").glob("test_*.py")]
-    for page in PAGES:
-        for name in blocks(page) if page != "docs/tutorial.md" else ():  # test_tutorial.py types all of it
-            short = name.removeprefix("after/").removesuffix(".py")
-            assert any(page in text and (f'"{name}"' in text or f'"{short}"' in text) for text in tests), (page, name)
-
-
-@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
-def test_links_between_pages_lead_somewhere(page):
-    """Relative links name a file that exists, and a heading in it."""
-    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", (ROOT / page).read_text()):
-        file = (ROOT / page).parent / target if target else ROOT / page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
-
-
-def anchors(page: Path) -> list[str]:
-    """The headings as a code forge and MyST make links of them."""
-    headings = re.findall(r"(?m)^#+ (.*)", page.read_text())
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
