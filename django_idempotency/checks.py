@@ -7,9 +7,9 @@ E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does
 SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of
 keys that Citus does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
-keep from other origins, W004 a database whose times Django does not take for UTC, W005 a schema class that leaves the
-key out of OpenAPI, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing
-indexes or constraints of the tables of keys, W008 columns of keys whose collation may take two texts for one.
+keep from other origins, W004 a database whose times Django does not take for UTC, W006 tables of the project's models
+that MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008
+columns of keys whose collation may take two texts for one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from django.db import connections, router
 from .endpoints.listing import declarations_of, misplaced
 from .endpoints.routes import routes
 from .engine.conf import Idempotency, get_settings, resolve
-from .engine.declare.callables import dotted_name, unwrapped
-from .engine.declare.placement import is_drf_view
+from .engine.declare.callables import dotted_name
 from .engine.execution.status_url import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
@@ -43,7 +42,6 @@ def register() -> None:
     register_check(check_settings, "django_idempotency")
     register_check(check_cors, Tags.security)
     register_check(check_urls, Tags.urls)
-    register_check(check_openapi, Tags.urls)
     register_check(check_databases, Tags.database)
 
 
@@ -155,28 +153,6 @@ def _misspelled(view_class: Any) -> Iterator[str]:
                 f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name, or "
                 "remove the entry."
             )
-
-
-@_where_settings_work
-def check_openapi(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Each protected view of the REST framework shows its key in the schema of drf-spectacular."""
-    if not apps.is_installed("drf_spectacular"):
-        return
-    from .rest_framework.schema import undescribed
-
-    found: dict[str, set[str]] = {}
-    for callback in _callbacks():
-        for candidate in unwrapped(callback):
-            if is_drf_view(getattr(candidate, "cls", None)):
-                for view, schema in undescribed(candidate):
-                    found.setdefault(dotted_name(schema), set()).add(view)
-    for schema_name, views in sorted(found.items()):
-        yield Warning(
-            f"the schema class {schema_name} leaves the idempotency key out of OpenAPI, of {', '.join(sorted(views))}.",
-            hint="Set REST_FRAMEWORK['DEFAULT_SCHEMA_CLASS'] = 'django_idempotency.rest_framework.schema.AutoSchema', "
-            "or put IdempotencySchemaMixin of that module in front of the bases of your own schema class.",
-            id="django_idempotency.W005",
-        )
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:

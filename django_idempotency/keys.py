@@ -6,14 +6,16 @@ checked as every key is: 1 to 255 visible ASCII characters, else 400.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from django.utils.functional import Promise
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
-from .engine.request.key import KeyReader
 
 __all__ = [
     "InvalidKey",
@@ -27,6 +29,22 @@ __all__ = [
 
 FORM_FIELD = "idempotency_key"
 """The name of the field that `{% idempotency_key %}` renders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyReader:
+    """A value for the `key` option that knows the name of its place. A plain callable works too.
+
+    Attributes:
+        read: `callable(request) -> str | None`; may raise `InvalidKey`.
+        source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
+    """
+
+    read: Callable[[Any], str | None]
+    source: str | Promise
+
+    def __call__(self, request: Any) -> str | None:
+        return self.read(request)
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:

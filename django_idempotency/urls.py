@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from .engine.request.status_page import status
+from .engine.request.responses import status
 
 app_name = "django_idempotency"
 urlpatterns = [path("status/<str:token>", status, name="status")]

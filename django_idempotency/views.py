@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -13,7 +13,7 @@ from .engine.conf import SAFE_METHODS, Idempotency
 from .engine.declare.class_options import DeclaredOptions
 from .engine.declare.placement import is_drf_view
 from .engine.declare.wrapping import protected_form
-from .engine.request.atomic_requests import as_django_would
+from .engine.request.pipeline import as_django_would
 from .engine.request.view_call import ViewCall
 from .exceptions import IdempotencyConfigurationError
 
@@ -68,11 +68,16 @@ class IdempotencyMixin(DeclaredOptions):
         parent: Any = super()
         options = self._options_for(request)
         if options is None:
-            with self._as_django_would(request):
+            # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.
+            with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         verb = request.method.lower()
+
+        def call_of(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
+            return ViewCall(request=args[0], view=view, args=args, kwargs=kwargs, options=options)
+
         # Set on the instance, which lives for one request. View.dispatch() calls it last.
-        setattr(self, verb, protected_form(getattr(self, verb), _view_call(options)))
+        setattr(self, verb, protected_form(getattr(self, verb), call_of))
         return parent.dispatch(request, *args, **kwargs)
 
     def _options_for(self, request: Any) -> Idempotency | None:
@@ -81,14 +86,3 @@ class IdempotencyMixin(DeclaredOptions):
         if verb.upper() in SAFE_METHODS or not answered:
             return None
         return self.options_for(getattr(self, verb), verb.upper())
-
-    def _as_django_would(self, request: Any) -> AbstractContextManager[Any]:
-        # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.
-        return nullcontext() if self.view_is_async else as_django_would(request)  # type: ignore[attr-defined]
-
-
-def _view_call(options: Idempotency) -> Callable[..., ViewCall]:
-    def call_of(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-        return ViewCall(request=args[0], view=view, args=args, kwargs=kwargs, options=options)
-
-    return call_of

@@ -26,8 +26,6 @@ def adapt(app, docname, content):
     content[0] = content[0].replace("](../", "](path:../")
     if docname == "index":
         content[0] += "".join(toctrees(content[0]))
-    if docname == "comparison":
-        content[0] += "\n```{toctree}\n:hidden:\n\ncomparison/results\n```\n"
 
 
 def toctrees(index):

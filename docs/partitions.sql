@@ -1,5 +1,5 @@
 -- Replace the migrated key table by one with 16 hash partitions. Keyed requests wait until COMMIT.
--- sizing.md says what to know before. tests/integration/stores/test_partitions.py runs this file.
+-- performance.md#size says what to know before. tests/integration/stores/test_partitions.py runs this file.
 BEGIN;
 LOCK TABLE django_idempotency_idempotencykey;
 CREATE TABLE idempotency_partitioned (

@@ -8,10 +8,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Snapshot
 from django_idempotency.models import IdempotencyKey
 
 ODD_BYTES = bytes(range(256)) * 3

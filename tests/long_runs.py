@@ -23,7 +23,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "proof.md"
+PAGE = ROOT / "tests" / "proof.md"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -131,7 +131,7 @@ def main(*arguments: str) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeat for several; default: all")
     parser.add_argument("--short", action="store_true", help="as among the tests: shows that the parts run")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; default: docs/proof.md")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; default: tests/proof.md")
     chosen = parser.parse_args(arguments)
     passed = [run(name, PARTS[name], chosen.page, short=chosen.short) for name in chosen.only or PARTS]
     return 0 if all(passed) else 1

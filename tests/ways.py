@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Snapshot
 from django_idempotency.engine.stores import store_for
 from tests.claims import SNAPSHOT, a_claim
 

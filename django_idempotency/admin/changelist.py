@@ -1,4 +1,4 @@
-"""The list of keys and its filters: never a query over the whole table."""
+"""The list of keys, its filters and its search: never a query over the whole table."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth import get_permission_codename, get_user_model
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.stores.states import ATTENTION, STATES
+from ..engine.conf import get_settings
+from ..engine.stores.states import STATES
+from ..maintenance.erasure import scope_of_user
+from ..maintenance.lookups import find_key, refers_to
 from ..models import IdempotencyKey
 from . import overview
 from .links import show
@@ -42,7 +46,7 @@ class BoundedChangeList(ChangeList):
         Other filters look at the latest keys only. A search is by an index, and needs no such limit.
         """
         found = super().get_queryset(request, exclude_parameters)
-        if self._state in overview.BY_INDEX:
+        if self._state in ("attention", *overview.BY_INDEX):
             ids, _limited = overview.find(self._state, found)
             return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
         return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
@@ -52,8 +56,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         # Above the plain list only: a search, a filter or another page does not wait for the overview.
         self.overview = None if request.GET else overview.overview(self.root_queryset)
-        if self.overview:
-            show(self.overview.oldest, self.model_admin, request)
+        self.attention = overview.attention(self.overview or [])
+        self.runbook = get_settings().runbook_url
 
     @property
     def _state(self) -> str:
@@ -61,7 +65,7 @@ class BoundedChangeList(ChangeList):
 
     @property
     def _oldest_first(self) -> bool:
-        return self._state in ("attention", *(state.name for state in ATTENTION))
+        return self._state in ("attention", *overview.NEEDING)
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -74,9 +78,9 @@ class StateFilter(admin.SimpleListFilter):
         return [("attention", _("needs attention")), *((name, STATES[name].label) for name in SHAPES)]
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
-        if self.value() is None or self.value() in overview.BY_INDEX:
+        if self.value() in (None, "attention", *overview.BY_INDEX):
             return queryset  # found later
-        return queryset.filter(status="completed") if self.value() == "completed" else queryset.none()
+        return queryset.filter(status=self.value()) if self.value() == "completed" else queryset.none()
 
 
 class OperationFilter(admin.SimpleListFilter):
@@ -101,3 +105,29 @@ class OperationFilter(admin.SimpleListFilter):
             return queryset
         # PostgreSQL refuses to look for NUL.
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
+
+
+def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
+    """Return those of the keys that the text names: 2,000 of each kind at most, in the order of an index."""
+    text = term.strip()
+    if not text:
+        return keys
+    named = find_key(text, using=keys.db).order_by("key_hash", "scope_hash")
+    about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
+    parts = [named, about]
+    if scopes := _scopes(text, request):
+        sent = keys.filter(scope__in=scopes)
+        # The index on `scope` does not know which keys are the newest.
+        parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
+    found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
+    return keys.filter(pk__in=found)
+
+
+def _scopes(text: str, request: HttpRequest) -> set[str]:
+    """The scope as the page shows it, or that of the user with this name, for those who may see users."""
+    users = get_user_model()
+    scopes = {text} if ":" in text or text == "anonymous" else set()
+    if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):
+        for user in users._default_manager.filter(**{users.USERNAME_FIELD: text})[:1]:
+            scopes.add(scope_of_user(user))
+    return scopes

@@ -7,6 +7,7 @@ rows: those that this person may decide about, and that are as they were when th
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,8 @@ from ..maintenance.facts import Facts
 from ..maintenance.resolution import resolve_all
 from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
-from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm
-from .links import Shown, may_see_responses, show, shown
-from .story import story_of
+from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
+from .links import Shown, show, shown
 from .timeline import pasteable, results_of, value_text
 
 Keys = QuerySet[IdempotencyKey]
@@ -85,11 +85,6 @@ def _decide_selected(
     return _decide(model_admin, request, decision, list(rows), action=request.POST["action"])
 
 
-def version(row: IdempotencyKey) -> str:
-    """Name a key as it is now: another attempt or decision changes it."""
-    return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
-
-
 def _decide(
     model_admin: Any,
     request: HttpRequest,
@@ -108,15 +103,13 @@ def _decide(
         text = _("There is nothing to decide now: no key is as it was when you opened the page, or none needs it.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
-    steps = list(dict.fromkeys(name for key in keys for name in key.facts.recordable)) if decision is RecordForm else []
-    examples = _examples(model_admin, request, keys[0].row, steps)
+    facts = [key.facts for key in keys]
+    examples = _examples(model_admin, request, keys[0], steps_of(facts) if decision is RecordForm else [])
     form = decision(
         request.POST if "seen" in request.POST else None,
-        about=[version(key.row) for key in keys],
-        steps=steps,
+        keys=facts,
         examples={name: json.loads(value_text(kept)) for name, kept in examples.items()},
         user=request.user,
-        asks=any(key.facts.needs_word(decision.name) for key in keys),
     )
     if form.is_valid() and form.was_previewed:
         _carry_out(model_admin, request, keys, form, asked_for=len(set(seen)))
@@ -126,9 +119,8 @@ def _decide(
         "title": decision.label,
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
-        "decision": decision,
         "keys": [(key, results_of(key)) for key in keys],
-        "story": None if action else story_of(keys[0].facts),
+        "story": None if action else keys[0].story,
         "action": action,
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.facts.in_doubt) for key in keys),
@@ -136,8 +128,6 @@ def _decide(
         "runbook": get_settings().runbook_url,
         "form": form,
         "previewed": form.digest if form.is_valid() else "",
-        "preview": getattr(form, "preview", "") if form.is_valid() else "",
-        "warnings": form.warnings() if form.is_valid() else [],
     }
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
 
@@ -168,34 +158,20 @@ def _carry_out(
         model_admin.message_user(request, text % {"n": refused}, messages.ERROR)
 
 
-def _examples(model_admin: Any, request: HttpRequest, row: IdempotencyKey, steps: list[str]) -> dict[str, str]:
-    """What is kept of a past result of each step, for those who may see results."""
-    if not may_see_responses(request):
-        return {}
-    keys = model_admin.get_queryset(request)
-    found = {name: past_result(keys, row, name) for name in steps}
-    return {name: kept for name, kept in found.items() if kept is not None}
-
-
-def past_result(keys: Keys, row: IdempotencyKey, step: str) -> str | None:
-    """Return what is kept of the newest result of this step under a completed key of the same operation.
-
-    Looks at the latest results only: a range of the primary key, then single rows.
-
-    Args:
-        keys: the keys that this person may see.
-        row: the key that needs the result.
-        step: the name of the step.
-    """
-    steps = IdempotencyStep.objects.using(keys.db)
-    newest = steps.aggregate(newest=Max("pk"))["newest"] or 0
-    same_name = steps.filter(pk__gt=newest - overview.FILTERED, name=step).exclude(result=None).exclude(key=row)
-    ids = dict(same_name.order_by("-pk").values_list("pk", "key_id")[:EXAMPLES])
-    done = keys.filter(pk__in=set(ids.values()), operation=row.operation, status=IdempotencyKey.Status.COMPLETED)
-    owners = {owner.pk: owner for owner in done}
-    pk = next((pk for pk, owner in ids.items() if owner in owners), None)
-    try:
-        kept = None if pk is None else unseal(owners[ids[pk]], "result", steps.get(pk=pk).result, step)
-        return kept and value_text(kept) and kept
-    except (NotDecryptable, ValueError):
-        return None
+def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
+    """What is kept of a past result of each step, for those who may see results: the newest under a completed key of
+    the same operation. Looks at the latest results only: a range of the primary key, then single rows."""
+    done = IdempotencyKey.Status.COMPLETED
+    stored = IdempotencyStep.objects.using(key.row._state.db)
+    newest = stored.aggregate(newest=Max("pk"))["newest"] or 0
+    found = {}
+    for name in steps if key.secrets else ():
+        results = stored.filter(pk__gt=newest - overview.FILTERED, name=name).exclude(result=None)
+        latest = dict(results.order_by("-pk").values_list("key_id", "pk")[:EXAMPLES])
+        keys = model_admin.get_queryset(request).filter(pk__in=latest, operation=key.row.operation, status=done)
+        owner = keys.order_by("-pk").first()
+        with suppress(NotDecryptable, ValueError):
+            kept = owner and unseal(owner, "result", stored.get(pk=latest[owner.pk]).result, name)
+            if kept and value_text(kept):
+                found[name] = kept
+    return found

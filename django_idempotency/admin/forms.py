@@ -15,16 +15,24 @@ from django.utils.translation import gettext_lazy as _
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
+from ..models import IdempotencyKey
 from .texts import as_utf8, encodable, readable_json
 
-CONTENT_TYPES = (
-    ("application/json", "JSON"),
-    ("application/problem+json", "JSON (RFC 9457)"),
-    ("text/plain; charset=utf-8", _("plain text")),
-)
+CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
 """Nothing that a browser runs: the answer goes out in the name of the site."""
+LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 """A function of `maintenance.resolution`, what it needs beside the key, and what was done in words."""
+
+
+def version(row: IdempotencyKey) -> str:
+    """Name a key as it is now: another attempt or decision changes it."""
+    return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
+
+
+def steps_of(keys: list[Facts]) -> list[str]:
+    """Return the names of the steps that a result may be recorded for."""
+    return list(dict.fromkeys(name for key in keys for name in key.recordable))
 
 
 class DecisionForm(forms.Form):
@@ -40,11 +48,9 @@ class DecisionForm(forms.Form):
         previewed_fields: what a preview shows. Empty: there is no preview.
 
     Args:
-        about: names these keys as the operator sees them: see `decisions.version`.
-        steps: the names of the steps that a result may be recorded for.
+        keys: as the operator sees them.
         examples: a past result of each step, as its value.
         user: who decides.
-        asks: whether the operator has to say what was found outside.
     """
 
     name: str
@@ -67,18 +73,17 @@ class DecisionForm(forms.Form):
     # What the operator has seen in the preview.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
-    def __init__(
-        self, data: Any, *, about: list[str], steps: list[str], examples: Mapping[str, Any], user: Any, asks: bool
-    ) -> None:
+    field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
+
+    def __init__(self, data: Any, *, keys: list[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
-        self.about, self.examples, self.user = about, examples, user
-        self.fields["seen"].initial = " ".join(about)
+        self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
+        self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
-        if not asks:
+        if not any(key.needs_word(self.name) for key in keys):
             del self.fields["confirmed"]
-        self.order_fields([*(name for name in self.fields if name not in ("confirmed", "reason")), "confirmed"])
         if "step" in self.fields:
-            self.fields["step"].choices = [(name, name) for name in steps]  # type: ignore[attr-defined]
+            self.fields["step"].choices = [(name, name) for name in steps_of(keys)]  # type: ignore[attr-defined]
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
@@ -98,10 +103,6 @@ class DecisionForm(forms.Form):
 
     def decision(self) -> Decide:
         raise NotImplementedError
-
-    def warnings(self) -> list[str]:
-        """What is odd about what was entered. Ask a valid form only."""
-        return []
 
 
 class ReleaseForm(DecisionForm):
@@ -135,7 +136,7 @@ class RecordForm(DecisionForm):
     step = forms.ChoiceField(label=_("call"))
     result = forms.CharField(
         label=_("result"),
-        widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
+        widget=forms.Textarea(attrs=LONG_TEXT),
         help_text=_("The return value of the call, as JSON. Look it up in the records of the called service."),
     )
 
@@ -145,24 +146,14 @@ class RecordForm(DecisionForm):
             return
         try:
             value = self.cleaned_data["result"] = json_value(self.cleaned_data["result"])
-            value = result_of(value, envelope=is_envelope(self._past()), allowed=self._may_see)
-            self.cleaned_data["value"] = value
+            past = self.examples.get(self.cleaned_data.get("step", ""))
+            self.cleaned_data["value"] = result_of(value, envelope=is_envelope(past), allowed=self._may_see)
         except ValueError as error:
             self.add_error("result", encodable(str(error)))
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
         return facts.idle and bool(facts.recordable)
-
-    def warnings(self) -> list[str]:
-        past, value = self._past(), self.cleaned_data["result"]
-        if past is None:
-            return []
-        if type(past) is not type(value):
-            return [gettext("The example is of another type. The view may fail with this result.")]
-        if isinstance(past, dict) and (missing := [str(name) for name in past if name not in value]):
-            return [gettext("The example also has these names: %(names)s.") % {"names": encodable(", ".join(missing))}]
-        return []
 
     @property
     def preview(self) -> str:
@@ -172,9 +163,6 @@ class RecordForm(DecisionForm):
         step = self.cleaned_data["step"]
         done = gettext("Recorded the outcome of the call “%(step)s”.") % {"step": step}
         return record_outcome, (step, self.cleaned_data["value"]), done
-
-    def _past(self) -> Any:
-        return self.examples.get(self.cleaned_data.get("step", ""))
 
     def _may_see(self, model: Any) -> bool:
         """Without it, the form would tell which primary keys of any model exist."""
@@ -202,12 +190,12 @@ class AnswerForm(DecisionForm):
         max_value=499,
         help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
     )
-    content_type = forms.ChoiceField(label=_("content type"), choices=CONTENT_TYPES)
+    content_type = forms.ChoiceField(label=_("content type"), choices=[(type_, type_) for type_ in CONTENT_TYPES])
     body = forms.CharField(
         label=_("body"),
         required=False,
         strip=False,
-        widget=forms.Textarea(attrs={"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}),
+        widget=forms.Textarea(attrs=LONG_TEXT),
     )
 
     def clean(self) -> None:
@@ -226,11 +214,8 @@ class AnswerForm(DecisionForm):
 
     def decision(self) -> Decide:
         data = self.cleaned_data
-        return (
-            close_with,
-            (data["answer"],),
-            gettext("Answered by hand with status %(status)s.") % {"status": data["status"]},
-        )
+        done = gettext("Answered by hand with status %(status)s.") % {"status": data["status"]}
+        return close_with, (data["answer"],), done
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -17,14 +17,11 @@ from django.utils.translation import gettext_lazy as _
 from ..engine.conf import get_settings
 from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
-from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter
+from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter, search
 from .decisions import answer_selected, buttons_for, decision_urls, release_selected
 from .links import Shown, show, shown
-from .search import search
-from .story import expiry, story_of
-from .texts import moment, readable_body, readable_error, readable_headers, shortened
+from .texts import readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
 
@@ -38,31 +35,12 @@ def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
     return display
 
 
-def _response(text: Callable[[IdempotencyKey], Any]) -> Callable[[Shown], Any]:
-    """A part of the stored response, or why it is not shown."""
-
-    def display(key: Shown) -> Any:
-        if not key.secrets:
-            return gettext("You need the permission “Can view stored response bodies” to see the response.")
-        try:
-            return text(key.row)
-        except NotDecryptable as error:
-            return str(error)
-        except ValueError:
-            return gettext("This response cannot be read.")
-
-    return display
-
-
-def _headers(row: IdempotencyKey) -> Any:
-    rows = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td></tr>', readable_headers(row))
-    return format_html("<table>{}</table>", rows) if rows else "-"
-
-
-def _body(row: IdempotencyKey) -> Any:
-    if row.body is None:
-        return gettext("Not stored.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_body(row))
+def _response(key: Shown) -> Any:
+    if key.row.status_code is None:
+        return "-"
+    if not key.secrets:
+        return gettext("You need the permission “Can view stored response bodies” to see the response.")
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.row))
 
 
 @admin.register(IdempotencyKey)
@@ -92,9 +70,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
             None,
             {"fields": ("full_key", "resource", "route", "caller", "scope", "policy", "attempt", "worker", "error")},
         ),
-        (_("Times"), {"fields": ("created", "updated", "completed", "expires", "lease")}),
-        (_("Response"), {"fields": ("status_code", "response_headers", "response_body")}),
-        (_("Request"), {"fields": ("fingerprint_hex",)}),
+        (_("Response"), {"fields": ("response",)}),
     )
 
     # Where callers are anonymous, the key gets the response: who may not see the one does not see the other.
@@ -105,19 +81,12 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
     caller = _field(_("caller"), lambda key: key.caller)
     state = _field(_("state"), lambda key: key.badge)
     age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
-    created = _field(_("claimed"), lambda key: moment(key.row.created_at))
-    updated = _field(_("last change"), lambda key: moment(key.row.updated_at))
-    completed = _field(_("completed"), lambda key: moment(key.row.completed_at))
-    expires = _field(_("expires"), lambda key: expiry(key.facts))
-    lease = _field(_("locked until"), lambda key: moment(key.row.locked_until))
     error = _field(
         _("last error"),
         lambda key: readable_error(key.row, "last_error", key.row.last_error, allowed=key.secrets) or "-",
     )
     timeline = _field(_("timeline"), timeline)
-    response_headers = _field(_("headers"), _response(_headers))
-    response_body = _field(_("body"), _response(_body))
-    fingerprint_hex = _field(_("fingerprint"), lambda key: bytes(key.row.fingerprint or b"").hex() or "-")
+    response = _field(_("response"), _response)
 
     class Media:
         css = {"all": ["django_idempotency/admin.css"]}
@@ -175,7 +144,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         key = shown(kwargs["obj"])
         context |= {
             "decisions": buttons_for(self, request, key.facts),
-            "story": story_of(key.facts),
+            "story": key.story,
             "badge": key.badge,
             "needs_attention": key.facts.state in ATTENTION,
             "last_decision": last_decision(key),

@@ -13,11 +13,11 @@ from typing import Any
 from django.contrib.admindocs.views import simplify_regex
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import is_naive, localtime
+from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.protocol.snapshots import decode_headers
+from ..engine.protocol.outcomes import decode_headers
 from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable
@@ -45,10 +45,8 @@ def moment(value: datetime | None) -> str:
     """Return a time with seconds and zone: the books of the other side have another zone."""
     if value is None:
         return "-"
-    if is_naive(value):  # USE_TZ = False: see check W004
-        return f"{value:%Y-%m-%d %H:%M:%S}"
-    local = localtime(value)
-    return f"{local:%Y-%m-%d %H:%M:%S} {local.tzname()}"
+    local = localtime(value) if is_aware(value) else value  # USE_TZ = False: see check W004
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
 
 
 def readable_operation(operation: str) -> str:
@@ -66,28 +64,30 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
     return format_html('<span title="{}">{}…</span>', text, text[:length])
 
 
-def readable(row: Row, column: str, stored: str | None, step: str = "") -> str:
-    """Return a stored text decrypted, or the reason why that cannot be done: the rest of the page is still needed."""
+def readable_error(row: Row, column: str, stored: str | None, step: str = "", *, allowed: bool) -> str:
+    """Return a stored error, or why it is not shown. One that is encrypted may quote a request, as responses do."""
+    if is_sealed(stored) and not allowed:
+        return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, step) or ""
-    except NotDecryptable as error:
+    except NotDecryptable as error:  # the rest of the page is still needed
         return str(error)
 
 
-def readable_error(row: Row, column: str, stored: str | None, step: str = "", *, allowed: bool) -> str:
-    """Return a stored error. One that is encrypted may quote a request, so it is shown as responses are."""
-    return str(ENCRYPTED) if is_sealed(stored) and not allowed else readable(row, column, stored, step)
+def readable_response(row: IdempotencyKey) -> str:
+    """Return the stored status, headers and body, or why they cannot be shown."""
+    try:
+        headers, body = unseal_response(row)
+        fields = [f"HTTP {row.status_code}", *(f"{name}: {value}" for name, value in decode_headers(headers))]
+    except NotDecryptable as error:
+        return str(error)
+    except ValueError:
+        return _("This response cannot be read.")
+    return encodable("\n".join([*fields, "", _("Not stored.") if body is None else readable_body(body)]))
 
 
-def readable_headers(row: IdempotencyKey) -> list[tuple[str, str]]:
-    """Return the stored headers. Raises `NotDecryptable`."""
-    headers, _body = unseal_response(row)
-    return [(encodable(name), encodable(value)) for name, value in decode_headers(headers)]
-
-
-def readable_body(row: IdempotencyKey) -> str:
-    """Return the stored body: JSON indented, text as it is, bytes as their number. Raises `NotDecryptable`."""
-    body = unseal_response(row)[1] or b""
+def readable_body(body: bytes) -> str:
+    """Return a body: JSON indented, text as it is, bytes as their number."""
     try:
         body.decode()
     except UnicodeDecodeError:

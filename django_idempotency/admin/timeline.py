@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.utils.html import format_html, format_html_join
+from django.template.loader import render_to_string
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
@@ -27,50 +27,33 @@ from .texts import ENCRYPTED, as_utf8, badge, encodable, moment, readable_error,
 Kind = IdempotencyStep.Kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the timeline. `facts` are pairs of a word and its HTML."""
+    """One line of the timeline. `facts` are pairs of a word and its HTML; those without a value are left out."""
 
-    at: datetime
-    title: Any
-    mark: Any = ""
-    facts: list[tuple[str, Any]] = field(default_factory=list)
+    def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
+        self.at, self.title, self.mark = at, title, mark
+        self.time, self.facts = moment(at), [fact for fact in facts if fact[1]]
 
 
 def timeline(key: Shown) -> SafeString:
     """Return what happened as a list, the oldest first."""
     row = key.row
-    entries = [
-        Entry(at=row.created_at, title=_("Claimed")),
-        *(_step(key, step) for step in key.facts.steps),
-        *_decisions(key),
-    ]
+    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.facts.steps), *_decisions(key)]
     if row.completed_at:
-        entries.append(Entry(at=row.completed_at, title=_("Completed with status %(s)s") % {"s": row.status_code}))
-    items = (
-        (moment(entry.at), entry.title, entry.mark, _facts(entry)) for entry in sorted(entries, key=lambda e: e.at)
-    )
-    lines = format_html_join("", "<li><time>{}</time> <strong>{}</strong> {}{}</li>", items)
-    return format_html('<ol class="idempotency-timeline">{}</ol>', lines)
-
-
-def _facts(entry: Entry) -> SafeString | str:
-    shown = [(word, value) for word, value in entry.facts if value]
-    pairs = format_html_join("", "<div><dt>{}</dt><dd>{}</dd></div>", shown)
-    return format_html("<dl>{}</dl>", pairs) if shown else ""
+        entries.append(Entry(row.completed_at, _("Completed with status %(s)s") % {"s": row.status_code}))
+    context = {"entries": sorted(entries, key=lambda entry: entry.at)}
+    return render_to_string("admin/django_idempotency/idempotencykey/timeline.html", context)
 
 
 def _step(key: Shown, step: IdempotencyStep) -> Entry:
     return Entry(
-        at=step.started_at,
-        title=step.name,
-        mark=_end(key.facts, step),
-        facts=[
-            (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
-            (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-            (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
-            (_("result"), result_of(key, step)),
-        ],
+        step.started_at,
+        step.name,
+        _end(key.facts, step),
+        (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
+        (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
+        (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
+        (_("result"), result_of(key, step)),
     )
 
 
@@ -157,14 +140,16 @@ def _trail(key: Shown) -> tuple[list[Decision], str]:
 def _decisions(key: Shown) -> Iterator[Entry]:
     decisions, hidden = _trail(key)
     if hidden:
-        yield Entry(at=key.row.updated_at, title=_("Decisions"), mark=hidden)
+        yield Entry(key.row.updated_at, _("Decisions"), hidden)
     for made in decisions:
-        facts = [
+        yield Entry(
+            made.moment,
+            encodable(decided(made)),
+            "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.row, step)) for step in made.steps),
             (_("replaced result"), pasteable(made.replaced) if made.replaced and key.secrets else ""),
-        ]
-        yield Entry(at=made.moment, title=encodable(decided(made)), facts=facts)
+        )
 
 
 def decided(made: Decision) -> str:
@@ -186,9 +171,6 @@ def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """A step that a decision may have deleted: nothing that was in doubt disappears from view."""
     name = str(step["name"])
     started = moment(datetime.fromisoformat(str(step["started_at"])))
-    what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % {
-        "name": encodable(name),
-        **_kind(step["kind"], step["attempt"]),
-        "time": started,
-    }
+    values = {"name": encodable(name), **_kind(step["kind"], step["attempt"]), "time": started}
+    what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
     return format_html("{}<br>{} {}", what, encodable(str(step["error"] or "")), _derived(row, name, step["kind"]))

@@ -16,9 +16,8 @@ from django.utils.translation import override
 from ..engine.conf import Fingerprint, Idempotency, get_settings
 from ..engine.declare.callables import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Snapshot
 from ..engine.request import problems
-from ..engine.request.key import KeyReader
 from ..engine.request.problems import Problem
 
 _QUOTED = r'"(?:[!#-\[\]-~]|\\["\\]){1,255}"'
@@ -59,7 +58,7 @@ def key_format(options: Idempotency) -> str:
 def key_source(key: Any) -> str:
     """The place that a callable of the `key` option reads."""
     with override(None):
-        return str(key.source) if isinstance(key, KeyReader) else f"read by {dotted_name(key)}"
+        return str(getattr(key, "source", f"read by {dotted_name(key)}"))
 
 
 def lifetime(options: Idempotency) -> str:

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from ..models import IdempotencyKey
 from ..signals import key_event
 from .protocol import outcomes
-from .protocol.digests import Identity, Unidentified
+from .protocol.digests import Identity
 
 logger = logging.getLogger("django_idempotency")
 LEVELS = {"claimed": logging.DEBUG, "busy": logging.WARNING, "taken_over": logging.WARNING, "held": logging.ERROR}
@@ -32,7 +32,7 @@ _told: dict[tuple[Any, ...], object] = {}
 
 def report(
     event: str,
-    identity: Identity | Unidentified,
+    identity: Identity,
     using: str,
     *,
     attempt: int | None = None,

@@ -1,6 +1,6 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.running import RunningTransaction
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user

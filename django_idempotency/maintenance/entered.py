@@ -14,7 +14,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from django.utils.translation import gettext as _
 
 from ..engine.execution.values import encode_step
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Snapshot
 from ..exceptions import ResultNotStorable
 
 AS_IT_IS = ("X-Content-Type-Options", "nosniff")

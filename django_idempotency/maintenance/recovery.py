@@ -26,11 +26,9 @@ from ..engine.execution.durable import durable_transaction
 from ..engine.execution.leased import run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.execution.steps import synchronous
-from ..engine.protocol.claims import ClaimRequest
 from ..engine.protocol.digests import stored_identity
 from ..engine.protocol.error_text import describe, without_controls
-from ..engine.protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Claimed, ClaimRequest, Conflicted, Finished, InDoubt, Snapshot, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from ..engine.conf import resolve
 from ..engine.execution.values import encode_step
-from ..engine.protocol.snapshots import Snapshot
+from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import seal, seal_response, unseal

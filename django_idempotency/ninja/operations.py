@@ -182,11 +182,11 @@ class NinjaViewCall(ViewCall):
 
     running: Running
 
-    def scope(self) -> str | None:
-        """The caller that the operation's own authentication found, unless `scope=` says who is calling."""
+    def authenticated(self) -> str | None:
+        """The caller that the operation's own authentication found."""
         auth = getattr(self.request, "auth", None)
-        if self.options.scope is not None or not auth or getattr(auth, "is_authenticated", True) is False:
-            return super().scope()
+        if not auth or getattr(auth, "is_authenticated", True) is False:
+            return None
         if isinstance(auth, str):
             # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"? Its own for
             # sessions set a user.

@@ -4,8 +4,8 @@
 
     api = NinjaAPI()
 
-A project with an API class of its own puts `IdempotencySchemaMixin` in front of its bases. What the project has
-declared itself, for the same header or status, stays.
+A project with an API class of its own puts this one in front of its bases. What the project has declared itself, for
+the same header or status, stays.
 
 Django Ninja has one public place for this, `NinjaAPI.get_openapi_schema`: an operation's `openapi_extra` is fixed
 before the options of its router and of its API are known.
@@ -14,7 +14,7 @@ before the options of its router and of its API are known.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ninja
 from ninja.openapi.schema import OpenAPISchema
@@ -24,28 +24,19 @@ from ..endpoints import openapi as openapi_parts
 from ..endpoints.openapi import Schema
 from ..engine.declare.registry import MARK, Declaration
 
-if TYPE_CHECKING:
-    _Base = ninja.NinjaAPI
-else:
-    _Base = object
-
-__all__ = ["IdempotencySchemaMixin", "NinjaAPI"]
+__all__ = ["NinjaAPI"]
 
 
-class IdempotencySchemaMixin(_Base):
-    """Shows the idempotency key in the schema of protected operations, with an API class of the project's own.
+class NinjaAPI(ninja.NinjaAPI):
+    """Django Ninja's `NinjaAPI`, whose schema also shows the idempotency key of protected operations.
 
-    Put the mixin in front of the bases: `class ShopAPI(IdempotencySchemaMixin, NinjaAPI)`.
+    With an API class of your own: `class ShopAPI(NinjaAPI, OwnAPI)`.
     """
 
     def get_openapi_schema(
         self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
     ) -> OpenAPISchema:
         return _Schema(self, self.get_root_path(path_params or {}) if path_prefix is None else path_prefix)
-
-
-class NinjaAPI(IdempotencySchemaMixin, ninja.NinjaAPI):
-    """Django Ninja's `NinjaAPI` with `IdempotencySchemaMixin`."""
 
 
 class _Schema(OpenAPISchema):

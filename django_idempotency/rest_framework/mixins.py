@@ -13,8 +13,7 @@ from rest_framework.views import APIView
 
 from ..engine.conf import SAFE_METHODS
 from ..engine.declare.class_options import DeclaredOptions
-from ..engine.request.atomic_requests import as_django_would
-from ..engine.request.pipeline import handle
+from ..engine.request.pipeline import as_django_would, handle
 from ..exceptions import IdempotencyConfigurationError
 from .view_call import RestFrameworkViewCall
 

@@ -2,8 +2,8 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-A project with a schema class of its own puts `IdempotencySchemaMixin` in front of the bases of that class. What the
-project has declared itself, for the same header or status, stays.
+A project with a schema class of its own puts this one in front of its bases. What the project has declared itself, for
+the same header or status, stays.
 
 Other extension points of drf-spectacular miss operations: `@extend_schema` on a method leaves out an
 `OpenApiViewExtension`, and a post-processing hook knows no view. The maintainer recommends a schema class (issue #804).
@@ -11,9 +11,7 @@ Other extension points of drf-spectacular miss operations: `@extend_schema` on a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drf_spectacular import openapi
 from drf_spectacular.plumbing import ResolvedComponent
@@ -21,67 +19,34 @@ from drf_spectacular.plumbing import ResolvedComponent
 from ..endpoints import openapi as openapi_parts
 from ..endpoints.listing import of_handler
 from ..endpoints.openapi import Schema
-from ..engine.declare.class_options import handlers
 from ..engine.request.problems import Problem
-from ..exceptions import IdempotencyConfigurationError
 
-if TYPE_CHECKING:
-    _Base = openapi.AutoSchema
-else:
-    _Base = object
-
-__all__ = ["AutoSchema", "IdempotencySchemaMixin"]
+__all__ = ["AutoSchema"]
 
 
-class IdempotencySchemaMixin(_Base):
-    """Shows the idempotency key in the schema of protected operations, with a schema class of the project's own.
+class AutoSchema(openapi.AutoSchema):
+    """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
 
-    Put the mixin in front of the bases: `class ShopSchema(IdempotencySchemaMixin, AutoSchema)`.
+    For the setting `DEFAULT_SCHEMA_CLASS`. With a schema class of your own: `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
         operation: Schema | None = super().get_operation(*args, **kwargs)
-        if operation is not None:
-            _describe(self, operation)
-        return operation
-
-
-class AutoSchema(IdempotencySchemaMixin, openapi.AutoSchema):
-    """drf-spectacular's `AutoSchema` with `IdempotencySchemaMixin`. For the setting `DEFAULT_SCHEMA_CLASS`."""
-
-
-def undescribed(callback: Any) -> Iterator[tuple[str, type]]:
-    """Protected methods behind a URL's callback whose schema class lacks the mixin: the view's name and that class."""
-    cls, initkwargs = callback.cls, getattr(callback, "initkwargs", {})
-    of_view = initkwargs.get("schema", cls.schema)
-    if of_view is None or isinstance(of_view, IdempotencySchemaMixin):
-        return  # None: the project has excluded the view
-    for method, name, handler in handlers(cls, initkwargs, getattr(callback, "actions", None)):
-        # @extend_schema keeps its class on the method. drf-spectacular combines it with the class of the view.
-        of_method = getattr(handler, "kwargs", {}).get("schema")
-        if isinstance(of_method, type) and issubclass(of_method, IdempotencySchemaMixin):
-            continue
-        answers = of_handler(cls, initkwargs, method, name)
-        with suppress(IdempotencyConfigurationError):  # E007 reports it
-            if answers.options_for(method) is not None:
-                yield answers.view, type(of_view)
-
-
-def _describe(schema: openapi.AutoSchema, operation: Schema) -> None:
-    """Add to one operation in place, if it is protected."""
-    view, method = schema.view, schema.method
-    answers = of_handler(type(view), vars(view), method, getattr(view, "action", None) or method.lower())
-    options = answers.options_for(method)
-    if options is None:
-        return
-    openapi_parts.describe(
-        operation,
-        options,
-        required=options.required and not answers.by_request,
-        undeclared={400: schema.map_renderers("media_type")},  # the framework's answer to bad input
-    )
-    for name, definition in openapi_parts.components().items():
-        component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
-            name=name, type=ResolvedComponent.SCHEMA, schema=definition, object=Problem
+        answers = of_handler(
+            type(self.view), vars(self.view), self.method, getattr(self.view, "action", None) or self.method.lower()
         )
-        schema.registry.register_on_missing(component)
+        options = answers.options_for(self.method)
+        if operation is None or options is None:
+            return operation
+        openapi_parts.describe(
+            operation,
+            options,
+            required=options.required and not answers.by_request,
+            undeclared={400: self.map_renderers("media_type")},  # the framework's answer to bad input
+        )
+        for name, definition in openapi_parts.components().items():
+            component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
+                name=name, type=ResolvedComponent.SCHEMA, schema=definition, object=Problem
+            )
+            self.registry.register_on_missing(component)
+        return operation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -24,8 +24,8 @@ from ..engine.declare.registry import Declaration
 from ..engine.execution.steps import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.callers import auth_scope, is_authenticated
-from ..engine.request.fingerprints import MULTIPART, Unparsable, fingerprint_of
-from ..engine.request.view_call import ViewCall, rendered
+from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable
+from ..engine.request.view_call import ViewCall
 from ..engine.stores import alias_of
 
 
@@ -43,10 +43,7 @@ class RestFrameworkViewCall(ViewCall):
         view: APIView = self.asked_with.parser_context["view"]
         return view
 
-    def fingerprint(self) -> bytes | None:
-        return fingerprint_of(self.request, self.options, self.asked_with, self._parsed)
-
-    def _parsed(self) -> Any:
+    def parsed(self) -> Any:
         """What the view's own parsers have read.
 
         If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
@@ -68,13 +65,13 @@ class RestFrameworkViewCall(ViewCall):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
 
-    def scope(self) -> str | None:
-        """The caller that the view's own authentication found, unless `scope=` says who is calling."""
+    def authenticated(self) -> str | None:
+        """The caller whom a token names that belongs to no user."""
         request: Any = self.asked_with
-        if self.options.scope is not None or request.auth is None or is_authenticated(request.user):
-            return super().scope()
+        if request.auth is None or is_authenticated(request.user):
+            return None
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return super().scope()  # the project's own value for "no token"
+            return None  # the project's own value for "no token"
         kind = type(request.successful_authenticator)
         # The framework's own never set a text.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
@@ -104,9 +101,9 @@ class RestFrameworkViewCall(ViewCall):
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         # The response is final. The framework's dispatch would finalize it again.
-        if isinstance(response, Response) and not response.is_rendered:
+        if not getattr(response, "is_rendered", True):
             response = self.ready(response)  # the project's ERROR_RESPONSE
-        vars(self.drf_view)["finalize_response"] = _as_it_is
+        vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
             response.data = self._data_of(response)  # tests and middleware read the data of the framework's responses
         return super().deliver(response, replayed=replayed)
@@ -119,8 +116,7 @@ class RestFrameworkViewCall(ViewCall):
     def _data_of(self, response: Any) -> Any:
         """The data of a stored response or a problem, as the view's own JSON parser reads it. None: it is not JSON."""
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        readable = not response.streaming and getattr(response, "is_rendered", True)
-        if not readable or not (media_type == "application/json" or media_type.endswith("+json")):
+        if response.streaming or not JSON.fullmatch(media_type):
             return None
         parsers = [parser for parser in self.asked_with.parsers or () if parser.media_type == "application/json"]
         try:
@@ -131,10 +127,6 @@ class RestFrameworkViewCall(ViewCall):
 
 def _raise(error: Exception) -> Any:
     raise error
-
-
-def _as_it_is(request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    return response
 
 
 def view_call(
@@ -151,22 +143,19 @@ def declared(callback: Any) -> None:
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Render what `reconcile` has returned while no client was there to negotiate with: as JSON.
+    """What `reconcile` has returned while no client was there to negotiate with: it renders as JSON.
 
     The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
     """
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
-    renderer = next((found for found in _renderers(declaration.target) if found.format == "json"), JSONRenderer)()
+    target = declaration.target
+    if not hasattr(target, "renderer_classes"):  # a handler: its class may have them
+        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+        target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
+    renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
+    renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
     returned.accepted_renderer = renderer
     returned.accepted_media_type = renderer.media_type
     vars(returned)["renderer_context"] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
-    return rendered(returned)
-
-
-def _renderers(target: Any) -> Iterable[Any]:
-    """The renderers of a view class, of a function below `@api_view`, or of the class that a handler stands in."""
-    if not hasattr(target, "renderer_classes"):
-        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
-        target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
-    return getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
+    return returned

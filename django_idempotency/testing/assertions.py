@@ -16,7 +16,7 @@ from .crashes import CrashChecks
 from .requests import Request, key_in_header, with_files_read
 
 ALTERED: Final[Any] = object()
-"""The default of `changed`: the same body with every value altered."""
+"""The default of `changed`: the same body with one field more."""
 
 
 def assert_idempotent(
@@ -34,8 +34,7 @@ def assert_idempotent(
     duplicates: int = 8,
     crash_at_each_step: bool = False,
     repeatable: Collection[str] = (),
-    with_key: Callable[[str], Mapping[str, Any] | bytes] | None = None,
-    sign: Callable[[bytes, str], Mapping[str, str]] | None = None,
+    with_key: Callable[[str], Mapping[str, Any]] | None = None,
     using: str | None = None,
     **extra: Any,
 ) -> Any:
@@ -50,8 +49,8 @@ def assert_idempotent(
         data: as for `client.post`. May be a function, which is called for each new key: for an endpoint that takes
             the same body only once.
         method: the HTTP method, in any case.
-        changed: another body, which must be refused under the same key. Default: the body with every value altered,
-            except the key. Where `with_key` returns bytes, another such function. None skips this check, for
+        changed: another body, which must be refused under the same key, or a function such as `with_key`, which
+            returns the other body. Default: the body with one field more. None skips this check, for
             `fingerprint=None`.
         other_client: a client of another user, who must not get the first user's response.
         creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.
@@ -64,9 +63,8 @@ def assert_idempotent(
             that calls the view in this process. A `finally` of the view runs, and cannot write to a database.
         repeatable: names of calls that may be made twice without a derived key.
         with_key: `callable(key)` that returns the arguments of `client.post` that carry the key, for an endpoint with
-            `key=`: `{"headers": …}`, `{"data": {…}}`; or the whole body as bytes. Default: the header.
-        sign: `callable(body, key)` that returns headers, such as a signature. `body` is the bytes that are sent: data
-            that is neither bytes nor text is sent as JSON. A request without a key is not signed.
+            `key=`: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers
+            that sign it. Default: the header.
         using: database alias of the endpoint's keys. Default: the write alias of the key table.
         extra: further arguments of `client.post`.
 
@@ -91,14 +89,17 @@ def assert_idempotent(
         path=path,
         data=with_files_read(new_data()),
         extra=extra,
-        key_arguments=with_key or key_in_header,
-        sign=sign,
+        with_key=with_key or key_in_header,
     )
     checks = EndpointChecks(request, creates=creates, alias=alias, in_header=with_key is None)
     checks.first_request(expect_status)
     checks.retry()
     if changed is not None:
-        checks.changed_body(replace(request, alters_body=True) if changed is ALTERED else request.with_body(changed))
+        if changed is ALTERED:
+            other = replace(request, alters_body=True)
+        else:
+            other = replace(request, with_key=changed) if callable(changed) else request.with_body(changed)
+        checks.changed_body(other)
     if other_client is not None:
         checks.other_user(other_client)
     if resolve().required if required is None else required:

@@ -9,12 +9,11 @@ cannot fail the key, and the key waits for its lease, as after the death of a pr
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from inspect import isawaitable, isclass, iscoroutinefunction, isroutine
+from inspect import isawaitable, isclass, isroutine
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -23,12 +22,10 @@ from django.db import connections
 from django.db.models import F, QuerySet
 
 from .. import Operation
-from ..maintenance import find_key
 from ..models import IdempotencyKey
 from .checks import EndpointChecks
 from .requests import Reply, Request
 
-logger = logging.getLogger("django_idempotency.testing")
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
 """`Operation`'s methods, and the kind of their step. `awrite` calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
@@ -78,9 +75,9 @@ class Watch:
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
-    def rows(self, alias: str) -> Iterator[QuerySet[IdempotencyKey]]:
+    def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
         """The rows of its keys."""
-        return (find_key(key, using=alias) for key in self.keys)
+        return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
 def _completes_a_key(statement: str, params: Any) -> bool:
@@ -109,44 +106,29 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Operation` that reports its step. What follows a step ends at the place that comes next."""
+
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if kind == "call":  # the other steps commit nothing before their function runs
+                watch.reach(f"after the start of call {name!r} was committed, before the function ran")
+            watch.ran[kind, name] = _identity(function)
+            result = function(*args, **kwargs)
+            return awaited(result) if isawaitable(result) else ended(result)
+
+        async def awaited(result: Any) -> Any:
+            return ended(await result)
+
+        def ended(value: Any) -> Any:
+            watch.reach(f"after the function of {kind} {name!r} ran, before the COMMIT")
+            return value
+
         watch.keys.add(operation.key or "")
         watch.used.append((kind, name))
         watch.reach(f"before {kind} {name!r}")
-        result = original(operation, name, _reporting(watch, kind, name, function), *args, **kwargs)
-        return _afterwards(result, lambda: watch.reach(f"after {kind} {name!r}"))
+        return original(operation, name, run, *args, **kwargs)
 
     return method
-
-
-def _reporting(watch: Watch, kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a step, which reports its run. It stays a coroutine function if it is one."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if kind == "call":  # the other steps commit nothing before their function runs
-            watch.reach(f"after the start of call {name!r} was committed, before the function ran")
-        watch.ran[kind, name] = _identity(function)
-        place = f"after the function of {kind} {name!r} ran, before the COMMIT"
-        return _afterwards(function(*args, **kwargs), lambda: watch.reach(place))
-
-    async def arun(*args: Any, **kwargs: Any) -> Any:
-        return await run(*args, **kwargs)
-
-    return arun if iscoroutinefunction(function) else run
-
-
-def _afterwards(result: Any, report: Callable[[], None]) -> Any:
-    """The result. Reports when the result is there: now, or when it was awaited."""
-
-    async def awaited() -> Any:
-        value = await result
-        report()
-        return value
-
-    if isawaitable(result):
-        return awaited()
-    report()
-    return result
 
 
 def _identity(function: Any) -> object:
@@ -199,9 +181,8 @@ class CrashChecks:
         request, key = self.new_request(), str(uuid4())
         stopped, retried = Watch(number), Watch()
         self._stop(request, key, stopped, where)
-        for rows in stopped.rows(self.checks.alias):
-            lapsed = F("created_at") - timedelta(seconds=1)  # as if its time was over
-            rows.filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
+        lapsed = F("created_at") - timedelta(seconds=1)  # as if its time was over
+        stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
             with watched(retried):
@@ -210,12 +191,10 @@ class CrashChecks:
             headline = f"stopped {where}, the retry raised {error!r}."
             raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
         created = self.checks.count_new()
-        evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         if not retried.used and retry.status >= 400 and self._is_held(stopped):
-            logger.info("Stopped %s: the retry is held with %s.", where, retry.status)
             return
-        wrong = (*self._wrong_calls(stopped, retried, where), *_renamed(stopped, retried), *self._wrong(retry, created))
-        for headline, advice in wrong:
+        evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
+        for headline, advice in (*self._wrong_steps(stopped, retried), *self._wrong(retry, created)):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
 
     def _stop(self, request: Request, key: str, watch: Watch, where: str) -> None:
@@ -237,38 +216,35 @@ class CrashChecks:
 
     def _is_held(self, stopped: Watch) -> bool:
         """Whether the policy of a claimed key lets no retry run: a step is in doubt."""
-        in_doubt = {"steps__isnull": False, "steps__finished_at": None}
-        retries = IdempotencyKey.Policy.RETRY
-        return any(rows.filter(**in_doubt).exclude(policy=retries).exists() for rows in stopped.rows(self.checks.alias))
+        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
+        return in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
 
-    def _wrong_calls(self, stopped: Watch, retried: Watch, where: str) -> Iterator[tuple[str, str]]:
-        """A call that was made twice needs a derived key. `reconcile` records with a function of its own."""
+    def _wrong_steps(self, stopped: Watch, retried: Watch) -> Iterator[tuple[str, str]]:
+        """A call that was made twice needs a derived key, and a step the same name in each attempt.
+
+        `reconcile` records with a function of its own.
+        """
+        known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
-            if kind != "call" or retried.ran.get((kind, name)) != function:
-                continue
-            twice = f"call {name!r} was made twice"
-            if name in stopped.derived & retried.derived:
-                advice = "The other side must recognise it."
-                logger.info("Stopped %s: %s with the same derived key. %s", where, twice, advice)
-            elif name in self.repeatable:
-                logger.info("Stopped %s: %s, as repeatable= allows.", where, twice)
-            else:
+            if kind == "call" and name not in known and retried.ran.get((kind, name)) == function:
                 yield (
-                    f"{twice}, and the other side cannot know that.",
+                    f"call {name!r} was made twice, and the other side cannot know that.",
                     f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If a second "
                     f"call does no harm, pass repeatable=[{name!r}].",
                 )
+        lost = {(kind, run): name for (kind, name), run in stopped.ran.items() if (kind, name) not in retried.used}
+        for (kind, name), run in retried.ran.items():
+            if kind != "fetch" and (kind, name) not in stopped.used and (kind, run) in lost:
+                yield (
+                    f"{kind} {lost[kind, run]!r} ran again under another name, {name!r}.",
+                    "Give a step the same name in each attempt: no time, no random token.",
+                )
 
     def _wrong(self, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        if retry.status != self.undisturbed.status:
+        if (retry.status, _shape(retry.body)) != (self.undisturbed.status, _shape(self.undisturbed.body)):
             yield (
-                f"the retry got {retry.status}.",
+                f"the retry got {retry.status}, or another kind of response.",
                 "The view must come to the same answer when its finished steps return their kept results.",
-            )
-        if _shape(retry.body) != _shape(self.undisturbed.body):
-            yield (
-                "the retry got another kind of response.",
-                "Make the response from what the steps return: a retry gets the kept results.",
             )
         if created != self.created:
             yield (
@@ -278,30 +254,14 @@ class CrashChecks:
             )
 
 
-def _renamed(stopped: Watch, retried: Watch) -> Iterator[tuple[str, str]]:
-    """A step has the same name in each attempt, or its result is not found."""
-    lost = {(kind, run): name for (kind, name), run in stopped.ran.items() if (kind, name) not in retried.used}
-    for (kind, name), run in retried.ran.items():
-        if kind != "fetch" and (kind, name) not in stopped.used and (kind, run) in lost:
-            yield (
-                f"{kind} {lost[kind, run]!r} ran again under another name, {name!r}.",
-                "Give a step the same name in each attempt: no time, no random token.",
-            )
-
-
 def _named(steps: Collection[tuple[str, str]]) -> str:
     return ", ".join(f"{kind} {name!r}" for kind, name in steps) or "nothing"
 
 
 def _shape(body: bytes) -> Any:
-    """What two responses of one view have in common although their ids differ: names and types of their JSON."""
+    """What two responses of one view have in common although their ids differ: the names in their JSON."""
     try:
-        return _types(json.loads(body))
+        value = json.loads(body)
     except ValueError:
         return None
-
-
-def _types(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _types(inner) for name, inner in value.items()}
-    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    return sorted(value) if isinstance(value, dict) else type(value)

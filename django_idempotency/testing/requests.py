@@ -7,12 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Barrier
 from typing import Any
 
 from django.core.files.base import ContentFile
-from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 from django.test import Client
 
@@ -21,8 +19,6 @@ from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
 """How much of a body a message quotes."""
-JSON = "application/json"
-"""The content type of bodies that are sent as bytes, unless the test gives another."""
 START_TIMEOUT = 60
 """Seconds after which a test fails if its threads cannot all start, for example for want of connections."""
 
@@ -82,9 +78,8 @@ class Reply:
 class Request:
     """A request that can be sent many times, under any key.
 
-    key_arguments: `callable(key)` that returns the arguments of `client.post` that carry the key, or the whole body.
-    sign: `callable(body, key)` that returns headers for these bytes.
-    alters_body: whether all values of the body are altered, except the key.
+    with_key: `callable(key)` that returns the arguments of `client.post` that carry the key.
+    alters_body: whether the body has one field more.
     """
 
     client: Any
@@ -92,37 +87,33 @@ class Request:
     path: str
     data: Any
     extra: Mapping[str, Any]
-    key_arguments: Callable[[str], Mapping[str, Any] | bytes]
-    sign: Callable[[bytes, str], Mapping[str, str]] | None = None
+    with_key: Callable[[str], Mapping[str, Any]]
     alters_body: bool = False
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
-        for_key, data = {} if key is None else self.key_arguments(key), self.data
-        if isinstance(for_key, bytes):
-            if data is not None:
-                raise TypeError(f"with_key= gives the whole body, so leave data out. It is {data!r}.")
-            for_key, data = {"content_type": self.extra.get("content_type", JSON)}, for_key
-        if self.alters_body:
-            data = _altered(data, key)
-        arguments = {**self.extra, **for_key}
-        headers = {**self.extra.get("headers", {}), **for_key.get("headers", {})}
-        data = _each(data, lambda value: value() if isinstance(value, partial) else value)
-        data = _with_fields(data, arguments.pop("data", None))
-        if self.sign is not None:
-            data = _as_bytes(data)
-            arguments.setdefault("content_type", JSON)
-            headers |= {} if key is None else self.sign(data, key)
-        if headers:
+        carried = {} if key is None else self.with_key(key)
+        arguments = {**self.extra, **carried, "data": self._body(carried.get("data"))}
+        if headers := {**self.extra.get("headers", {}), **carried.get("headers", {})}:
             arguments["headers"] = headers
-        if data is not None:
-            arguments["data"] = data
+        if arguments["data"] is None:
+            del arguments["data"]
         send = getattr(_copy(client or self.client), self.method.lower())
         return Reply.of(send(self.path, **arguments))
 
+    def _body(self, carried: Any) -> Any:
+        """The data with the fields that carry the key, or the whole body that does."""
+        data = copy.deepcopy(self.data)  # a client reads a file to its end
+        if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
+            body = data if carried is None else {**(data or {}), **carried}
+            return altered(body) if self.alters_body else body
+        if data is not None:
+            raise TypeError(f"with_key= gives the data {carried!r}, which cannot be merged with {data!r}. Use dicts.")
+        return altered(carried) if self.alters_body else carried
+
     def with_body(self, data: Any) -> Request:
-        """The same with other data. A function gives the whole body, as `key_arguments` may."""
-        return replace(self, key_arguments=data) if callable(data) else replace(self, data=with_files_read(data))
+        """The same with other data."""
+        return replace(self, data=with_files_read(data))
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
@@ -170,79 +161,34 @@ def _copy(client: Any) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Return the data with a function in place of each file. A test client reads a file once: a retry would be empty.
-
-    The function makes the file anew.
-    """
-    return _each(data, _read)
-
-
-def _each(data: Any, change: Callable[[Any], Any]) -> Any:
-    """The data with each value changed, but no object and no list."""
+    """Return the data with each file in memory, where it can be copied."""
     if isinstance(data, dict):
-        return {name: _each(value, change) for name, value in data.items()}
-    return [_each(value, change) for value in data] if isinstance(data, (list, tuple)) else change(data)
+        return {name: with_files_read(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [with_files_read(value) for value in data]
+    if not callable(getattr(data, "read", None)):
+        return data
+    data.seek(0)
+    return _file(data.read(), data)
 
 
-def _read(value: Any) -> Any:
-    if not callable(getattr(value, "read", None)):
-        return value
-    value.seek(0)
-    return partial(_file, value.read(), getattr(value, "name", None), getattr(value, "content_type", None))
-
-
-def _file(content: Any, name: str | None, content_type: str | None) -> Any:
-    file: Any = ContentFile(content, name=name)
-    if content_type is not None:
+def _file(content: Any, like: Any) -> Any:
+    file: Any = ContentFile(content, name=getattr(like, "name", None))
+    if content_type := getattr(like, "content_type", None):
         file.content_type = content_type
     return file
 
 
-def _with_fields(data: Any, fields: Mapping[str, Any] | None) -> Any:
-    """Return the body with the fields that carry the key."""
-    if fields is None:
-        return data
-    if not isinstance(data, dict | None):
-        raise TypeError(f"with_key= gives body fields, so data must be a dict of fields too, not {data!r}.")
-    return {**(data or {}), **fields}
-
-
-def _as_bytes(data: Any) -> bytes:
-    """Return the body as a signature needs it: bytes and text as they are, all else as JSON."""
-    if data is None:
-        return b""
-    if isinstance(data, bytes):
-        return data
-    return (data if isinstance(data, str) else json.dumps(data, cls=DjangoJSONEncoder)).encode()
-
-
-def _altered(data: Any, keep: str | None) -> Any:
-    """Return the data with every value altered, so that any field that the endpoint compares has changed.
-
-    keep: the key. Texts that contain the key stay as they are.
-    """
-    if data is None or data in ({}, []):
-        return {"altered": "1"}
+def altered(data: Any) -> Any:
+    """Return the data with one field, item or character more."""
     match data:
-        case dict():
-            return {name: _altered(value, keep) for name, value in data.items()}
+        case None | dict():
+            return {**(data or {}), "altered": "1"}
         case list():
-            return [_altered(value, keep) for value in data]
-        case bool():
-            return not data
-        case int() | float():
-            return data + 1
-        case partial():
-            content, *rest = data.args
-            return partial(_file, content + ("1" if isinstance(content, str) else b"1"), *rest)
+            return [*data, "1"]
         case bytes():
-            return _altered_text(data.decode("latin-1"), keep).encode("latin-1")
-    return _altered_text(str(data), keep)
-
-
-def _altered_text(text: str, keep: str | None) -> str:
+            return altered(data.decode("latin-1")).encode("latin-1")
     try:
-        parsed = json.loads(text)
-    except ValueError:
-        return text if keep is not None and keep in text else text + "1"
-    return json.dumps(_altered(parsed, keep))
+        return json.dumps(altered(json.loads(data)))
+    except (TypeError, ValueError):
+        return f"{data}1"

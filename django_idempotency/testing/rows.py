@@ -11,11 +11,10 @@ from django.http import HttpResponse
 
 from ..engine.conf import resolve
 from ..engine.execution.values import encode_step
-from ..engine.protocol.claims import ClaimRequest
 from ..engine.protocol.digests import identify
-from ..engine.protocol.outcomes import Claimed
+from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.request.callers import ANONYMOUS
-from ..engine.request.capture import capture
+from ..engine.request.responses import capture
 from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
 

@@ -49,9 +49,8 @@ DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("m
 def pages() -> dict[str, dict[str, Callable[[], str]]]:
     """What is made, by page and name."""
     return {
-        "api.md": {"names": names},
+        "api.md": {"names": names, "answers": answers, "exceptions": exceptions},
         "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
-        "errors.md": {"answers": answers, "exceptions": exceptions},
         "monitoring.md": {"signals": signals, "metrics": metrics},
     }
 
@@ -79,7 +78,7 @@ def names() -> str:
         for member in members:
             value = getattr(import_module(module), member)
             if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
-                continue  # options.md and errors.md
+                continue  # options.md, and the part on exceptions
             lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
@@ -140,7 +139,7 @@ TOLD = {
     "close_with": "runbook.md#the-decisions",
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
-    "resolve_all": "leased-failures.md#let-a-person-decide",
+    "resolve_all": "leased.md#let-a-person-decide",
     "recover_idempotency_keys": "operations.md#recovery",
     "find_resource": "leased.md#what-it-is-about",
     "half_done": "runbook.md#the-admin",
@@ -156,8 +155,6 @@ TOLD = {
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
-    "django_idempotency.ninja.schema.IdempotencySchemaMixin": "ninja.md#openapi",
-    "django_idempotency.rest_framework.schema.IdempotencySchemaMixin": "drf.md#openapi",
 }
 """Names that another page explains: the reference has their first line and their arguments."""
 NOTE = re.compile(r" ?See Note \[[^]]+\]\.")
@@ -183,7 +180,7 @@ def section(found: re.Match[str]) -> str:
     if found[1] == "Returns":
         return f"Returns: {' '.join(lines)}\n"
     items = [line.partition(": ") for line in lines]
-    if found[1] == "Raises":  # errors.md says what each one means, and the page that any may be a wrong configuration
+    if found[1] == "Raises":  # another part says what each one means
         raised = dict.fromkeys(f"`{name}`" for name, _, _ in items if name != "IdempotencyConfigurationError")
         return f"Raises {', '.join(raised)}.\n" if raised else ""
     return "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
@@ -208,7 +205,7 @@ def argument(action: argparse.Action) -> str:
 def answers() -> str:
     """The package's own answers, with the default options."""
     from django_idempotency.engine.conf import resolve
-    from django_idempotency.engine.protocol.snapshots import Snapshot
+    from django_idempotency.engine.protocol.outcomes import Snapshot
     from django_idempotency.engine.request import problems
 
     options = resolve()

@@ -115,7 +115,7 @@ def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
 def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased-failures.md", "shop/careful.py")
+    careful = run("docs/leased.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
     client.raise_request_exception = False
     gateway.down = True
@@ -123,7 +123,7 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     before = timezone.now() - timedelta(minutes=1)
     assert [client.post("/pay/", headers=key).status_code for key in keys] == [500, 500]
 
-    outage = run("docs/leased-failures.md", "shop/after_an_outage.py")
+    outage = run("docs/leased.md", "shop/after_an_outage.py")
     resolved = outage.the_gateway_was_down(before)
 
     assert (resolved.resolved, resolved.refused) == (2, 0)
@@ -135,7 +135,7 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
 def test_the_recovery_asks_the_example(run, serve, client, gateway):
     """Its client does not come back: the charge is recorded, and the key waits for the next retry."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased-failures.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     assert client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code == 500

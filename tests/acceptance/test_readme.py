@@ -116,7 +116,7 @@ def test_a_mutation_of_graphql_runs_once(run, serve, client, monkeypatch):
     schema.query_type.fields["orders"].resolve = lambda *args: models.Order.objects.count()
     schema.mutation_type.fields["createOrder"].resolve = create
     monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=schema))
-    serve(path("graphql", run("docs/graphql.md", "shop/graphql.py").graphql))
+    serve(path("graphql", run("docs/recipes.md", "shop/graphql.py").graphql))
 
     def send(query: str, **key: str) -> Any:
         headers = {f"Idempotency-{name}": value for name, value in key.items()}
@@ -142,7 +142,7 @@ def test_the_leased_example_charges_once(run, serve, client, gateway):
 def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
     """The gateway hangs up after charging: the retry finds the charge in its books."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased-failures.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}
@@ -161,9 +161,9 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status):
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased-failures.md", "shop/careful.py")
+    careful = run("docs/leased.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
-    support = run("docs/leased-failures.md", "shop/support.py")
+    support = run("docs/leased.md", "shop/support.py")
     client.raise_request_exception, gateway.down = False, True
     pay = lambda: client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code  # noqa: E731
     assert [pay(), pay()] == [500, 409]

@@ -21,7 +21,7 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         "for a replay.",
         f"**Leased mode** takes {leased.round_trips:.0f} round trips and ×{leased.ratio(bare):.1f}, for a call and a "
         "write. It is made for calls that take a hundred milliseconds.",
-        "**A key** takes about [600 bytes](sizing.md#rows-and-bytes) with a small response. Cleanup deletes "
+        "**A key** takes about [600 bytes](performance.md#rows-and-bytes) with a small response. Cleanup deletes "
         f"{alone / 1000:.0f},000 keys per second. The size of the table changes nothing.",
     )
     return "\n".join(f"* {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""What the other packages cost on the same view, as docs/comparison/peers.py sets them up."""
+"""What the other packages cost on the same view, as comparison/peers.py sets them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.benchmarks import plots
 from tests.benchmarks.page import table
 
 ROOT = Path(__file__).parents[2]
-COMPARISON = ROOT / "docs" / "comparison"
+COMPARISON = ROOT / "tests" / "benchmarks" / "comparison"
 sys.path.append(str(COMPARISON))
 from peers import PEERS
 

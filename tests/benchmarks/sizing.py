@@ -1,4 +1,4 @@
-"""The figures of docs/sizing.md: `python -m tests.benchmarks.sizing`, some minutes; prints them. --quick: a tenth."""
+"""The figures of "Size" in docs/performance.md: `python -m tests.benchmarks.sizing` prints them; --quick: a tenth."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 
 from django_idempotency import idempotent
-from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey

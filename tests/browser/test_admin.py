@@ -36,7 +36,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
 
     admin.reload()
     assert "Look in the books of the other side" in admin.inner_text(".idempotency-waiting li")
-    admin.click(".idempotency-waiting a")
+    admin.click(".idempotency-waiting a >> text=the oldest")
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")
     assert "? in doubt Attempt 1 ended without a final response." in told

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
 
 from django_idempotency import OperationInProgress, idempotent, run_once
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
 from tests.clusters.aliases import alias

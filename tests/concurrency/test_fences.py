@@ -9,8 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency import ClaimLost
-from django_idempotency.engine.protocol.claims import ClaimRequest
-from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.resolution import release_for_retry

@@ -12,8 +12,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 
 from django_idempotency import Operation, run_once
-from django_idempotency.engine.protocol.claims import ClaimRequest
-from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted, InDoubt
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim

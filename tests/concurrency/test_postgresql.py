@@ -12,8 +12,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, granted

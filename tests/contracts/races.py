@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from tests.claims import a_claim, expire
 

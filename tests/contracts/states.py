@@ -9,8 +9,7 @@ import pytest
 from django.db import transaction
 from django.db.models import F
 
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim

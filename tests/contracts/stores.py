@@ -9,9 +9,15 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_idempotency.engine.protocol.claims import ClaimRequest
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    Conflicted,
+    InDoubt,
+    Mismatched,
+    Snapshot,
+)
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey

@@ -12,8 +12,7 @@ from django.test import RequestFactory, override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.engine.protocol.outcomes import Claimed
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import lookups
 from django_idempotency.maintenance.decisions import decisions_of

@@ -97,7 +97,7 @@ def test_a_consumed_body_that_no_parser_takes_is_an_error(rf: RequestFactory) ->
     def refusing() -> Any:
         raise Unparsable
 
-    request = rf.post("/", b"x", content_type="text/x")
+    request = rf.post("/", b"x", content_type=JSON)
     request.read()
     assert fingerprint_of(request, resolve(), request, lambda: {"a": 1})
     with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
@@ -257,17 +257,11 @@ def test_a_view_with_upload_handlers_of_its_own_says_what_counts(rf: RequestFact
     assert idempotent(fingerprint=lambda request: b"")(view)(request()).content == b"content"
 
 
-def test_a_form_of_another_method_is_compared_by_its_fields(rf: RequestFactory) -> None:
-    """Django reads it for POST alone. A new boundary is no difference; another field or file is one."""
-
-    def form(mark: str, value: str, content: bytes, method: str = "PATCH") -> bytes:
-        body = encode_multipart(mark, {"a": value, "f": SimpleUploadedFile("f", content)})
-        return seen(body, f"multipart/form-data; boundary={mark}", method=method)
-
-    assert form("x", "1", b"c") == form("y", "1", b"c")
-    assert len({form("x", "1", b"c"), form("x", "2", b"c"), form("x", "1", b"d"), form("x", "1", b"c", "PUT")}) == 4
-    bad = [seen(body, MULTIPART, method="PATCH") for body in (b"one", b"two", b"--x\r\nX")]
-    assert bad[0] == bad[1]  # no parts at all
+def test_a_form_of_another_method_is_compared_by_its_bytes(rf: RequestFactory) -> None:
+    """Django reads forms for POST alone, so a view of another method reads the bytes."""
+    body = encode_multipart("x", {"a": "1", "f": SimpleUploadedFile("f", b"c")})
+    assert seen(body, MULTIPART, method="PATCH") == seen(body, MULTIPART, method="PATCH")
+    assert seen(body, MULTIPART, method="PATCH") != seen(body + b"\r\n", MULTIPART, method="PATCH")
 
 
 def test_an_uploaded_file_is_rewound(rf: RequestFactory, settings: Any) -> None:

@@ -10,8 +10,8 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.protocol.snapshots import Snapshot
-from django_idempotency.engine.request.capture import capture, restore
+from django_idempotency.engine.protocol.outcomes import Snapshot
+from django_idempotency.engine.request.responses import capture, restore
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import date
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from django.test.client import encode_multipart
 
 from django_idempotency import Fingerprint, Idempotency, IdempotencyConfigurationError
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.canonical import canonical
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import posting_to_a_view, replayed
 from tests.payloads import FORM, MULTIPART, of, seen
@@ -28,18 +27,20 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.edge_ur
 # --- values
 
 
-def test_what_a_framework_parses_is_told_apart() -> None:
+def test_what_a_framework_parses_is_told_apart(rf: RequestFactory) -> None:
     """Its parser may produce other types than JSON has: a text of the same content is another value."""
-    values = [b"ab", "ab", "6162", ["bytes", "6162"], date(2026, 1, 2), "2026-01-02", Decimal("1.5"), "1.5"]
-    assert len({canonical({"a": value}) for value in values}) == len(values)
+    values = [b"ab", "ab", "6162", ["bytes", "6162"], Decimal("1.5"), "1.5", 1.5]
+    request = rf.post("/", "{}", content_type="application/json")
+    found = {fingerprint_of(request, resolve(), request, partial(dict, a=value)) for value in values}
+    assert len(found) == len(values)
 
 
 @pytest.mark.parametrize(
     ("one", "two"),
     [
         (b'{"a":1.5}', b'{"a":"\\u00001.5"}'),
-        (b'{"a":1.5}', b'{"a":{"\\u0000Number":"1.5"}}'),
-        (b'{"\\u0000Number":"1.5"}', b"1.5"),
+        (b'{"a":1.5}', b'{"a":{"\\u0000number":"1.5"}}'),
+        (b'{"\\u0000number":"1.5"}', b"1.5"),
         (b'{"\\u0000a":1}', b'{"\\u0000\\u0000a":1}'),
         (b'{"a":1e400}', b'{"a":"1e400"}'),
     ],
@@ -104,21 +105,21 @@ def test_a_large_body_is_compared_by_its_bytes(settings: Any, content_type: str,
         (
             "application/json",
             b'{"b": [1, 2.50, "\xc3\xa4"], "a": null}',
-            "ed3c18ab74d8a389b785599dcb4585af66f5f41fae1d0e0f9ae376f656211a11",
+            "ef649bbd384842b9fb4940c83674cb3875dfad8dc164a9c6f2b1f28dc4181a55",
         ),
         (
             "application/x-www-form-urlencoded",
             b"b=2&a=1&b=1&csrfmiddlewaretoken=t",
-            "ad18bac5ddb35fc4bc7bb0df10d377bef72900ec0ca7fb0394ddf1d0841088f2",
+            "0d6b4f4f5e08b64e76098efdce6b354cc99fca2a8fac3152ab6bb15bc254ee7a",
         ),
         (
             "multipart/form-data; boundary=x",
             b'--x\r\nContent-Disposition: form-data; name="f"; filename="f.txt"\r\nContent-Type: text/plain\r\n\r\n'
             b'content\r\n--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n',
-            "1e4a7b65e5ed22259fc860bfc1401faa9c6353639750df62fb59f990861e5323",
+            "5ba4f19aa260a1ce563b6af3e6fb841563cd08110bb05d602f4f59f3210fcde9",
         ),
-        ("text/plain", b"anything", "7ca5e19ee3b7ae7ca4d7c0189d28b29d754baa8729adaa1fdd3788dd625023cf"),
-        ("", b"", "9afbc6679241df1ca0c8025ad9c02f2bb646e32ef8e12f3da3b972f62b313194"),
+        ("text/plain", b"anything", "34d25bd65a7a04d6a66c704a07cd83e3c0d7752c4dda4e3300528f86a6ce7673"),
+        ("", b"", "6a5e712b055ea1ac8d0615d36fcc39f8b61f072064a0a104fee894ecf8690c9b"),
     ],
     ids=["json", "form", "multipart", "bytes", "nothing"],
 )
@@ -131,7 +132,7 @@ def test_they_stay_the_same_from_release_to_release(content_type: str, body: byt
 def test_json_is_compared_by_value_in_each_of_its_encodings(encoding: str) -> None:
     """The fingerprint is that of the same JSON in UTF-8, as in the test above."""
     body = '{"b": [1, 2.50, "ä"], "a": null}'.encode(encoding)
-    assert seen(body, path="/orders/?a=1").hex() == "ed3c18ab74d8a389b785599dcb4585af66f5f41fae1d0e0f9ae376f656211a11"
+    assert seen(body, path="/orders/?a=1").hex() == "ef649bbd384842b9fb4940c83674cb3875dfad8dc164a9c6f2b1f28dc4181a55"
 
 
 def test_names_are_looked_at_for_nul_once_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_names_are_looked_at_for_nul_once_a_text(monkeypatch: pytest.MonkeyPatch
     from django_idempotency.engine.request import fingerprints
 
     body = json.dumps([{"name": "value"}] * 100)
-    monkeypatch.setattr(fingerprints, "escaped", None)
+    monkeypatch.setattr(fingerprints, "_ESCAPING", None)
     assert seen(body)
 
 

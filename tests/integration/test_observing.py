@@ -100,7 +100,8 @@ def test_what_would_have_been_refused(post: Post, key: str, caplog: pytest.LogCa
     assert {answer.status_code for answer in answers} == {200, 201}
     assert logged(caplog)[-3:] == [
         "Observed: POST create would have been refused with 400: Idempotency-Key is not valid.",
-        f"Observed: POST create would have been refused: the key was used for another request (key {reference(key)}).",
+        "Observed: POST create would have been refused with 422: Idempotency-Key is already used "
+        f"(key {reference(key)}).",
         "Observed: POST refusing would have been refused with 403: Idempotency-Key needs an identified caller.",
     ]
     assert logged(caplog)[0] == "Observed: POST create would have been refused with 400: Idempotency-Key is missing."
@@ -116,7 +117,8 @@ def test_a_running_request_is_seen(post: Post, key: str, caplog: pytest.LogCaptu
     HOOKS["view"] = duplicate
     assert post("/create").status_code == 201
     message = (
-        f"Observed: POST create would have been refused: the first request is still running (key {reference(key)})."
+        "Observed: POST create would have been refused with 409: A request is outstanding for this Idempotency-Key "
+        f"(key {reference(key)})."
     )
     assert logged(caplog) == [message]
 

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision

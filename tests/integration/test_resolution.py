@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from django_idempotency import NotResolvable
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import (
     close_with,
     record_outcome,

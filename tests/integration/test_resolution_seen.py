@@ -13,7 +13,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import (
     Resolved,
     cleanup_idempotency_keys,

@@ -22,8 +22,7 @@ from hypothesis.stateful import (
 )
 
 from django_idempotency import ClaimLost, LeaseLost, NotResolvable
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep

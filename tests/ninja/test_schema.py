@@ -13,7 +13,7 @@ import ninja
 
 from django_idempotency import Idempotency
 from django_idempotency.ninja import idempotent_operation
-from django_idempotency.ninja.schema import IdempotencySchemaMixin, NinjaAPI
+from django_idempotency.ninja.schema import NinjaAPI
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -107,10 +107,13 @@ def test_what_the_project_declares_stays(api: Any) -> None:
     assert found["responses"]["422"]["description"].startswith("Sold out.\nIdempotency-Key is already used")
 
 
-def test_the_mixin_serves_a_projects_own_class(key: str) -> None:
+def test_it_serves_a_projects_own_class(key: str) -> None:
     """In front of its bases. The class may extend the schema, as Django Ninja advises."""
 
-    class ShopAPI(IdempotencySchemaMixin, ninja.NinjaAPI):
+    class OwnAPI(ninja.NinjaAPI):
+        pass
+
+    class ShopAPI(NinjaAPI, OwnAPI):
         def get_openapi_schema(self, **kwargs: Any) -> Any:
             found = super().get_openapi_schema(**kwargs)
             found["x-shop"] = 1

@@ -16,7 +16,7 @@ from rest_framework.viewsets import ModelViewSet
 
 from django_idempotency import Idempotency, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
-from django_idempotency.rest_framework.schema import IdempotencySchemaMixin
+from django_idempotency.rest_framework import schema as ours
 from tests.rest_framework.api_urls import OrderSerializer
 from tests.shopapp.models import Order
 
@@ -70,7 +70,7 @@ class Declared(IdempotencyMixin, CreateAPIView):
     schema = OwnSchema()
 
 
-class MixedSchema(IdempotencySchemaMixin, AutoSchema):
+class MixedSchema(ours.AutoSchema, AutoSchema):
     def get_operation_id(self) -> str:
         return "mixed"
 

@@ -54,8 +54,6 @@ def test_a_body_is_parsed_once(send: Any, monkeypatch: pytest.MonkeyPatch, conte
 @pytest.mark.parametrize(
     ("content_type", "one", "two", "status"),
     [
-        ("application/xml", "<o><a>1</a><b>2</b></o>", "<o>\n <b>2</b><a>1</a></o>", 201),
-        ("application/xml", "<o><a>1</a></o>", "<o><a>2</a></o>", 422),
         (JSON, '{"a":1,"b":[1.5]}', '{ "b" : [1.50], "a":1}', 201),
         (JSON, '{"a":1.5}', '{"a":"1.5"}', 422),
         (JSON, '{"a":1.5}', '{"a":"\\u00001.5"}', 422),
@@ -91,6 +89,7 @@ def test_fields_are_chosen_from_what_was_read(send: Any) -> None:
     ("content_type", "one", "two"),
     [
         ("application/raw", "one", "two"),
+        ("application/xml", "<o><a>1</a></o>", "<o> <a>1</a></o>"),
         ("application/wrapped+json", '{"payload":{"a":1}}', '{"a":1}'),
         ("application/wrapped+json", '{"a":1}', '{"a":2}'),
         ("application/nested", "one", "two"),
@@ -100,14 +99,13 @@ def test_fields_are_chosen_from_what_was_read(send: Any) -> None:
 def test_what_the_parser_has_no_value_for_is_compared_by_its_bytes(
     send: Any, content_type: str, one: str, two: str
 ) -> None:
-    """The parser returns nothing for a body that is not empty, or an object that cannot be compared."""
+    """It is neither JSON nor a form, or the parser returns nothing for a body that is not empty."""
     assert send(one, one, two, content_type=content_type) == [201, 201, 422]
 
 
-@pytest.mark.parametrize(("depth", "status"), [(4, 201), (6, 422)])
-def test_a_body_that_stands_for_millions_is_compared_by_its_bytes(send: Any, depth: int, status: int) -> None:
+def test_a_body_that_stands_for_millions_is_compared_by_its_bytes(send: Any) -> None:
     """A few bytes of YAML are as heavy as one likes, by its aliases."""
-    assert send(f"9 {depth}", f"9 {depth}", f"9  {depth}", content_type="application/x-aliases") == [201, 201, status]
+    assert send("9 6", "9 6", "9  6", content_type="application/x-aliases") == [201, 201, 422]
 
 
 @pytest.mark.parametrize(("length", "status"), [(131_000, 201), (132_000, 422)])

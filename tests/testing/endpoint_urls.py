@@ -85,7 +85,10 @@ def event_id(request: HttpRequest) -> str | None:
     try:
         return str(json.loads(request.body)["id"])
     except ValueError:
-        return request.body.decode().rpartition(" ")[2] or None
+        return None
+
+
+by_body_event = idempotent(key=event_id)(order)
 
 
 def by_event(request: HttpRequest) -> HttpResponse:

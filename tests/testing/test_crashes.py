@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,23 +29,6 @@ def _fresh() -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    """What was logged about calls that ran twice, and about held keys."""
-    logger = logging.getLogger("django_idempotency.testing")
-    found: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    handler = Kept()
-    logger.addHandler(handler)
-    with caplog.at_level(logging.INFO, logger=logger.name):
-        yield found
-    logger.removeHandler(handler)
-
-
-@pytest.fixture
 def crashes(client: Client) -> Callable[..., Any]:
     return lambda path, **arguments: assert_idempotent(
         client, path, DATA, **{"creates": Order, "crash_at_each_step": True, **arguments}
@@ -65,42 +47,33 @@ def fails(crashes: Callable[..., Any]) -> Callable[..., str]:
 
 class TestGoodViews:
     @pytest.mark.parametrize("path", ["/leased", "/answers"])
-    def test_a_view_that_sends_its_derived_key(self, crashes: Callable[..., Any], path: str, told: list[str]) -> None:
-        """8 boundaries and 2 undisturbed requests: 10 keys, 10 orders, and one charge made twice under its key."""
+    def test_a_view_that_sends_its_derived_key(self, crashes: Callable[..., Any], path: str) -> None:
+        """6 boundaries and 2 undisturbed requests: 8 keys, 8 orders, and one charge made twice under its key."""
         crashes(path)
-        assert Order.objects.count() == 10
+        assert Order.objects.count() == 8
         assert [count for _, count in Counter(leased_urls.MADE).most_common(2)] == [2, 1]
-        assert told == [
-            "Stopped after the function of call 'charge' ran, before the COMMIT: call 'charge' was made twice with the "
-            "same derived key. The other side must recognise it."
-        ]
         assert set(IdempotencyKey.objects.values_list("status", flat=True)) == {"completed"}
         assert not IdempotencyStep.objects.filter(finished_at=None).exists()
 
     def test_an_asynchronous_view(self, crashes: Callable[..., Any]) -> None:
         """Its steps are the same: coroutine functions, functions that return a coroutine, and writes."""
         crashes("/asynchronous", repeatable=["mail"])
-        assert Order.objects.count() == 14
+        assert Order.objects.count() == 11
 
-    def test_a_held_key(self, crashes: Callable[..., Any], told: list[str]) -> None:
+    def test_a_held_key(self, crashes: Callable[..., Any]) -> None:
         """Its retry gets 409 while the call is in doubt. No call is made twice."""
         crashes("/held")
-        assert told == [
-            "Stopped after the start of call 'charge' was committed, before the function ran: the retry is held with "
-            "409.",
-            "Stopped after the function of call 'charge' ran, before the COMMIT: the retry is held with 409.",
-        ]
-        assert len(leased_urls.MADE) == 9
-        assert Order.objects.count() == 8
+        assert len(leased_urls.MADE) == 7
+        assert Order.objects.count() == 6
 
     @pytest.mark.parametrize(
         ("path", "arguments", "orders"),
         [
-            ("/looks_up", {}, 10),  # what reconcile records has a function of its own: that is no second call
-            ("/no_derived_key", {"repeatable": ["charge"]}, 10),  # the test says that the call may be repeated
-            ("/once", {"changed": None}, 10),  # the steps of run_once are stopped like those of a view
-            ("/in_words", {}, 6),  # of a response that is no JSON the status is compared
-            ("/writes_at_last", {}, 7),  # the statements of its `finally` are refused
+            ("/looks_up", {}, 8),  # what reconcile records has a function of its own: that is no second call
+            ("/no_derived_key", {"repeatable": ["charge"]}, 8),  # the test says that the call may be repeated
+            ("/once", {"changed": None}, 8),  # the steps of run_once are stopped like those of a view
+            ("/in_words", {}, 5),  # of a response that is no JSON the status is compared
+            ("/writes_at_last", {}, 6),  # the statements of its `finally` are refused
         ],
     )
     def test_it_survives(self, crashes: Callable[..., Any], path: str, arguments: dict[str, Any], orders: int) -> None:
@@ -108,7 +81,7 @@ class TestGoodViews:
         assert Order.objects.count() == orders
 
     @pytest.mark.django_db(transaction=True)
-    @pytest.mark.parametrize(("path", "boundaries"), [("/leased", 8), ("/asynchronous", 12)])
+    @pytest.mark.parametrize(("path", "boundaries"), [("/leased", 6), ("/asynchronous", 9)])
     def test_each_retry_takes_a_dead_workers_key_over(
         self, crashes: Callable[..., Any], path: str, boundaries: int
     ) -> None:
@@ -173,7 +146,7 @@ class TestBrokenViews:
         [
             ("?raise", "stopped after write 'order', the retry raised LookupError('no cart')"),
             ("?refuse", "stopped after write 'order', the retry got 400"),
-            ("", "stopped after write 'order', the retry got another kind of response"),
+            ("", "stopped after write 'order', the retry got 200, or another kind of response"),
         ],
     )
     def test_a_retry_that_ends_otherwise(self, fails: Callable[..., str], query: str, headline: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.protocol.claims import ClaimRequest
 from django_idempotency.engine.protocol.decision import (
     Decision,
     Resume,
@@ -18,8 +17,15 @@ from django_idempotency.engine.protocol.decision import (
     resumed,
 )
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched
-from django_idempotency.engine.protocol.snapshots import Snapshot
+from django_idempotency.engine.protocol.outcomes import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    Conflicted,
+    InDoubt,
+    Mismatched,
+    Snapshot,
+)
 from django_idempotency.models import IdempotencyKey
 
 REPLAY = Completed(snapshot=Snapshot(status_code=201, headers=(("X-A", "b"),), body=b"{}"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_idempotency.engine.conf import Idempotency, resolve
 from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key, is_late, is_uuid, parse_header
-from django_idempotency.engine.request.key import read_key
+from django_idempotency.engine.request.pipeline import read_key
 
 
 @pytest.mark.parametrize(

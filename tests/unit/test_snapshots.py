@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_idempotency.engine.protocol.snapshots import Snapshot, decode_headers, encode_headers
+from django_idempotency.engine.protocol.outcomes import Snapshot, decode_headers, encode_headers
 
 
 def test_headers_survive_storing() -> None:
@@ -16,4 +16,4 @@ def test_headers_survive_storing() -> None:
 def test_a_snapshot_knows_its_headers() -> None:
     """Names are case-insensitive, the first one counts."""
     snapshot = Snapshot(status_code=201, headers=(("Location", "/1"), ("location", "/2")), body=None)
-    assert (snapshot.header("LOCATION"), snapshot.header("ETag"), snapshot.is_tombstone) == ("/1", None, True)
+    assert (snapshot.header("LOCATION"), snapshot.header("ETag")) == ("/1", None)

@@ -158,8 +158,8 @@ class Idempotency:
         "request",
         _fingerprint,
         "what a retry must repeat. Default: method, path, query string, content type and body.\n"
-        "A `Fingerprint` leaves parts out. A tuple of names compares these fields in place of content type and body,\n"
-        "and `callable(request) -> bytes` what it returns. With None, nothing is compared.",
+        "A `Fingerprint` leaves parts out. A tuple of names compares these fields of the body, as\n"
+        "`Fingerprint(fields=…)` does. `callable(request) -> bytes`: what it returns. With None, nothing is compared.",
     )
     record: Callable[[Any], bool] = option(
         is_final, is_callable(), "`callable(response) -> bool`: is this outcome final?"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
-from ..request.atomic_requests import take_over
+from ..request.pipeline import take_over
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, resolve
-from ..request.atomic_requests import take_over
+from ..request.pipeline import take_over
 from ..request.view_call import ViewCall
 from . import frameworks
 from .callables import method_name

@@ -10,7 +10,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
-from ..request.view_call import found, rendered
+from ..request.view_call import found
 from . import frameworks
 from .callables import dotted_name, method_name, unwrapped
 
@@ -56,7 +56,7 @@ class Declaration:
             return final_result(returned, self.options.reconcile)
         responses = (framework.response(returned, self) for framework in frameworks.in_use())
         response = next((response for response in responses if response is not None), returned)
-        return found(rendered(response), self.options)
+        return found(response, self.options)
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:

@@ -19,10 +19,8 @@ from .bridge import NoBridgeAbove
 from .waiting import waited_for
 
 if TYPE_CHECKING:
-    from ..protocol.claims import ClaimRequest
     from ..protocol.digests import Identity
-    from ..protocol.outcomes import ClaimOutcome, Completed, Outcome, Refusal
-    from ..protocol.snapshots import Snapshot
+    from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal, Snapshot
     from ..stores import Store
     from .work import Work
 

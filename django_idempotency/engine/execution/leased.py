@@ -15,9 +15,18 @@ from django.db import DatabaseError, Error
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ..events import report
-from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted, Finished, Outcome, Resource, Unavailable, Verdict
+from ..protocol.outcomes import (
+    Claimed,
+    ClaimOutcome,
+    ClaimRequest,
+    Conflicted,
+    Finished,
+    Outcome,
+    Resource,
+    Unavailable,
+    Verdict,
+)
 from ..stores import Store
 from .durable import durable_transaction, reconnecting_once
 from .operation import Operation

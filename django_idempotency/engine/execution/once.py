@@ -24,11 +24,9 @@ from ...exceptions import (
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..events import report, report_outcome
 from ..protocol import outcomes
-from ..protocol.claims import ClaimRequest
 from ..protocol.digests import digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import Finished, Verdict
-from ..protocol.snapshots import Snapshot
+from ..protocol.outcomes import ClaimRequest, Finished, Snapshot, Verdict
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
 from .atomic_operation import AtomicOperation

@@ -13,9 +13,8 @@ from django.db import Error, IntegrityError, transaction
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ...models import IdempotencyStep
-from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Resource
+from ..protocol.outcomes import Claimed, ClaimRequest, Resource
 from ..stores import Store
 from .bridge import NoBridgeAbove
 from .durable import durable_transaction, reconnecting_once
@@ -77,7 +76,7 @@ class Operation(Handle):
         Raises:
             IdempotencyConfigurationError: the project's routes do not include the page.
         """
-        return status_url_of(self._store.alias, self._claim.row)
+        return status_url_of(self._store.alias, self._claim)
 
     @property
     def results(self) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from django.urls import NoReverseMatch, reverse
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..protocol.digests import Identity
-from ..protocol.outcomes import Row
+from ..protocol.outcomes import Claimed
 
 SALT = "django_idempotency.status"
 
 
-def status_url_of(alias: str, row: Row | Identity) -> str:
+def status_url_of(alias: str, row: Claimed | Identity) -> str:
     """The path of the status page of a row that the caller has claimed. Reads the row's time once.
 
     Raises:

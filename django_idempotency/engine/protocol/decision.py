@@ -14,14 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from .digests import key_hash, scope_hash
-from .outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Resource, TooOld
-from .snapshots import Snapshot, decode_headers
-
-if TYPE_CHECKING:
-    from .claims import ClaimRequest
+from .outcomes import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    Conflicted,
+    InDoubt,
+    Mismatched,
+    Resource,
+    Snapshot,
+    TooOld,
+    decode_headers,
+)
 
 
 class Status(StrEnum):

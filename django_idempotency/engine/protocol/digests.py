@@ -15,7 +15,7 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """Begins the scopes that are hashes, and no other scope."""
 # A fixed list: `str.isprintable` changes with Python's Unicode, and a retry after an upgrade must find its row.
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 
@@ -48,9 +48,12 @@ def scope_hash(scope: str, operation: str, key: str) -> int:
     return int.from_bytes(digest(scope.encode(), operation.encode(), key.encode())[:8], "big", signed=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller, the operation and the key of one row of the key table. Made by `identify`."""
+    """The caller, the operation and the key of one row of the key table. Made by `identify`.
+
+    Of a request without a usable key only the operation is known. The other texts are empty.
+    """
 
     scope: str
     operation: str
@@ -60,23 +63,13 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """The name of the key in logs, see `reference_of`."""
-        return reference_of(self.key_hash)
+        """The name of the key in logs, see `reference_of`. Empty: the request has no usable key."""
+        return reference_of(self.key_hash) if self.key else ""
 
 
 def has_controls(text: str) -> bool:
     """Whether the text has control or invisible characters, or half a surrogate pair."""
-    return _CONTROLS.search(text) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unidentified:
-    """Stands for the identity of a request without a usable key: its operation is known, the other texts are empty."""
-
-    operation: str
-    scope: str = ""
-    key: str = ""
-    reference: str = ""
+    return CONTROLS.search(text) is not None
 
 
 def kept_scope(scope: str) -> str:
@@ -85,7 +78,7 @@ def kept_scope(scope: str) -> str:
     A project may build the scope from what a client sent: NUL, which PostgreSQL refuses, line breaks, a megabyte. Or a
     text that begins as such a hash does: a reader of the table must not be able to send a hash of it as a scope.
     """
-    if len(scope) <= MAX_READABLE_SCOPE and _CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
+    if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
     return f"{HASHED_SCOPE}{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 
@@ -93,19 +86,12 @@ def kept_scope(scope: str) -> str:
 def identify(*, scope: str, operation: str, key: str) -> Identity:
     """Make the identity of a request. Its scope may be replaced by a hash: see `kept_scope`."""
     scope = kept_scope(scope)
-    hash_ = scope_hash(scope, operation, key)
-    return Identity(scope=scope, operation=operation, key=key, key_hash=key_hash(key), scope_hash=hash_)
+    return Identity(scope, operation, key, key_hash(key), scope_hash(scope, operation, key))
 
 
 def stored_identity(*, scope: str, operation: str, key: str) -> Identity:
     """The identity of a row, whose scope is taken as the table holds it."""
-    return Identity(
-        scope=scope,
-        operation=operation,
-        key=key,
-        key_hash=key_hash(key),
-        scope_hash=scope_hash(scope, operation, key),
-    )
+    return Identity(scope, operation, key, key_hash(key), scope_hash(scope, operation, key))
 
 
 def derived_key(identity: Identity, step: str) -> str:

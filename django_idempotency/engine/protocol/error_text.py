@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .digests import CONTROLS
+
 MAX_LENGTH = 500
 """Characters: enough to see what happened, too few to store a whole request."""
 MASK = "****"
@@ -46,8 +48,6 @@ _SECRETS = (
     re.compile(r"()\b[A-Z]{2}\d{2}(?: ?[0-9A-Z]{4}){3,7}(?: ?[0-9A-Z]{1,3})?\b"),  # IBAN
     re.compile(r"()\b\d(?:[ -]?\d){12,18}\b"),  # card numbers
 )
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Those of ASCII and Latin-1, such as ESC, and those that end a line or turn the direction of writing."""
 
 
 def describe(error: BaseException) -> str:
@@ -62,14 +62,15 @@ def describe(error: BaseException) -> str:
     text = f"{name}: {message}"[: 4 * MAX_LENGTH]
     for pattern in _SECRETS:
         text = pattern.sub(_masked, text)
-    text = without_controls(" ".join(text.split()).removesuffix(":"))
-    # Every database refuses a lone surrogate. PostgreSQL also refuses NUL, which is a control character.
-    return text.encode("utf-8", "backslashreplace").decode()[:MAX_LENGTH]
+    return without_controls(" ".join(text.split()).removesuffix(":"))[:MAX_LENGTH]
 
 
 def without_controls(text: str) -> str:
-    """The text on one line, with an escape for each control character: a terminal would obey it."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    """The text on one line, with an escape for each control character, which a terminal would obey.
+
+    No database takes half a surrogate pair, and PostgreSQL no NUL. They count as control characters.
+    """
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -1,36 +1,75 @@
-"""The possible outcomes of a claim, and of the work under a claim: two closed sets."""
+"""What a store is asked, what a claim comes to, and what the work under a claim comes to: two closed sets."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
-if TYPE_CHECKING:
-    from .snapshots import Snapshot
+from .digests import Identity
 
 T = TypeVar("T")
 SHORTEST_RETRY_AFTER = 1
 """Seconds. An atomic request ends with its transaction. When that will be is unknown, and mostly soon."""
 LONGEST_RETRY_AFTER = 60
 """Seconds. A worker that lives may end long before its lease. And several client libraries ignore a longer wait."""
+Headers = tuple[tuple[str, str], ...]
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 Resource = tuple[str, str]
 """What an operation is about: a type and an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of the key table. The hashes name its partition, and belong to one tenant only; an `id` does not."""
+class Snapshot:
+    """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again.
 
-    key_hash: int
-    scope_hash: int
-    id: int
+    Its `repr` shows no headers and no body: both may hold what only the client may see, and errors are logged.
+    """
 
-    @property
-    def found_by(self) -> list[int]:
-        """The parameters of `Conditions.same_row`."""
-        return [self.key_hash, self.scope_hash, self.id]
+    status_code: int
+    headers: Headers = field(repr=False)
+    body: bytes | None = field(repr=False)
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name (case-insensitive), if there is one."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+
+def encode_headers(headers: Headers) -> str:
+    """The headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
+    return _ENCODER.encode(headers)
+
+
+def decode_headers(text: str | None) -> Headers:
+    return tuple(map(tuple, json.loads(text or "[]")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """The request to run something once.
+
+    Args:
+        identity: scope, operation and key.
+        fingerprint: 32 bytes, a hash of the payload. None: payloads are not compared.
+        ttl: seconds that the result is kept.
+        wait: seconds that a duplicate of a running request waits for its result.
+        lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
+        repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. With
+            the policy "hold" it may, too, if the project can tell what became of the call (`reconcile`).
+        policy: the work's `on_abandoned`, which the row keeps for people. None: the work has no lease.
+        known_only: never insert a row nor take over an expired one. Without a row that lives: `TooOld`.
+    """
+
+    identity: Identity
+    fingerprint: bytes | None
+    ttl: float
+    wait: float = 0
+    lease: float | None = None
+    repeats_calls: bool = False
+    policy: Literal["retry", "hold"] | None = None
+    known_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +91,6 @@ class Claimed:
     in_doubt: tuple[str, ...] = ()
     resource: Resource | None = None
     fingerprint: bytes | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def row(self) -> Row:
-        return Row(key_hash=self.key_hash, scope_hash=self.scope_hash, id=self.id)
-
-    @property
-    def fence(self) -> list[int]:
-        """The parameters of `Conditions.fence`. See Note [Fencing]."""
-        return [self.key_hash, self.scope_hash, self.id, self.attempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -25,8 +25,6 @@ SCHEMES = frozenset(
 """Authorization schemes whose value is the same in a request and its retry, in lower case. Of others, such as Digest,
 DPoP and HMAC signatures, a retry may have a new value, and would be another caller."""
 ANONYMOUS = "anonymous"
-UNKNOWN = object()
-"""Stands for an attribute that is not there."""
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 
 
@@ -34,10 +32,15 @@ class ChangingCredential(Exception):
     """The client's Authorization scheme is not on the list: its value may be new in each request."""
 
 
-def scope_of(request: Any, options: Idempotency) -> str | None:
+def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str | None:
     """The caller's scope, or None for a caller who must be refused (`anonymous="refuse"`).
 
     May run the project's own queries for `request.user`.
+
+    Args:
+        request: the request that option callables get.
+        options: resolved.
+        authenticated: the scope of the caller whom the framework's own authentication has found, if it has.
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
@@ -48,6 +51,8 @@ def scope_of(request: Any, options: Idempotency) -> str | None:
         if not isinstance(scope, str) or not scope:
             raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
         return scope
+    if authenticated is not None and (found := authenticated()) is not None:
+        return found
     user = getattr(request, "user", None)
     if user is not None and is_authenticated(user):
         client = _client(request, user)
@@ -65,13 +70,12 @@ def is_authenticated(user: Any) -> bool:
     """
     if user is None:
         return False
-    known = getattr(user, "is_authenticated", UNKNOWN)
-    if known is UNKNOWN:
+    if not hasattr(user, "is_authenticated"):
         raise IdempotencyConfigurationError(
             f"request.user is of type {user.__class__.__qualname__!r}, which has no is_authenticated and so does "
             "not tell who is calling. Pass scope=callable(request)."
         )
-    return bool(known)
+    return bool(user.is_authenticated)
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:
@@ -193,14 +197,17 @@ def _credential(request: Any) -> str | None:
     if sent:
         # All of them: tenants behind one gateway may send the same Authorization and different API keys.
         return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
-    if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
+    if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
     # The cookie as it was sent, not request.session's key. A retry sends the old cookie, even if the lost response
     # had set a new one.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
-    if session and not _session_is_in_the_cookie():
-        return credential_scope("session", session)
-    return None
+    if not session:
+        return None
+    engine = import_module(django_settings.SESSION_ENGINE)
+    if issubclass(engine.SessionStore, signed_cookies.SessionStore):
+        return None  # the cookie holds the session's data, and changes with the data
+    return credential_scope("session", session)
 
 
 def _authorization(value: str) -> str:
@@ -220,18 +227,14 @@ def _form_secret(request: Any) -> str | None:
     A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
     answer, so that the second click would be another caller.
     """
-    if getattr(request, "_dont_enforce_csrf_checks", False):
+    checked = getattr(request, "csrf_processing_done", False) and not getattr(
+        request, "_dont_enforce_csrf_checks", False
+    )
+    # With CSRF_USE_SESSIONS the session begins with the form.
+    if not checked or django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
         return None
-    if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
-        return None  # with CSRF_USE_SESSIONS the session begins with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
-
-
-def _session_is_in_the_cookie() -> bool:
-    """Does the session cookie hold the session's data, and so change with the data?"""
-    engine = import_module(django_settings.SESSION_ENGINE)
-    return issubclass(engine.SessionStore, signed_cookies.SessionStore)
 
 
 def credential_scope(kind: str, value: str) -> str:

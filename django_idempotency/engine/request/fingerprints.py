@@ -4,6 +4,11 @@
 A multipart form is compared by `request.POST` and `request.FILES`. Of every other request `request.body` is read first,
 so the view, its parser and the check of a signature can read the body again. Nothing is put in the place of Django's
 stream. So a view that reads the stream of a form, or sets upload handlers, passes `fingerprint=`.
+
+# Note [One form for equal values]
+JSON and forms are written as one JSON text, in which the order of names and white space make no difference. What is not
+JSON, such as a file, is an object with one name that begins with NUL. Names of clients that begin with NUL get another
+NUL, so that no client can write such an object.
 """
 
 from __future__ import annotations
@@ -11,49 +16,38 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections import UserString
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from django.conf import settings
-from django.core.exceptions import (
-    BadRequest,
-    RequestDataTooBig,
-    SuspiciousOperation,
-    TooManyFieldsSent,
-    TooManyFilesSent,
-)
-from django.core.files.uploadhandler import MemoryFileUploadHandler, TemporaryFileUploadHandler
+from django.core import exceptions
+from django.core.files.uploadedfile import UploadedFile
 from django.core.handlers.wsgi import LimitedStream, WSGIRequest
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
-from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Fingerprint
+from ..conf import Fingerprint, Idempotency
 from ..protocol.digests import digest
-from .canonical import Digest, Number, canonical, escaped, is_heavier, only, plain, selected
-
-if TYPE_CHECKING:
-    from ..conf import Idempotency
 
 MAX_PARSED_BYTES = 128 * 1024
 """A larger JSON or form body is compared by its bytes. Parsed, a form of `%41%41…` takes 85 times its size, and JSON up
 to 40 times. So a body of this size costs at most 11 MiB and 20 ms; the 2.5 MiB that Django accepts would cost 200 MiB.
 A constant: a setting that changes would give a retry another fingerprint."""
-MAX_PARSED_WEIGHT = 2 * MAX_PARSED_BYTES
-"""What a framework's parser makes of such a body is no heavier (`is_heavier`), unless it shares or unpacks items."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The token is new in each page, so it is not a part of the request that is compared."""
-MULTIPART = "multipart/form-data"
+FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
-
-
-UNREADABLE = (MultiPartParserError, TooManyFieldsSent, TooManyFilesSent, UnreadablePostError)
+NUL = "\0"
+"""See Note [One form for equal values]."""
+UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
 """Django's own errors, after which it shows an empty body to the view."""
 
 
@@ -82,7 +76,7 @@ def fingerprint_of(
         request: Django's request.
         options: resolved.
         asked_with: the request that option callables get.
-        parsed: returns what the framework's parser has made of the body, or raises `Unparsable`. Default: the body is
+        parsed: returns what the framework's parser has made of the body, or raises `Unparsable`. None: the body is
             parsed here.
 
     Raises:
@@ -93,54 +87,42 @@ def fingerprint_of(
     chosen = options.fingerprint
     if chosen is None:
         return None
-    method, path = (request.method or "").upper().encode(), request.get_full_path().encode()
-    if hasattr(request, "urlconf"):
-        method += _urlconf(request)
+    method, path = (request.method or "").upper(), request.get_full_path()
+    # A middleware may choose a URLconf for each host. Then one path may be two views.
+    urlconf: Any = getattr(request, "urlconf", None)
+    if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
+        method += f" {name}"
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest(b"custom 2", method, path, value)
+        return digest(b"custom 2", method.encode(), path.encode(), value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
-    plain_type = not request.content_params and request.encoding is None
-    parameters = _no_parameters(settings.DEFAULT_CHARSET) if plain_type else _parameters(request)
     if isinstance(chosen, tuple):
-        if isinstance(payload, dict):  # else there are no fields to choose from: the whole body
-            payload = only(payload, chosen)
-        return digest(b"fields 2", method, path, parameters, canonical(payload))
-    if isinstance(chosen, Fingerprint):
-        payload = selected(payload, chosen)
-        path = path if chosen.query else path.partition(b"?")[0]
-    return digest(b"request 2", method, path, content_type.encode(), parameters, canonical(payload))
+        payload = selected(payload, chosen, kept=True)
+    elif isinstance(chosen, Fingerprint):
+        if chosen.fields is not None:
+            payload = selected(payload, chosen.fields, kept=True)
+        payload = selected(payload, chosen.exclude, kept=False)
+        path = path if chosen.query else path.partition("?")[0]
+    texts = (method, path, content_type, _parameters(request), _ENCODER.encode(payload))
+    return digest(b"request 3", *[text.encode() for text in texts])
 
 
-def _urlconf(request: HttpRequest) -> bytes:
-    """The URLconf that a middleware has chosen, such as one for each host: one path may be two views. Else empty."""
-    chosen: Any = request.urlconf
-    name = getattr(chosen, "__name__", chosen)
-    return f" {name}".encode() if isinstance(name, str) else b""
-
-
-def _parameters(request: HttpRequest) -> bytes:
+def _parameters(request: HttpRequest) -> str:
     """The parameters of the content type, and the charset by which Django decodes the body.
 
     The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
     and "UTF8" are the same.
     """
-    default = settings.DEFAULT_CHARSET
-    given = dict(request.content_params or {})
+    given, default = dict(request.content_params or {}), settings.DEFAULT_CHARSET
     given.pop("boundary", None)
-    given["charset"] = _codec(given.get("charset") or default)
-    return canonical([given, _codec(request.encoding or default)])
+    charset = _codec(given.pop("charset", "") or default)
+    return _ENCODER.encode([charset, _codec(request.encoding or default), given])
 
 
 @lru_cache(maxsize=8)
-def _no_parameters(charset: str) -> bytes:
-    """Of the most frequent request. Cached by the project's setting, and not by what a client sends."""
-    return canonical([{"charset": _codec(charset)}, _codec(charset)])
-
-
 def _codec(charset: str) -> str:
     try:
         return codecs.lookup(charset).name
@@ -152,14 +134,14 @@ def _codec(charset: str) -> str:
 
 
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
-    """The body's value: JSON, a dict of form fields, or what the framework has parsed. Else the digest of its bytes."""
+    """The body's value, if it is JSON or a form. Else the digest of its bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
         with suppress(Unparsable):  # a view without a parser for forms has left the body unread
             return _form(request, parsed)
     body: bytes | None = None
     try:
         body = request.body
-    except RequestDataTooBig as error:
+    except exceptions.RequestDataTooBig as error:
         raise BodyTooLarge from error
     except RawPostDataException:  # a parser has consumed the stream: no error if it is the framework's
         if parsed is None:
@@ -167,20 +149,20 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     _refuse_incomplete(request, empty=not body)
     try:
         if parsed is not None:
-            return _read_by_framework(request, content_type, body, parsed())
-        return _value(request, content_type, body or b"")
+            return _read_by_framework(content_type, body, parsed())
+        return _value(content_type, body or b"")
     except Unparsable:
         if body is None:
             raise _consumed() from None
-        return Digest(sha256(body).hexdigest())
+        return sha256(body).digest()
 
 
 def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     """Fields and file contents of a multipart form. Files are hashed in pieces, and rewound."""
     try:
-        form = _grouped(request.POST, request.FILES) if parsed is None else _plain(parsed())
+        form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
     except (LookupError, ValueError) as error:  # a charset that does not exist, or that is none of text
-        raise BadRequest("The form of this request cannot be read.") from error
+        raise exceptions.BadRequest("The form of this request cannot be read.") from error
     # Django makes the handlers immutable when it parses a form. Else the stream was taken in another way.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
@@ -190,8 +172,9 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
 
 def _consumed() -> IdempotencyConfigurationError:
     return IdempotencyConfigurationError(
-        "the request's body was consumed before the view (by a middleware that calls request.read()), so it cannot "
-        "be compared with a retry's. Use request.body there, or pass fingerprint= to @idempotent."
+        "the request's body was consumed before the view (by a middleware that calls request.read(), or by a "
+        "permission that asks for request.data, which is neither JSON nor a form), so it cannot be compared with a "
+        "retry's. Use request.body there, or pass fingerprint= to @idempotent."
     )
 
 
@@ -200,9 +183,9 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
     Gunicorn passes on what it got before the client hung up as if that were the whole body.
     """
-    if not empty and hasattr(request, "_body") and request.META.get("CONTENT_LENGTH") == str(len(request._body)):
-        return  # nearly every request
-    if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not _length(request):
+    said = request.META.get("CONTENT_LENGTH", "")
+    length = int(said) if said.isdecimal() else 0
+    if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         raise LengthRequired
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
@@ -212,65 +195,47 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     else:
         return  # an ASGI server hands over a form only when it is complete
     # A middleware that decompresses leaves the length of what was sent.
-    if received < _length(request) and "HTTP_CONTENT_ENCODING" not in request.META:
-        raise BadRequest("The request's body ended before its Content-Length.")
-
-
-def _length(request: HttpRequest) -> int:
-    """What the client has said about the length of its body. 0 if it has said nothing."""
-    try:
-        return int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        return 0
+    if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
+        raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
 
 # --- parsing
 
 
-def _read_by_framework(request: HttpRequest, content_type: str, body: bytes | None, data: Any) -> Any:
-    """What the framework's parser has made of the body, so that no body is parsed twice."""
+def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
+    """What the framework's parser has made of JSON or a form, so that no body is parsed twice.
+
+    A parser of another type may return any object, of any size: a few bytes of YAML can stand for millions of values.
+    """
+    if content_type != FORM and not JSON.fullmatch(content_type):
+        raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
         raise Unparsable  # a parser without data may leave the reading to the view
-    # JSON shares nothing. If the body is consumed, only the client has said how long it was.
-    limit = MAX_PARSED_WEIGHT if body is not None else max(2 * _length(request), 5 * MAX_PARSED_WEIGHT)
-    if not JSON.fullmatch(content_type) and is_heavier(data, limit):
-        if body is None:
-            raise BadRequest("The request's body stands for far more than its length.")
-        raise Unparsable
     try:
-        return _plain(data)
+        return plain(data)
     except (TypeError, RecursionError) as error:
-        if body is None:
-            raise
         raise Unparsable from error
 
 
-def _plain(data: Any) -> Any:
-    return _grouped(data) if isinstance(data, MultiValueDict) else plain(data)
-
-
-def _value(request: HttpRequest, content_type: str, body: bytes) -> Any:
+def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
         # Else any client could make a view that never parses spend seconds and hundreds of megabytes.
         raise Unparsable
-    if content_type == "application/x-www-form-urlencoded":
-        # latin-1 gives each byte its own character, for any charset.
-        pairs = parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
-        return _by_name(pairs)
-    if content_type == MULTIPART:  # of another method than POST, for which Django has no `request.POST`
-        handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
-        try:
-            return _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, "latin-1").parse())
-        except (MultiPartParserError, SuspiciousOperation) as error:
-            raise Unparsable from error
-    if not JSON.fullmatch(content_type):
-        raise Unparsable
     try:
-        text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-        # A name can hold NUL only as an escape: the decoder refuses it elsewhere.
-        return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
+        if JSON.fullmatch(content_type):
+            text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
+            # A name can hold NUL only as an escape: the decoder refuses it elsewhere.
+            return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
+        if content_type == FORM:
+            # latin-1 gives each byte its own character, for any charset.
+            return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
+    raise Unparsable
+
+
+class Number(UserString):
+    """A number with a fraction, as it was written. As floats, two different amounts could become equal."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -280,14 +245,33 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def _escaped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """See Note [One form for equal values]."""
+    return {NUL + name if name.startswith(NUL) else name: value for name, value in _unique(pairs).items()}
+
+
 _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_unique)
-_ESCAPING = json.JSONDecoder(
-    parse_float=Number, object_pairs_hook=lambda pairs: {escaped(name): item for name, item in _unique(pairs).items()}
-)
+_ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
+
+
+def plain(value: Any) -> Any:
+    """A value of a framework's parser, in which different values stay different.
+
+    Raises:
+        TypeError: for an object that is not JSON, a file, bytes or a Decimal.
+        RecursionError: for a value that is nested too deeply.
+    """
+    if isinstance(value, MultiValueDict):
+        return _grouped(value)
+    if isinstance(value, dict):
+        return _escaped([(str(name), plain(item)) for name, item in value.items()])
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else _tagged(value)
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Fields and files as JSON, by name."""
+    """Fields and files by name."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -297,3 +281,44 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
         if name != CSRF_FIELD:
             fields.setdefault(name, []).append(value)
     return fields
+
+
+def _tagged(value: Any) -> dict[str, Any]:
+    """What is not JSON. See Note [One form for equal values]."""
+    if isinstance(value, (Number, Decimal)):
+        return {f"{NUL}number": str(value)}
+    if isinstance(value, bytes):
+        return {f"{NUL}bytes": value.hex()}
+    if not isinstance(value, UploadedFile):
+        raise TypeError(f"{value!r:.100} of a request's body cannot be compared with a retry's. Pass fingerprint=.")
+    value.seek(0)
+    hasher = sha256()
+    for chunk in value.chunks():
+        hasher.update(chunk)
+    value.seek(0)
+    # The parameters of its type, such as the charset, may change what the view makes of it.
+    return {f"{NUL}file": [value.name, value.content_type, value.content_type_extra or {}, hasher.hexdigest()]}
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagged)
+
+
+def selected(value: Any, names: Collection[str], *, kept: bool) -> Any:
+    """Keep the fields of an object, or of each object of a list, that have these names; or leave these fields out.
+
+    A dot leads into an object. A field whose own name has dots is found too: forms have such names. An object that has
+    none of the fields to keep counts as a whole. So does a list in a list.
+    """
+    if isinstance(value, list):
+        return [selected(item, names, kept=kept) if isinstance(item, dict) else item for item in value]
+    if not isinstance(value, dict) or not names:
+        return value
+    found = {}
+    for name, item in value.items():
+        inside = {other.removeprefix(f"{name}.") for other in names if other.startswith(f"{name}.")}
+        if name in names:
+            if kept:
+                found[name] = item
+        elif inside or not kept:
+            found[name] = selected(item, inside, kept=kept)
+    return found or value if kept else found

@@ -16,25 +16,16 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from ..events import harmless
-from ..protocol.claims import ClaimRequest
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, TooOld
-from ..protocol.snapshots import Snapshot
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot
 from ..stores import Store, alias_of, store_for
 from .fingerprints import UNREADABLE
-from .problems import Problem
+from .problems import Problem, problem_of
 from .view_call import ViewCall
 
 T = TypeVar("T")
 LEASE = 300.0
 """Seconds after which the claim of a dead worker counts as abandoned."""
-WOULD: dict[type, str] = {
-    Completed: "replayed",
-    Mismatched: "refused: the key was used for another request",
-    Conflicted: "refused: the first request is still running",
-    InDoubt: "refused: the outcome of an earlier attempt is unknown",
-    TooOld: "refused: the key is too old",
-}
 logger = logging.getLogger("django_idempotency")
 
 
@@ -43,16 +34,14 @@ def observed(
 ) -> HttpResponseBase:
     """Run the view, and log what protection would have done instead."""
     wanted = _safely(partial(asked, call))
-    if isinstance(wanted, Problem):
-        _log(call, f"refused with {wanted.status}: {wanted.title}")
     if not isinstance(wanted, ClaimRequest):
+        _log(call, wanted)
         return run(call)
     store = store_for(alias_of(call.options))
     observing = replace(wanted, wait=0, lease=LEASE, policy="retry", repeats_calls=True)
     claim = _in_its_own(store, partial(store.claim, observing))
     if not isinstance(claim, Claimed):
-        if type(claim) in WOULD:
-            _log(call, f"{WOULD[type(claim)]} (key {wanted.identity.reference})")
+        _log(call, problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
         return run(call)
     try:
         response = run(call)
@@ -90,6 +79,9 @@ def _safely(work: Callable[[], T]) -> T | None:
         return None
 
 
-def _log(call: ViewCall, what: str) -> None:
-    with harmless():
-        logger.warning("Observed: %s would have been %s.", call.operation_name(), what)
+def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
+    if isinstance(met, Completed | Problem):
+        what = "replayed" if isinstance(met, Completed) else f"refused with {met.status}: {met.title}"
+        key = "" if wanted is None else f" (key {wanted.identity.reference})"
+        with harmless():
+            logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)

@@ -1,35 +1,44 @@
-"""What a request meets, from top to bottom. The order is part of the contract."""
+"""What a request meets, from top to bottom. The order is part of the contract.
+
+# Note [Taking ATOMIC_REQUESTS over]
+Under ATOMIC_REQUESTS Django wraps the URL callback in `atomic(alias)`. A claim inside that block would only be a
+savepoint, and the package would not see it when Django's COMMIT fails. So a protected callback carries a
+`_non_atomic_requests` that names the alias of the keys, and the package opens the transaction. A request that only
+passes through gets the `atomic(alias)` that Django would have opened.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import time
 from typing import Any
 
+from django.contrib.sessions.backends.base import SessionBase
+from django.core.exceptions import ValidationError
+from django.db import connections, transaction
 from django.http.response import HttpResponseBase
+from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import get_settings
+from ..conf import Idempotency, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
 from ..execution.operation import UnkeyedOperation
-from ..protocol.claims import ClaimRequest
-from ..protocol.digests import Unidentified, identify
-from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, is_late
-from ..protocol.outcomes import Completed, Conflicted, Finished
+from ..protocol.digests import identify
+from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
+from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished
 from ..stores import alias_of, store_for
 from . import problems
-from .atomic_requests import as_django_would
-from .callers import ChangingCredential
-from .capture import restore
-from .fingerprints import BodyTooLarge, LengthRequired
-from .key import read_key
+from .callers import ChangingCredential, scope_of
+from .fingerprints import BodyTooLarge, LengthRequired, fingerprint_of
 from .observing import observed
 from .problems import Problem
-from .status_page import accepted
+from .responses import accepted, restore
 from .view_call import ViewCall
 
 logger = logging.getLogger("django_idempotency")
@@ -45,7 +54,11 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call, asked, pass_through)
     if hasattr(call.request, "_idempotency_runs"):
-        raise _protected_twice(call)
+        # Inside its own claim a request would only ever meet itself as a conflict.
+        raise IdempotencyConfigurationError(
+            f"{call.view!r} is protected twice: the request is already inside a protected view. "
+            "Remove one of the decorators or the mixin."
+        )
 
     wanted = asked(call)
     if wanted is None:
@@ -56,6 +69,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased
     outcome = run(store_for(alias), wanted, call)
+    if not isinstance(outcome, Finished):
+        _forget_session(call.request)
     if isinstance(outcome, Completed):
         return _replay(call, wanted, outcome, alias)
     report_outcome(outcome, wanted.identity, alias)
@@ -76,10 +91,10 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         key = read_key(call.asked_with, options)
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
-        scope = call.scope()
+        scope = scope_of(call.asked_with, options, call.authenticated)
         if scope is None:
             return problems.anonymous_refused()
-        fingerprint = call.fingerprint()
+        fingerprint = fingerprint_of(call.request, options, call.asked_with, call.parsed)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
     except ChangingCredential:
@@ -101,6 +116,35 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         policy=options.policy,
         known_only=refuses_late_keys and is_late(key, options.ttl_seconds, time()),
     )
+
+
+def read_key(request: Any, options: Idempotency) -> str | None:
+    """The key that the client sent, or None. No SQL statement runs here.
+
+    Raises:
+        InvalidKey: the client sent something that is not a key.
+        IdempotencyConfigurationError: the project's `key=` returned something else than a str or None.
+    """
+    conf = get_settings()
+    key: str | None
+    if options.key is None:
+        field = request.META.get(meta_name(conf.header))
+        key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
+    elif (key := options.key(request)) is not None:
+        if not isinstance(key, str):
+            raise IdempotencyConfigurationError(f"key={options.key!r} returned {key!r}; return a str or None.")
+        check_key(key)
+    if key is None:
+        return None
+    if conf.key_validator is not None:
+        try:
+            valid = conf.key_validator(key)
+        except ValidationError as error:
+            raise InvalidKey(" ".join(error.messages)) from error
+        # Django's own validators return None for a valid value, and raise for another one.
+        if valid is False:
+            raise InvalidKey(_("It does not have the form that this server demands."))
+    return check_dated(key) if options.late_keys == "refuse" else key
 
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
@@ -126,18 +170,18 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
     return call.deliver(response, replayed=True)
 
 
+def _forget_session(request: Any) -> None:
+    """The first request may have changed the session since this duplicate has loaded it: do not save the old one."""
+    loaded = getattr(request, "session", None)
+    if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
+        request.session = type(loaded)(loaded.session_key)
+        request.session.accessed = loaded.accessed
+
+
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
-        report(event, Unidentified(operation=call.operation_name()), alias_of(call.options))
+        report(event, identify(scope="", operation=call.operation_name(), key=""), alias_of(call.options))
     return call.deliver(problems.respond(call.request, problem), replayed=False)
-
-
-def _protected_twice(call: ViewCall) -> IdempotencyConfigurationError:
-    """Inside its own claim a request would only ever meet itself as a conflict."""
-    return IdempotencyConfigurationError(
-        f"{call.view!r} is protected twice: the request is already inside a protected view. "
-        "Remove one of the decorators or the mixin."
-    )
 
 
 @lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
@@ -148,3 +192,40 @@ def _tell_developer(operation: str) -> None:
             "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request).",
             operation,
         )
+
+
+# --- ATOMIC_REQUESTS: see Note [Taking ATOMIC_REQUESTS over]
+
+
+class TakenOver(set[str]):
+    """A view's `_non_atomic_requests`: what the project opted out of, and the alias that the package opens itself.
+
+    Django looks into it at each request, and its `non_atomic_requests` adds to it. The alias is asked for late: at
+    import the settings may not be ready, and routers may choose another alias for each request.
+    """
+
+    def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
+        super().__init__(opted_out)
+        self.layers = layers
+
+    def alias(self) -> str:
+        return alias_of(resolve(*self.layers()))
+
+    def __contains__(self, alias: object) -> bool:
+        return super().__contains__(alias) or alias == self.alias()
+
+
+def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
+    """Mark a protected callback."""
+    view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
+
+
+def as_django_would(request: Any) -> AbstractContextManager[Any]:
+    """The transaction of a request that passes through."""
+    match_ = getattr(request, "resolver_match", None)
+    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match may lack func
+    if isinstance(mark, TakenOver):
+        alias = mark.alias()
+        if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+            return transaction.atomic(using=alias)
+    return nullcontext()

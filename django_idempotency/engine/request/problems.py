@@ -16,9 +16,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import Idempotency, get_settings
 from ..protocol import outcomes
-from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER
-from ..protocol.snapshots import Snapshot
-from .key import KeyReader
+from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Snapshot
 
 IN_PROGRESS = "in-progress"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
@@ -52,8 +50,8 @@ def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Pro
         if similar:
             text = _("The header %(similar)s was sent, which has another name.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
-    elif isinstance(options.key, KeyReader):
-        detail = _("This operation needs %(source)s, with a unique value.") % {"source": options.key.source}
+    elif (source := getattr(options.key, "source", None)) is not None:  # a `KeyReader` tells the name of its place
+        detail = _("This operation needs %(source)s, with a unique value.") % {"source": source}
     else:
         detail = _("This operation needs an idempotency key.")
     return Problem("missing-key", 400, "Idempotency-Key is missing", detail)

@@ -19,9 +19,7 @@ from ..execution.atomic_operation import AtomicOperation
 from ..execution.operation import Operation
 from ..execution.steps import synchronous
 from ..protocol.outcomes import Finished, Verdict
-from .callers import scope_of
-from .capture import capture
-from .fingerprints import fingerprint_of
+from .responses import capture
 
 
 class ViewCall:
@@ -34,6 +32,11 @@ class ViewCall:
 
     While its protected view runs, the request has the attribute `_idempotency_runs`.
     """
+
+    authenticated: Callable[[], str | None] | None = None
+    """The scope of the caller whom the framework's own authentication has found. None: Django's `request.user`."""
+    parsed: Callable[[], Any] | None = None
+    """What the framework's own parser has made of the body. None: the framework has no parser."""
 
     def __init__(
         self,
@@ -53,8 +56,6 @@ class ViewCall:
         # In upper case: a middleware may have set it otherwise, and Django's views answer it in any case.
         self.method = (request.method or "").upper()
 
-    # --- what is asked for
-
     def operation_name(self) -> str:
         """Method and route: what is asked for, without the arguments of the route."""
         if self.options.operation is not None:
@@ -64,14 +65,6 @@ class ViewCall:
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.method} {route}"
-
-    def scope(self) -> str | None:
-        """The caller's scope; None for a caller who must be refused."""
-        return scope_of(self.asked_with, self.options)
-
-    def fingerprint(self) -> bytes | None:
-        """32 bytes that stand for the request, or None to compare nothing."""
-        return fingerprint_of(self.request, self.options, self.asked_with)
 
     # --- running
 
@@ -121,24 +114,21 @@ class ViewCall:
 
     def render(self, response: Any) -> HttpResponseBase:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
-        if not isinstance(response, HttpResponseBase):
-            raise ValueError(self._no_response(response))
-        return rendered(response) if hasattr(response, "render") else response
-
-    ready = render
-    """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""
-
-    def _no_response(self, returned: Any) -> str:
-        """Django's own complaint, which would come after our COMMIT."""
+        if isinstance(response, HttpResponseBase):
+            return response.render() if hasattr(response, "render") else response
+        # Django's own complaint, which would come after our COMMIT.
         name = getattr(self.view, "__qualname__", None) or f"{type(self.view).__name__}.__call__"
-        shown, advice = repr(returned), ""
-        if inspect.iscoroutine(returned):
-            returned.close()
+        shown, advice = repr(response), ""
+        if inspect.iscoroutine(response):
+            response.close()
             shown, advice = "an unawaited coroutine", " You may need to add an 'await' into your view."
-        return (
+        raise ValueError(
             f"The view {self.view.__module__}.{name} didn't return an HttpResponse object. It returned {shown} instead."
             f"{advice}"
         )
+
+    ready = render
+    """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
@@ -149,24 +139,17 @@ class ViewCall:
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         """Hand the response to the framework, marked as first-hand or replayed."""
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
-        delivered: HttpResponseBase = response
-        return delivered
+        return response  # type: ignore[no-any-return]
 
 
-def rendered(response: Any) -> HttpResponseBase:
-    """The response, rendered if it renders late. Raises for what is no response, before the COMMIT."""
+def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
+    """What `reconcile` has answered, rendered. Raises `IdempotencyConfigurationError` for what is no final response."""
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
             f"reconcile returned {response!r}; return an HttpResponse, or None to leave the key to the next retry."
         )
-    if callable(getattr(response, "render", None)):
-        done: HttpResponseBase = response.render()  # type: ignore[attr-defined]
-        return done
-    return response
-
-
-def found(response: HttpResponseBase, options: Idempotency) -> Finished[HttpResponseBase]:
-    """What `reconcile` has answered. Raises `IdempotencyConfigurationError` for an answer that is not final."""
+    if hasattr(response, "render"):
+        response.render()
     if response.status_code >= 500 or not options.record(response):
         raise IdempotencyConfigurationError(
             f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "

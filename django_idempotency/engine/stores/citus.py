@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..protocol.claims import ClaimRequest
-from ..protocol.outcomes import ClaimOutcome
+from ..protocol.outcomes import ClaimOutcome, ClaimRequest
 from .postgresql import PostgreSQLStore
 from .queries import values_of
 from .server_checks import check_distribution

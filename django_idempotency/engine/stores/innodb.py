@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Claimed, ClaimOutcome, Completed, Conflicted, InDoubt, Mismatched, TooOld
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Completed, Conflicted, InDoubt, Mismatched, TooOld
 from .queries import Dialect, Values, values_of
 from .server_checks import check_engines, check_tables
 from .store import KeyLocked, Store

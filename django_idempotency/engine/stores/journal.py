@@ -48,8 +48,7 @@ from .states import EXPIRED, UNFINISHED, Clock, Later
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from ..protocol.claims import ClaimRequest
-    from ..protocol.outcomes import Claimed, Resource
+    from ..protocol.outcomes import Claimed, ClaimRequest, Resource
 
 Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, connections
 
 from ...exceptions import IdempotencyConfigurationError
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
-from ..protocol.outcomes import Claimed, ClaimOutcome, Conflicted
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
 from .queries import Dialect, Values, as_stored_key, values_of, values_of_claim

@@ -21,8 +21,7 @@ from .sealing import unseal_response
 from .states import EXPIRED, LAPSED, UNLEASED, as_sql
 
 if TYPE_CHECKING:
-    from ..protocol.claims import ClaimRequest
-    from ..protocol.outcomes import Claimed
+    from ..protocol.outcomes import Claimed, ClaimRequest
 
 Values = dict[str, Any]
 

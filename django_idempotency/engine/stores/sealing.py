@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...exceptions import NotDecryptable
 from ..conf import get_settings
 from ..protocol.digests import digest, reference_of
-from ..protocol.snapshots import Snapshot, encode_headers
+from ..protocol.outcomes import Snapshot, encode_headers
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

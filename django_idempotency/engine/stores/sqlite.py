@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
-from ..protocol.claims import ClaimRequest
+from ..protocol.outcomes import ClaimRequest
 from .queries import Dialect, values_of
 from .server_checks import check_tables
 from .store import Store

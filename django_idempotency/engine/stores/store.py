@@ -17,19 +17,19 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, tran
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..protocol.claims import ClaimRequest
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
 from ..protocol.outcomes import (
     Claimed,
     ClaimOutcome,
+    ClaimRequest,
     Completed,
     Conflicted,
     InDoubt,
     Mismatched,
     Resource,
+    Snapshot,
     TooOld,
 )
-from ..protocol.snapshots import Snapshot
 from .journal import Journal
 from .queries import Dialect, Queries, Values, as_stored_key, values_of, values_of_claim
 from .running import RunningTransaction

@@ -145,7 +145,7 @@ class TestWhatHappens:
         """Retries get it as it was entered and previewed. An answer without a body needs none."""
         entered = {"status": status, "content_type": content_type, "body": body}
         seen = preview(operator, in_doubt, "answer", **entered)
-        assert seen.context["preview"] == f"HTTP {status}\nContent-Type: {content_type}\n\n{body}"
+        assert seen.context["form"].preview == f"HTTP {status}\nContent-Type: {content_type}\n\n{body}"
         assert row().status == "failed"
         assert f"Answered by hand with status {status}." in decide(operator, in_doubt, "answer", **entered)
         answer = post("/pay/hold")

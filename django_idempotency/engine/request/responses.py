@@ -1,0 +1,135 @@
+"""From a response to its stored form, and back. The answer 202, and the status page that it names."""
+
+from __future__ import annotations
+
+from http.client import responses
+from typing import Any
+
+from django.core.signing import BadSignature, Signer
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.utils.cache import add_never_cache_headers
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from ...models import IdempotencyKey
+from ..conf import Idempotency, get_settings
+from ..execution.status_url import SALT, stamp, status_url
+from ..protocol.digests import Identity
+from ..protocol.outcomes import Headers, Snapshot
+from ..stores import store_for
+from .problems import IN_PROGRESS, RETRY_AFTER
+
+NEVER_KEPT = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+        *("set-cookie", "authorization"),
+    }
+)
+"""Headers about one connection, not about the response (RFC 9110 section 7.6.1). And those that a view may have set
+itself and no table should hold: a session, a freshly issued token."""
+REASON = ":reason"
+"""The view's own reason phrase is kept among the headers, under a name that no header can have."""
+ABANDONED = "abandoned"
+"""Reported for a key in progress that its worker has left: a retry takes it over, or a person decides."""
+
+
+def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
+    """The stored form of a final response, rendered or streaming.
+
+    A response that is too large, or that streams, leaves its `Location`. With `store_body=False` nothing but the status
+    is kept: an address may carry a secret as well, such as an OAuth code or a link to reset a password.
+    """
+    body: bytes | None = None
+    if options.store_body and not response.streaming:
+        body = response.content  # type: ignore[attr-defined]
+    if body is not None and len(body) <= options.max_body_bytes:
+        return Snapshot(status_code=response.status_code, headers=_headers(response), body=body)
+    location = response.headers.get("Location") if options.store_body else None
+    headers: Headers = () if location is None else (("Location", location),)
+    return Snapshot(status_code=response.status_code, headers=headers, body=None)
+
+
+def _headers(response: HttpResponseBase) -> Headers:
+    store_cookies = get_settings().store_cookies
+    dropped = NEVER_KEPT - {"set-cookie"} if store_cookies else NEVER_KEPT
+    if (named := response.headers.get("Connection")) is not None:
+        dropped = dropped.union(name.strip() for name in named.lower().split(","))
+    kept = []
+    for name, value in response.headers.items():
+        if name.lower() not in dropped:
+            kept.append((name, value))
+    if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
+        kept.append((REASON, response.reason_phrase))
+    if store_cookies:
+        kept += [("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values()]
+    return tuple(kept)
+
+
+def restore(snapshot: Snapshot) -> HttpResponse:
+    """The stored response, byte for byte."""
+    response = HttpResponse(snapshot.body, status=snapshot.status_code)
+    del response.headers["Content-Type"]  # Django's default; the view's own is among the headers
+    for name, value in snapshot.headers:
+        if name == REASON:
+            response.reason_phrase = value
+        elif name == "Set-Cookie":
+            response.cookies.load(value)
+        else:
+            response.headers[name] = value
+    if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
+        # As Django's own redirects have it. Django's test client asks for it.
+        vars(response)["url"] = response.headers["Location"]
+    return response
+
+
+# --- 202 and the status page, whose address is `execution.status_url`
+
+
+def accepted(alias: str, identity: Identity) -> HttpResponse:
+    """The answer to a duplicate of a running request: 202, its state, and where to ask again.
+
+    The row may be gone already. Then the page answers 404 from the start, and the client sends its request again.
+    """
+    hashes = identity.key_hash, identity.scope_hash
+    state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
+    # The code tells this answer from a 202 of the view itself.
+    response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
+    response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
+    response.headers["Retry-After"] = RETRY_AFTER
+    return response
+
+
+@require_safe
+def status(request: HttpRequest, token: str) -> HttpResponse:
+    """The state of one request as JSON, without its response and without data of other callers."""
+    try:
+        alias, key_hash, scope_hash, claimed_at = Signer(salt=SALT).unsign_object(token)
+        state = _state(alias, key_hash, scope_hash)
+    except (BadSignature, ValueError):
+        state = None
+    if state is None or stamp(state["created_at"]) != claimed_at:
+        raise Http404(_("There is no such request."))
+    response = JsonResponse(state)
+    add_never_cache_headers(response)
+    if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
+        response.headers["Retry-After"] = RETRY_AFTER
+    return response
+
+
+def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
+    rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash, scope_hash=scope_hash)
+    row = rows.only("status", "attempt", "created_at", "completed_at", "expires_at").first()
+    expired, abandoned = store_for(alias).journal.timeliness(key_hash, scope_hash)
+    if row is None or expired:
+        return None
+    steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
+    return {
+        "status": ABANDONED if abandoned else row.status,
+        "attempt": row.attempt,
+        "steps": list(steps.values_list("name", flat=True)),
+        "created_at": row.created_at,
+        "completed_at": row.completed_at,
+        "expires_at": row.expires_at,
+    }
