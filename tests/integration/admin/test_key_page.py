@@ -17,7 +17,7 @@ from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import HOUR, LIST, detail, make_key, staff
+from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
@@ -227,11 +227,3 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []
-
-
-def test_when_it_expires() -> None:
-    """While it needs attention, the time in its column does not count."""
-    busy = make_key("busy", status="in_progress", locked_until=timezone.now() + HOUR)
-    assert "never, while it is in progress" in page_of(busy)
-    key = make_key(**STUCK, expires_at=datetime(2026, 7, 1, tzinfo=UTC))
-    assert f'<div class="readonly">{NEVER}</div>' in page_of(key)
