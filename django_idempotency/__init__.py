@@ -10,10 +10,10 @@ from .exceptions import *  # noqa: F403
 
 if TYPE_CHECKING:
     from .engine.conf import Fingerprint, Idempotency
-    from .engine.declare.decorators import idempotent
-    from .engine.declare.once import once
+    from .engine.declare.decorators import idempotent, once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
+    from .engine.request.problems import problem_response
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
 
 __all__ = [
@@ -26,16 +26,17 @@ __all__ = [
     "get_operation",
     "idempotent",
     "once",
+    "problem_response",
     "run_once",
 ]
 __all__ += exceptions.__all__
 
 _HOMES = {
     ".engine.conf": ("Fingerprint", "Idempotency"),
-    ".engine.declare.decorators": ("idempotent",),
-    ".engine.declare.once": ("once",),
+    ".engine.declare.decorators": ("idempotent", "once"),
     ".engine.execution.once": ("Result", "arun_once", "run_once"),
     ".engine.execution.operation": ("Operation",),
+    ".engine.request.problems": ("problem_response",),
     ".engine.request.view_call": ("IdempotentHttpRequest", "get_operation"),
 }
 """Where each name that is no exception comes from: the same modules as above."""

@@ -10,6 +10,4 @@ class IdempotencyAppConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks
-
-        checks.register()
+        from . import checks  # noqa: F401 (registers the checks)

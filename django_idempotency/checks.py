@@ -6,30 +6,27 @@ E005 autocommit switched off, E006 a decorator above authentication, E007 option
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E010 MariaDB with
 SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of
 keys that Citus does not commit together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W003 headers that browsers
-keep from other origins, W004 a database whose times Django does not take for UTC, W006 tables of the project's models
-that MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008
-columns of keys whose collation may take two texts for one.
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
+times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
+transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation may take
+two texts for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import apps
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, Warning
-from django.core.checks import register as register_check
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections, router
+from django.urls import get_resolver
 
-from .endpoints.listing import declarations_of, misplaced
-from .endpoints.routes import routes
+from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
-from .engine.declare.callables import dotted_name
-from .engine.execution.status_url import status_url
+from .engine.declare.wrappers import dotted_name
+from .engine.execution.leased import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
@@ -38,34 +35,23 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 """Packages that give each tenant a schema of PostgreSQL."""
 
 
-def register() -> None:
-    register_check(check_settings, "django_idempotency")
-    register_check(check_cors, Tags.security)
-    register_check(check_urls, Tags.urls)
-    register_check(check_databases, Tags.database)
-
-
-def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The setting can be read, and each alias in use exists and holds the key table."""
+@register("django_idempotency")
+def check_project(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """All checks. Those that query a database run only with `check --database` and before `migrate`."""
     try:
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [*_check_tenants(), *(message for alias in sorted(_aliases()) for message in _check_alias(alias))]
+    return [*check_settings(), *check_urls(), *check_databases(databases or ())]
 
 
-def _where_settings_work(check: Callable[..., Iterator[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """The check, silent while the setting cannot be read: E001 reports that, once."""
-
-    @wraps(check)
-    def checked(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-        try:
-            get_settings()
-        except IdempotencyConfigurationError:
-            return []
-        return list(check(**kwargs))
-
-    return checked
+def check_settings() -> Iterator[CheckMessage]:
+    """Callers of two tenants are told apart, and each alias in use exists and holds the key table."""
+    yield from _check_tenants()
+    for alias in sorted(_aliases()):
+        yield from _check_alias(alias)
 
 
 def _check_tenants() -> Iterator[CheckMessage]:
@@ -81,67 +67,34 @@ def _check_tenants() -> Iterator[CheckMessage]:
         )
 
 
-@_where_settings_work
-def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Checks that query the database: they run only with `check --database` and before `migrate`."""
-    for alias in _aliases().intersection(databases or ()):
+def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
+    """What each database in use says about its server and its tables of keys."""
+    for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
 
 
-@_where_settings_work
-def check_cors(**kwargs: Any) -> Iterator[CheckMessage]:
-    """With django-cors-headers, scripts of other origins can send the key and read the headers about a retry."""
-    if not apps.is_installed("corsheaders"):
-        return
-    conf = get_settings()
-    exposed = [conf.replayed_header, "Retry-After", *(["Location"] if _polls() else [])]
-    allowed = f"[*corsheaders.defaults.default_headers, {conf.header.lower()!r}]"
-    for setting, names, use, advice in (
-        ("CORS_ALLOW_HEADERS", [conf.header], "send", allowed),
-        ("CORS_EXPOSE_HEADERS", exposed, "read", repr(exposed)),
-    ):
-        if hidden := _not_listed(setting, names):
-            yield Warning(
-                f"scripts of other origins cannot {use} {hidden}, which {setting} leaves out.",
-                hint=f"Set {setting} = {advice}.",
-                id="django_idempotency.W003",
-            )
-
-
-def _not_listed(setting: str, names: list[str]) -> str:
-    """The names that the setting of django-cors-headers leaves out; by default it lists none of them."""
-    listed = {str(name).lower() for name in getattr(django_settings, setting, None) or ()}
-    # To browsers the asterisk means every header, but not in answers to requests with credentials.
-    if "*" in listed and not getattr(django_settings, "CORS_ALLOW_CREDENTIALS", False):
-        return ""
-    return " and ".join(name for name in names if name.lower() not in listed)
-
-
-@_where_settings_work
-def check_urls(**kwargs: Any) -> Iterator[CheckMessage]:
+def check_urls() -> Iterator[CheckMessage]:
     """No protection stands above a check of who is calling, and each route's options fit together."""
-    callbacks = list(_callbacks())
-    for id_, problems in (
-        ("django_idempotency.E006", {problem for callback in callbacks for problem in misplaced(callback)}),
-        ("django_idempotency.E007", _declared()[1]),
-        (
-            "django_idempotency.E012",
-            {problem for callback in callbacks for problem in _misspelled(_view_class(callback))},
-        ),
-    ):
-        yield from (Error(problem, id=id_) for problem in sorted(problems))
-    if _polls():
+    found = {
+        "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
+        "django_idempotency.E007": _declared()[1],
+        "django_idempotency.E012": (problem for callback in _callbacks() for problem in _misspelled(callback)),
+    }
+    for id_, problems in found.items():
+        yield from (Error(problem, id=id_) for problem in sorted({*problems}))
+    if any(options.in_progress_status == 202 for options in _declared()[0]):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
 
 
-def _misspelled(view_class: Any) -> Iterator[str]:
+def _misspelled(callback: Any) -> Iterator[str]:
     """What a class with a mixin says about options, but under a name that nothing reads."""
+    view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
     name = dotted_name(view_class)
@@ -160,23 +113,18 @@ def _declared() -> tuple[list[Idempotency], set[str]]:
     options: list[Idempotency] = []
     problems: set[str] = set()
     for callback in _callbacks():
-        for declaration in declarations_of(callback):
-            if declaration.layers is not None:
+        for answers in declarations_of(callback):
+            if answers.declaration is not None:
                 try:
-                    options.append(resolve(*declaration.layers))
+                    options.append(answers.declaration.options)
                 except IdempotencyConfigurationError as error:
-                    problems.add(f"{dotted_name(_view_class(callback) or callback)}: {error}")
+                    problems.add(f"{answers.view}: {error}")
     return options, problems
 
 
 def _aliases() -> set[str]:
     """The aliases that protected routes and the project's default use."""
     return {alias_of(options) for options in (resolve(), *_declared()[0])}
-
-
-def _polls() -> bool:
-    """Whether any route answers duplicates with 202 and the `Location` of a status page."""
-    return any(options.in_progress_status == 202 for options in _declared()[0])
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:
@@ -233,12 +181,6 @@ def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     return vendor != "mysql" or (options.get("isolation_level", "read committed") or "").lower() == "read committed"
 
 
-def _view_class(callback: Any) -> Any:
-    """The class behind the result of `as_view()`; None for a function."""
-    return getattr(callback, "view_class", None) or getattr(callback, "cls", None)
-
-
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        for route in routes():
-            yield route.callback
+        yield from (callback for _, _, callback in routes(get_resolver()))

@@ -10,14 +10,8 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-    _Field = models.Field[Any, Any]
-    _CharField = models.CharField[Any, Any]
-    _TextField = models.TextField[Any, Any]
-else:  # Django's classes take no type arguments when the code runs
-    _Field, _CharField, _TextField = object, models.CharField, models.TextField
 
-
-class _Exact(_Field):
+class _Exact:
     """A text that is compared byte by byte on every database.
 
     MySQL and MariaDB would take "abc" and "ABC ", or "a" and "á", for the same text. The field sets the collation of
@@ -25,11 +19,11 @@ class _Exact(_Field):
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        column = super().db_type(connection)
+        column = super().db_type(connection)  # type: ignore[misc]
         return f"{column} CHARACTER SET utf8mb4" if connection.vendor == "mysql" else column
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
-        parameters = super().db_parameters(connection)
+        parameters = super().db_parameters(connection)  # type: ignore[misc]
         return parameters if connection.vendor != "mysql" else {**parameters, "collation": exact_collation(connection)}
 
 
@@ -38,11 +32,11 @@ def exact_collation(connection: Any) -> str:
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
-class ExactCharField(_Exact, _CharField):
+class ExactCharField(_Exact, models.CharField):  # type: ignore[type-arg]
     """A short text that is compared byte by byte."""
 
 
-class ExactTextField(_Exact, _TextField):
+class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
     """A text of any length that is compared byte by byte."""
 
 

@@ -11,8 +11,8 @@ from django.views import View
 
 from .engine.conf import SAFE_METHODS, Idempotency
 from .engine.declare.class_options import DeclaredOptions
+from .engine.declare.decorators import protected_form
 from .engine.declare.placement import is_drf_view
-from .engine.declare.wrapping import protected_form
 from .engine.request.pipeline import as_django_would
 from .engine.request.view_call import ViewCall
 from .exceptions import IdempotencyConfigurationError

@@ -6,10 +6,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Snapshot
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Snapshot
+from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey
 
 ODD_BYTES = bytes(range(256)) * 3
@@ -25,6 +27,12 @@ def a_claim(**changes: Any) -> ClaimRequest:
     if changes.get("lease") is not None:
         changes.setdefault("policy", "retry" if changes.get("repeats_calls") else "hold")
     return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
+
+
+def claim_and_commit(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
+    """A claim in a transaction of its own, as leased mode makes it."""
+    with transaction.atomic(using=store.alias):
+        return store.claim(wanted)
 
 
 def expire() -> None:

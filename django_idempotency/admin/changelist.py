@@ -16,13 +16,15 @@ from django.utils.translation import gettext_lazy as _
 from ..engine.conf import get_settings
 from ..engine.stores.states import STATES
 from ..maintenance.erasure import scope_of_user
-from ..maintenance.lookups import find_key, refers_to
+from ..maintenance.lookups import find_key, refers_to, running_transactions
 from ..models import IdempotencyKey
 from . import overview
 from .links import show
 from .texts import SHAPES, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
+RUNNING = 10
+"""How many open transactions stand above the list: those that have run longest."""
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes no parameters when it runs
@@ -55,7 +57,12 @@ class BoundedChangeList(ChangeList):
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
         # Above the plain list only: a search, a filter or another page does not wait for the overview.
-        self.overview = None if request.GET else overview.overview(self.root_queryset)
+        self.overview, self.running = None, None
+        if not request.GET:
+            self.overview = overview.overview(self.root_queryset)
+            model_admin: Any = self.model_admin
+            if model_admin.has_resolve_permission(request):
+                self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
         self.attention = overview.attention(self.overview or [])
         self.runbook = get_settings().runbook_url
 

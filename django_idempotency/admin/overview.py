@@ -10,7 +10,6 @@ from django.db.models import Count, Max, Min, Q
 from django.utils.formats import number_format
 
 from ..engine.stores.states import ATTENTION, CALLED, FAILED, LAPSED, LIVE, STATES, UNFINISHED, UNLEASED, Clock
-from ..maintenance.facts import CHUNK
 from ..models import IdempotencyKey, IdempotencyStep
 from .texts import badge, readable_operation
 
@@ -24,6 +23,8 @@ LISTED = 2_000
 """How many keys the list pages through, and a number counts. An older key is found by the search."""
 FILTERED = 100_000
 """How many of the latest keys a filter looks at. For a rare value, it would otherwise read the whole table."""
+CHUNK = 1000
+"""Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.admindocs.views import simplify_regex
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import is_aware, localtime
+from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -25,6 +25,7 @@ from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
 """Characters of a key in the list: enough to tell keys apart by eye."""
+FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
 """The longest text on a page: bytes of the stored body, and characters after indentation."""
 INDENTED_LEVELS = 20
@@ -42,11 +43,13 @@ def badge(state: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time with seconds and zone: the books of the other side have another zone."""
+    """Return a time with seconds and zone, and in UTC: the books of the other side have another zone."""
     if value is None:
         return "-"
-    local = localtime(value) if is_aware(value) else value  # USE_TZ = False: see check W004
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}".strip()
+    if is_naive(value):  # USE_TZ = False: see check W004
+        return f"{value:{FORMAT}}"
+    local = f"{localtime(value):{FORMAT} %Z}"
+    return local if local.endswith(" UTC") else f"{local} ({value.astimezone(UTC):{FORMAT}} UTC)"
 
 
 def readable_operation(operation: str) -> str:

@@ -78,6 +78,8 @@ def copyable(text: str) -> SafeString:
 
 
 def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
+    if step.finished_at is not None and step.name in facts.recordable:
+        return _("recorded by a person")
     if step.finished_at is not None:
         seconds = (step.finished_at - step.started_at).total_seconds()
         return _("done after %(seconds).3f s") % {"seconds": seconds}

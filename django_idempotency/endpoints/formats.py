@@ -1,28 +1,20 @@
-"""The endpoints as text: a table for people, JSON for programs, Markdown to publish. Always English."""
+"""The endpoints as text: a table for people, Markdown to publish. Always English."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from django.contrib.admindocs.views import simplify_regex
 
 from ..engine.conf import Idempotency, get_settings
-from ..engine.declare.callables import dotted_name
+from ..engine.declare.wrappers import dotted_name
 from . import specification
 from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
 HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope", "key", "note")
 """Of the table."""
-OF_ENDPOINT = ("method", "route", "name", "view", "protected", "note")
-OF_OPTIONS = (
-    *("required", "anonymous", "in_progress_status", "mismatch_status"),
-    *("ttl_seconds", "lease_seconds", "wait_seconds"),
-)
-"""Of the JSON objects."""
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
@@ -45,30 +37,6 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
         required = "required" if options.required else "optional"
         rest = ("yes", endpoint.mode, specification.lifetime(options), scope, required)
     return endpoint.method, endpoint.route, endpoint.view, *rest, endpoint.note
-
-
-def as_json(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """A list of objects."""
-    return json.dumps([_object(endpoint, allowed(endpoint)) for endpoint in endpoints], indent=2)
-
-
-def _object(endpoint: Endpoint, allowed: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {name: getattr(endpoint, name) for name in OF_ENDPOINT}
-    if (options := endpoint.options) is None:
-        return {**found, "allowed": allowed}
-    return {
-        **found,
-        "mode": endpoint.mode,
-        "operation": _operation(endpoint, options),
-        "header": get_settings().header if options.key is None else None,
-        "key": None if options.key is None else specification.key_source(options.key),
-        "scope": None if options.scope is None else dotted_name(options.scope),
-        **{name: getattr(options, name) for name in OF_OPTIONS},
-    }
-
-
-def _operation(endpoint: Endpoint, options: Idempotency) -> str:
-    return options.operation or f"{endpoint.method} {endpoint.route}"
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
@@ -95,17 +63,14 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
 
 def _section(endpoint: Endpoint, options: Idempotency) -> str:
-    required = "required" if options.required else "optional; without it the request is not protected"
-    facts = {
-        "Header": f"`{get_settings().header}`, {required}" if options.key is None else "",
-        "Key": specification.key_format(options),
-        "Unique for": f"{specification.uniqueness(options)}; operation `{_operation(endpoint, options)}`",
-        "Compared with the first request": specification.comparison(options),
-        "Kept for": f"{specification.lifetime(options)} from the first request. After that the key is as if it had "
-        "never been used.",
-        "Note": endpoint.note,
-    }
-    lines = [f"- {name}: {text}" for name, text in facts.items() if text]
+    facts = specification.facts(options)
+    facts["Unique for"] += f"; operation `{options.operation or f'{endpoint.method} {endpoint.route}'}`"
+    if options.key is None:
+        required = "required" if options.required else "optional; without it the request is not protected"
+        facts = {"Header": f"`{get_settings().header}`, {required}", **facts}
+    if endpoint.note:
+        facts["Note"] = endpoint.note
+    lines = [f"- {name}: {text}" for name, text in facts.items()]
     lines += [
         f'- {found.status} `{found.code}` "{found.title}": {found.detail}'
         f"{' `Retry-After`.' * ('Retry-After' in found.headers)}"

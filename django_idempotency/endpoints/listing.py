@@ -6,23 +6,30 @@ is applied inside the view.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getclosurevars
 from typing import Any, NamedTuple
 
+from django.urls import URLResolver, get_resolver
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import SAFE_METHODS, Idempotency, get_settings, resolve
-from ..engine.declare import frameworks
-from ..engine.declare.callables import dotted_name, unwrapped
+from ..engine.conf import SAFE_METHODS, Idempotency, get_settings
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of
-from .routes import Route, format_suffixes, routes
+from ..engine.declare.registry import Declaration, declaration_of, frameworks
+from ..engine.declare.wrappers import dotted_name, unwrapped
 
-SHIPPED = ("django.contrib.", "django.views.generic.base.RedirectView", "django_idempotency.")
-"""Views in the admin that are not the project's own."""
+SHIPPED = (
+    *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
+    *("django.views.generic.base.RedirectView", "django_idempotency."),
+)
+"""Views that are not the project's own: Django's admin, and redirects, which the admin has, too."""
+SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
+"""What the REST framework's `format_suffix_patterns` add to a route: `orders.json` beside `orders/`."""
+MODES = {None: "atomic", "retry": "leased", "hold": "leased, hold"}
+"""By the option `on_abandoned`, if there is a lease."""
 ANY = "ANY"
 """The method of a function that does not declare its methods, as `require_POST` does."""
 
@@ -38,8 +45,8 @@ class Endpoint:
         view: dotted name of the function, the class, or the class and its action.
         options: resolved, every option has a value; None: not protected.
         note: why the endpoint is not protected, or a fact that the options do not show.
-        own: False for a view of Django or of this package in the admin, and for a format suffix (`orders.json`) of
-            another route.
+        own: False for a view of Django's admin or of this package, for Django's `RedirectView`, and for a format suffix
+            (`orders.json`) of another route.
     """
 
     method: str
@@ -57,11 +64,7 @@ class Endpoint:
     @property
     def mode(self) -> str:
         """ "atomic", "leased" or "leased, hold"; empty if not protected."""
-        if self.options is None:
-            return ""
-        if self.options.lease is None:
-            return "atomic"
-        return "leased, hold" if self.options.on_abandoned == "hold" else "leased"
+        return "" if self.options is None else MODES[self.options.policy]
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
@@ -76,27 +79,35 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Raises:
         IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
     """
-    found = list(routes(urlconf))
-    suffixes = format_suffixes(found)
+    found = list(routes(get_resolver(urlconf)))
+    plain = {id(callback) for route, _, callback in found if not SUFFIX.search(route)}
     return [
         Endpoint(
             method=method,
-            route=route.route,
-            name=route.name,
+            route=route,
+            name=name,
             view=answers.view,
             options=(options := answers.options_for(method)),
             note=_note(answers, options),
-            own=route.route not in suffixes and not _of_the_admin(route, answers.view),
+            own=not (SUFFIX.search(route) and id(callback) in plain) and not answers.view.startswith(SHIPPED),
         )
-        for route in found
-        for answers in declarations_of(route.callback)
+        for route, name, callback in found
+        for answers in declarations_of(callback)
         for method in answers.methods()
     ]
 
 
-def _of_the_admin(route: Route, view: str) -> bool:
-    """Views of the project and of other packages are not: they may move money."""
-    return route.in_admin and view.startswith(SHIPPED)
+def routes(resolver: URLResolver, prefix: str = "", namespaces: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
+    """Route, name and callback of each URL, in the order of the URLconf, as a resolver match has them."""
+    for pattern in resolver.url_patterns:
+        # Joined as Django does for resolver_match.route.
+        route = str(pattern.pattern)
+        route = prefix + (route.removeprefix("^") if prefix else route)
+        if isinstance(pattern, URLResolver):
+            inner = (*namespaces, pattern.namespace) if pattern.namespace else namespaces
+            yield from routes(pattern, route, inner)
+        else:
+            yield route, ":".join((*namespaces, pattern.name)) if pattern.name else "", pattern.callback
 
 
 class Answers(NamedTuple):
@@ -113,10 +124,6 @@ class Answers(NamedTuple):
     declaration: Declaration | None
     by_request: bool = False
 
-    @property
-    def layers(self) -> tuple[Idempotency, ...] | None:
-        return None if self.declaration is None else self.declaration.layers
-
     def methods(self) -> list[str]:
         """One line of the list for each. A function that does not declare its methods has its protected ones."""
         if self.method is not None:
@@ -131,7 +138,7 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """What answers the unsafe methods of a URL's callback, and what protects that."""
     for candidate in unwrapped(callback):
-        for framework in frameworks.in_use():
+        for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
                 return (Answers(*each) for each in found)
         if (cls := _view_class(candidate)) is not None:
@@ -172,23 +179,16 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 def _of_function(callback: Any) -> Iterator[Answers]:
     """A view function: one for each method of its `require_http_methods`, else one without a method."""
-    declared = _declared_methods(callback)
-    for method in [None] if declared is None else sorted(declared - SAFE_METHODS):
-        yield Answers(method, dotted_name(callback), declaration_of(callback))
+    view, declaration = dotted_name(callback), declaration_of(callback)
+    # Those decorators keep the methods in a closure.
+    enclosed = (getclosurevars(level).nonlocals for level in unwrapped(callback) if _is_of_django(level))
+    declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
+    for method in sorted(set.intersection(*declared) - SAFE_METHODS) if declared else [None]:
+        yield Answers(method, view, declaration)
 
 
-def _declared_methods(callback: Any) -> set[str] | None:
-    """The methods of `require_http_methods`, `require_POST` and the like; None: not declared.
-
-    Those decorators keep the methods in a closure.
-    """
-    found = None
-    for candidate in unwrapped(callback):
-        if getattr(candidate, "__globals__", None) is vars(method_decorators):
-            methods = getclosurevars(candidate).nonlocals.get("request_method_list")
-            if methods is not None:
-                found = set(methods) if found is None else found & set(methods)
-    return found
+def _is_of_django(level: Any) -> bool:
+    return getattr(level, "__globals__", None) is vars(method_decorators)
 
 
 def misplaced(callback: Any) -> Iterator[str]:
@@ -215,8 +215,8 @@ def _attributes(callback: Any) -> Mapping[str, Any]:
 
 
 def _note(answers: Answers, options: Idempotency | None) -> str:
-    if options is None and answers.layers is not None:
+    if options is None and answers.declaration is not None:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"
-        return f"only {', '.join(sorted(resolve(*answers.layers).methods))} protected"
+        return f"only {', '.join(sorted(answers.declaration.options.methods))} protected"
     return "decided for each request" if answers.by_request else ""

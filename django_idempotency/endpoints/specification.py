@@ -1,38 +1,40 @@
-"""The words of the published specification: what a client must know of one protected endpoint.
+"""What a client must know of one protected endpoint, in words: the published specification, and parts of OpenAPI.
 
 Sections 2.2, 2.3 and 2.5.2 of the draft name the contents: whether a key is required, its format, what makes it unique,
-how requests are compared, and the expiry. The Markdown of `idempotency_endpoints` and OpenAPI use these words, in
-English.
+how requests are compared, and the expiry. The Markdown of `idempotency_endpoints` and the schemas of all frameworks use
+these words, in English.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import override
 
 from ..engine.conf import Fingerprint, Idempotency, get_settings
-from ..engine.declare.callables import dotted_name
+from ..engine.declare.wrappers import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request import problems
 from ..engine.request.problems import Problem
 
-_QUOTED = r'"(?:[!#-\[\]-~]|\\["\\]){1,255}"'
-_BARE = r"[!#-'*+\-.-9<->A-~](?:[!#-'*+\-.-:<-~]){0,254}"
-_UUID = "-".join(rf"[0-9a-fA-F]{{{length}}}" for length in (8, 4, 4, 4, 12))
+Schema = dict[str, Any]
+PROBLEM_NAME = "IdempotencyProblem"
+PROBLEM_TYPE = "application/problem+json"
 _BODY = "body (JSON and forms up to 128 KiB by their values)"
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
-def key_pattern() -> str:
-    """The format of the header as a regular expression that JSON Schema accepts."""
-    conf = get_settings()
-    if conf.key_validator is is_uuid:
-        return rf'^"{_UUID}"$' if conf.require_quoted_key else rf'^({_UUID}|"{_UUID}")$'
-    return f"^{_QUOTED}$" if conf.require_quoted_key else f"^({_QUOTED}|{_BARE})$"
+def facts(options: Idempotency) -> dict[str, str]:
+    """What a client must know, by the name of the fact."""
+    return {
+        "Key": key_format(options),
+        "Unique for": uniqueness(options),
+        "Compared with the first request": comparison(options),
+        "Kept for": f"{lifetime(options)} from the first request. After that the key is as if it had never been used.",
+    }
 
 
 def key_format(options: Idempotency) -> str:
@@ -46,10 +48,7 @@ def key_format(options: Idempotency) -> str:
     if conf.require_quoted_key:
         text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
-        text += (
-            '. In double quotes (a string of RFC 9651), or bare if it holds none of " , ; ( ) and does not begin with '
-            ": ? or @."
-        )
+        text += '. In double quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.'
     if conf.key_validator not in (None, is_uuid):
         text += " The server demands a form of its own beyond that."
     return text
@@ -84,9 +83,8 @@ def comparison(options: Idempotency) -> str:
         return "not at all"
     if callable(chosen):
         return f"method, path, query string and what {dotted_name(chosen)} returns"
-    if isinstance(chosen, tuple):
-        return f"method, path, query string and the body fields {', '.join(chosen)}"
-    chosen = chosen if isinstance(chosen, Fingerprint) else Fingerprint()
+    if not isinstance(chosen, Fingerprint):
+        chosen = Fingerprint(fields=chosen if isinstance(chosen, tuple) else None)
     address = "method, path, query string" if chosen.query else "method, path"
     body = _BODY if chosen.fields is None else f"the body fields {', '.join(chosen.fields)}"
     left_out = f", without {', '.join(chosen.exclude)}" if chosen.exclude else ""
@@ -95,29 +93,104 @@ def comparison(options: Idempotency) -> str:
 
 def documented_responses(options: Idempotency) -> list[Problem]:
     """The package's own responses on this endpoint, by status: what a client may get in place of the view's."""
+    kept = Snapshot(status_code=200, headers=(), body=None)
+    still = "The first request with this key is still being processed. Location is the page of its state."
+    # The problem's own detail would name a status, which differs from response to response.
+    not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
-        found = [replace(problem, detail=problem.detail.strip()) for problem in _problems(options)]
+        outstanding = problems.outstanding(options)
+        possible = [
+            (options.required, problems.missing_key(options)),
+            (True, problems.invalid_key(options, "")),
+            (options.scope is None and options.anonymous == "refuse", problems.anonymous_refused()),
+            (options.may_replay is not None, problems.replay_refused()),
+            (True, replace(outstanding, title="Accepted", detail=still) if outstanding.status == 202 else outstanding),
+            (options.policy == "hold", problems.outcome_unknown()),
+            (options.late_keys == "refuse", problems.key_too_old()),
+            (True, problems.already_used(options)),
+            (True, replace(problems.response_not_stored(kept), detail=not_kept)),
+            (True, problems.store_busy()),
+        ]
+    found = [replace(problem, detail=problem.detail.strip()) for applies, problem in possible if applies]
     return sorted(found, key=lambda problem: problem.status)
 
 
-def _problems(options: Idempotency) -> Iterator[Problem]:
-    if options.required:
-        yield problems.missing_key(options)
-    yield problems.invalid_key(options, "")
-    if options.scope is None and options.anonymous == "refuse":
-        yield problems.anonymous_refused()
-    if options.may_replay is not None:
-        yield problems.replay_refused()
-    if options.in_progress_status == 202:
-        still = "The first request with this key is still being processed. Location is the page of its state."
-        yield replace(problems.outstanding(options), title="Accepted", detail=still)
-    else:
-        yield problems.outstanding(options)
-    if options.lease is not None and options.on_abandoned == "hold":
-        yield problems.outcome_unknown()
-    yield problems.already_used(options)
-    # The problem's own detail would name a status, which differs from response to response.
-    not_stored = "The request was processed, and its response is not kept. It is not run again."
-    kept = Snapshot(status_code=200, headers=(), body=None)
-    yield replace(problems.response_not_stored(kept), detail=not_stored)
-    yield problems.store_busy()
+# --- the same facts in OpenAPI
+
+
+def describe(
+    operation: Schema,
+    options: Idempotency,
+    *,
+    required: bool,
+    status_type: type = str,
+    undeclared: Mapping[int, Iterable[str]] | None = None,
+) -> None:
+    """Add the key's header, the replay header and the package's responses to one operation, in place.
+
+    What the project has declared for the same header or status stays.
+
+    Args:
+        operation: an Operation Object of OpenAPI.
+        options: resolved.
+        required: whether a request without a key is always refused.
+        status_type: of the statuses in `operation["responses"]`.
+        undeclared: other statuses of the framework, with their media types. Their form is not declared.
+    """
+    conf = get_settings()
+    parameters: list[Schema] = operation.setdefault("parameters", [])
+    declared = {parameter["name"].lower() for parameter in parameters if parameter.get("in") == "header"}
+    if options.key is None and conf.header.lower() not in declared:
+        parameters.append(_key(options, required))
+    replayed = {
+        "schema": {"type": "string", "enum": ["true", "false"]},
+        "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
+    }
+    responses: Schema = operation["responses"]
+    for status, response in responses.items():
+        if str(status).startswith("2"):
+            response.setdefault("headers", {})[conf.replayed_header] = {**replayed, "required": required}
+    for found in documented_responses(options):
+        status = status_type(found.status)
+        if status not in responses and undeclared and found.status in undeclared:
+            responses[status] = {"content": {media_type: {"schema": {}} for media_type in undeclared[found.status]}}
+        response = responses.setdefault(status, {})
+        text = f"{found.title} ({found.code}): {found.detail}"
+        response["description"] = "\n".join(filter(None, [response.get("description"), text]))
+        headers = response.setdefault("headers", {})
+        headers.setdefault(conf.replayed_header, dict(replayed))
+        if "Retry-After" in found.headers:
+            wait = "Seconds, after which to send the request again: with a lease, up to what is left of it, 60 at most."
+            headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
+        media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
+        if found.status == 202:
+            # The body is the state of the first request, as on its status page.
+            media_type, form = "application/json", {"type": "object"}
+            headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
+        if found.status == 202 or conf.error_response is None:
+            response.setdefault("content", {}).setdefault(media_type, {"schema": form})
+
+
+def _key(options: Idempotency, required: bool) -> Schema:
+    """The parameter that carries the key."""
+    conf = get_settings()
+    described = [f"{name}: {text}" for name, text in facts(options).items()]
+    described += [f"See also: {conf.docs_url}"] if conf.docs_url else []
+    return {
+        "in": "header",
+        "name": conf.header,
+        "schema": {"type": "string"},
+        "description": "\n".join(f"- {text}" for text in described),
+        **({"required": True} if required else {}),
+    }
+
+
+def components() -> Schema:
+    """What the responses refer to. New objects, because a project's hooks may change them."""
+    if get_settings().error_response is not None:
+        return {}
+    members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}
+    members["status"] = {"type": "integer"}
+    described = {"type": "object", "description": "RFC 9457 problem details."}
+    resource = {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "id")}}
+    return {PROBLEM_NAME: {**described, "properties": {**members, "resource": resource}, "required": list(members)}}

@@ -6,7 +6,8 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain, repeat
 from typing import Any
 
 from django.db import connections, transaction
@@ -25,9 +26,12 @@ REFUSED = {
     outcomes.Unavailable: "busy",
     outcomes.TooOld: "too_old",
 }
-REMEMBERED = 1000
-"""How many held attempts a process remembers. Then it forgets all of them, and may tell of one again."""
-_told: dict[tuple[Any, ...], object] = {}
+
+
+@lru_cache(maxsize=1000)
+def _levels_of_held(*attempt: Any) -> Iterator[int]:
+    """Not an error for each retry of the client: one for each held attempt that this process remembers."""
+    return chain([logging.ERROR], repeat(logging.INFO))
 
 
 def report(
@@ -76,19 +80,10 @@ def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: st
         case outcomes.Finished(reason=reason, resource=resource):
             report("released", identity, using, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
-            # Not an error for each retry of the client: one for each attempt, and process.
-            is_news = _is_news((using, identity.key_hash, identity.scope_hash, attempt))
-            report("held", identity, using, resource=resource, level=None if is_news else logging.INFO)
+            levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
+            report("held", identity, using, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using)
-
-
-def _is_news(what: tuple[Any, ...]) -> bool:
-    """Whether this process has not told it lately. Threads may ask at once: one of them tells."""
-    if len(_told) >= REMEMBERED:
-        _told.clear()
-    mine = object()
-    return _told.setdefault(what, mine) is mine
 
 
 def report_purged(cleanup: Any, using: str) -> None:
@@ -101,14 +96,11 @@ def report_purged(cleanup: Any, using: str) -> None:
     _tell(logging.INFO, text, (using, *counts.values()), extra, {**sent, "cleanup": cleanup})
 
 
-def _tell(
-    level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any], sent: Mapping[str, Any] | None = None
-) -> None:
+def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
     with harmless():
         logger.log(level, text, *args, extra=extra)
-    if sent is not None:
-        with harmless():
-            key_event.send_robust(IdempotencyKey, **sent)
+    with harmless():
+        key_event.send_robust(IdempotencyKey, **sent)
 
 
 @contextmanager

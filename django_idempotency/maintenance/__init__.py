@@ -1,7 +1,7 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.outcomes import Snapshot
-from ..engine.stores.running import RunningTransaction
+from ..engine.stores import RunningTransaction
 from .cleanup import Cleanup, cleanup_idempotency_keys
 from .erasure import Forgotten, forget, forget_scope, scope_of_user
 from .lookups import (
@@ -16,6 +16,7 @@ from .lookups import (
 )
 from .recovery import Asked, Recovered, recover_idempotency_keys
 from .resolution import Resolved, close_with, record_outcome, release_for_retry, resolve_all
+from .restored import remember_calls
 
 __all__ = [
     "Asked",
@@ -38,6 +39,7 @@ __all__ = [
     "record_outcome",
     "recover_idempotency_keys",
     "release_for_retry",
+    "remember_calls",
     "resolve_all",
     "running_transactions",
     "scope_of_user",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -15,7 +15,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
 from ..engine.protocol.digests import reference_of
-from ..engine.stores.sealing import Row, seal, unseal
+from ..engine.stores.sealing import seal, unseal
 from ..exceptions import NotDecryptable
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Decision:
     """One decision.
 
     Attributes:
-        action: "release", "record", "correct", "answer", "fail" or "recover".
-        at: when, as ISO 8601, with the zone if the project has `USE_TZ`.
+        action: "release", "record", "correct", "answer" or "recover".
+        at: when, as ISO 8601 with the zone. Default: now.
         by: the user name, or the name of the command.
         reason: why, as the person has written it.
         attempt: the attempt that the decision was about.
@@ -42,7 +42,7 @@ class Decision:
     """
 
     action: str
-    at: str
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     by: str = ""
     reason: str = ""
     attempt: int = 0
@@ -53,52 +53,43 @@ class Decision:
     @property
     def moment(self) -> datetime:
         """When, as Django reads the times of the row: with a zone, or without one in the project's zone."""
-        at, zone = datetime.fromisoformat(self.at), timezone.get_default_timezone()
-        if timezone.is_naive(at) is not settings.USE_TZ:
-            return at
-        return timezone.make_aware(at, zone) if settings.USE_TZ else timezone.make_naive(at, zone)
+        at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
+        return at if settings.USE_TZ else at.replace(tzinfo=None)
 
 
 NAMES = {field.name for field in fields(Decision)}
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
-    """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database."""
-    return _read(key, key.decisions)
+    """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database.
 
-
-def recorded_steps(row: Row, stored: str | None) -> set[str]:
-    """Return the names of the steps whose result a person has recorded. Raises `NotDecryptable`."""
-    return {decision.detail for decision in _read(row, stored) if decision.action in RECORDED}
+    Returned is what this version knows. A later version, which was rolled back, may have written other entries.
+    """
+    return [
+        Decision(**{name: value for name, value in entry.items() if name in NAMES})
+        for entry in _entries(key)
+        if isinstance(entry, dict) and _is_readable(entry)
+    ]
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
     """Return the names of the steps whose result a person has recorded. Empty if the trail cannot be decrypted."""
     try:
-        return recorded_steps(key, key.decisions)
+        return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
     except NotDecryptable:
         return set()
 
 
-def with_decision(row: Row, stored: str | None, decision: Decision) -> str | None:
+def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
     """Return the text to store: the trail as it was, and one decision more."""
-    trail = [*_entries(row, stored), asdict(decision)]
+    trail = [*_entries(row), asdict(decision)]
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
-def as_kept(row: Row, step: IdempotencyStep) -> dict[str, Any]:
+def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     """Return a step that is in doubt now, as a decision keeps it."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
-
-
-def _read(row: Row, stored: str | None) -> list[Decision]:
-    """What this version knows of the trail. A later version, which was rolled back, may have written other entries."""
-    return [
-        Decision(**{name: value for name, value in entry.items() if name in NAMES})
-        for entry in _entries(row, stored)
-        if isinstance(entry, dict) and _is_readable(entry)
-    ]
 
 
 def _is_readable(entry: dict[str, Any]) -> bool:
@@ -113,9 +104,9 @@ def _is_readable(entry: dict[str, Any]) -> bool:
     return isinstance(entry.get("action"), str)
 
 
-def _entries(row: Row, stored: str | None) -> list[Any]:
+def _entries(row: IdempotencyKey) -> list[Any]:
     """All of the trail, also what this version cannot read. Raises `NotDecryptable`."""
-    text = unseal(row, "decisions", stored)
+    text = unseal(row, "decisions", row.decisions)
     try:
         entries = json.loads(text or "[]")
     except ValueError:

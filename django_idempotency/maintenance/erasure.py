@@ -12,24 +12,27 @@ A request in atomic mode that is still running has no visible row: it commits it
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Prefetch, Q, prefetch_related_objects
 
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.request.callers import account_scope
-from ..engine.stores import alias_for
+from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
-from ..engine.stores.states import EFFECT, Clock
+from ..engine.stores.states import Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .lookups import find_key
 
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
-Status = IdempotencyKey.Status
+logger = logging.getLogger("django_idempotency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ def forget(
     operation: str | None = None,
     using: str | None = None,
     include_unsettled: bool = False,
+    dry_run: bool = False,
 ) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs again.
 
@@ -64,6 +68,7 @@ def forget(
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the
             call a second time.
+        dry_run: only count what would be deleted, and what would be kept.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -74,41 +79,32 @@ def forget(
     rows = find_key(key, using=using).filter(_of(scope), key=key)
     if operation is not None:
         rows = rows.filter(operation=operation)
-    return _delete(rows.db, list(rows.values_list("pk", flat=True)), include_unsettled=include_unsettled)
+    return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
 
 
 def forget_scope(
-    scope: str, *, using: str | None = None, batch_size: int = BATCH_SIZE, include_unsettled: bool = False
+    scope: str, *, using: str | None = None, include_unsettled: bool = False, dry_run: bool = False
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    Reads the index of scopes, and locks only what it deletes. Keys that are added after the start are not looked at:
-    take the caller's access away first. Each batch is deleted in a transaction of its own (inside an outer `atomic()`:
+    Reads the index of scopes, and locks only what it deletes. A request that is still running adds its key later: take
+    the caller's access away first. Each batch is deleted in a transaction of its own (inside an outer `atomic()`:
     a savepoint).
 
     Args:
         scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
-        batch_size: rows that one query looks at, at least 1.
         include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
+        dry_run: only count what would be deleted, and what would be kept.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        ValueError: if `batch_size` is below 1.
         DatabaseError: from the database. What earlier batches deleted stays deleted.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
-    alias = alias_for(using)
-    rows = IdempotencyKey.objects.using(alias).filter(_of(scope)).order_by("pk")
-    newest: int = rows.values_list("pk", flat=True).last() or 0
-    last = deleted = kept = 0
-    while batch := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", flat=True)[:batch_size]):
-        forgotten = _delete(alias, batch, include_unsettled=include_unsettled)
-        deleted, kept, last = deleted + forgotten.deleted, kept + forgotten.kept, batch[-1]
-    return Forgotten(deleted=deleted, kept=kept)
+    rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(_of(scope))
+    return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
 
 
 def scope_of_user(user: Any) -> str:
@@ -134,22 +130,26 @@ def _of(scope: str) -> Q:
     return Q(scope__in=forms) | ends
 
 
-def _delete(alias: str, found: Collection[int], *, include_unsettled: bool) -> Forgotten:
-    if not found:
-        return Forgotten(deleted=0, kept=0)
+def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run: bool) -> Forgotten:
+    ids = rows.order_by("pk").values_list("pk", flat=True)
+    last = deleted = kept = 0
+    while batch := list(ids.filter(pk__gt=last)[:BATCH_SIZE]):
+        gone = _delete(rows.db, batch, include_unsettled, dry_run)
+        deleted, kept, last = deleted + gone, kept + len(batch) - gone, batch[-1]
+    if not dry_run:
+        logger.info("Idempotency keys of %s: %d forgotten, %d kept.", rows.db, deleted, kept)
+    return Forgotten(deleted=deleted, kept=kept)
+
+
+def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
         # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
-        rows = list(locked(keys.annotate(now=Clock()), skip=True).values_list("pk", "status", "locked_until", "now"))
         # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
-        failed = [pk for pk, status, *_ in rows if status == Status.FAILED]
-        steps = locked(IdempotencyStep.objects.using(alias).filter(EFFECT, key__in=failed))
-        unsettled = set(steps.values_list("key", flat=True))
-        if include_unsettled:
-            idle = [pk for pk, _, until, now in rows if until is None or until <= now]
-        else:
-            idle = [pk for pk, status, *_ in rows if status != Status.IN_PROGRESS and pk not in unsettled]
+        rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
+        steps = IdempotencyStep.objects.using(alias).defer("result", "error")
+        prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
+        seen = [Seen(row, row.steps.all(), row.now) for row in rows]
+        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.settled)]
         # Steps go by CASCADE. only(): the collector would load every stored body.
-        _, by_model = keys.filter(pk__in=idle).only("pk").delete()
-    deleted = by_model.get(IdempotencyKey._meta.label, 0)
-    return Forgotten(deleted=deleted, kept=keys.count())
+        return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from django.db.models import Prefetch, prefetch_related_objects
 from django.utils import timezone
 
-from ..engine.stores.states import EXPIRED, Clock, Seen, State, states_of
+from ..engine.stores.states import Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import correctable
 
-Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
-CHUNK = 1000
-"""Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
+Kind = IdempotencyStep.Kind
 
 
 @dataclass(frozen=True)
 class Facts(Seen):
     """A row and its steps in the order in which they were first started, in the words of a decision."""
-
-    @cached_property
-    def state(self) -> State:
-        """The worst state that is true of the key. That it has expired is told by its time."""
-        return next(state for state in states_of(self.row, self.steps, self.now) if state is not EXPIRED)
 
     @cached_property
     def in_doubt(self) -> list[str]:
@@ -66,14 +59,10 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
     results: also read what may be large: the results and errors of the steps, of completed keys, too.
     """
     rows = list(rows)
-    open_ = [row.pk for row in rows if results or row.status != Status.COMPLETED]
-    if not open_:
+    if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
         return [Facts(row, [], timezone.now()) for row in rows]
-    using = str(rows[0]._state.db)
-    now = IdempotencyKey.objects.using(using).values_list(Clock(), flat=True).first() or timezone.now()
-    steps: dict[int, list[IdempotencyStep]] = defaultdict(list)
-    for start in range(0, len(open_), CHUNK):
-        found = IdempotencyStep.objects.using(using).filter(key__in=open_[start : start + CHUNK]).order_by("pk")
-        for step in found if results else found.defer("result", "error"):
-            steps[step.key_id].append(step)
-    return [Facts(row, steps[row.pk], now) for row in rows]
+    keys = IdempotencyKey.objects.using(rows[0]._state.db)
+    steps = IdempotencyStep.objects.using(keys.db).order_by("pk")
+    prefetch_related_objects(rows, Prefetch("steps", steps if results else steps.defer("result", "error")))
+    now = keys.values_list(Clock(), flat=True).first() or timezone.now()
+    return [Facts(row, list(row.steps.all()), now) for row in rows]

@@ -7,6 +7,7 @@ conditions are those of the table of states.
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,8 +17,7 @@ from django.db.models import Q
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
-from ..engine.stores import alias_for, store_for
-from ..engine.stores.running import RunningTransaction
+from ..engine.stores import RunningTransaction, alias_for, store_for
 from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Later, State
 from ..models import IdempotencyKey
 
@@ -184,21 +184,27 @@ def refers_to(text: str) -> Q:
     return found
 
 
-def unchanged_for(keys: QuerySet[IdempotencyKey], seconds: float) -> QuerySet[IdempotencyKey]:
-    """Narrow down to the keys whose state has not changed for that long, the oldest state first.
+def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
+    """Narrow down to the keys whose state has not changed for that many seconds, the oldest state first.
 
     Raises `ValueError` for less than 0 and for more than a century.
     """
-    refuse_impossible_age(seconds)
-    return keys.filter(updated_at__lte=Later(-seconds)).order_by("updated_at", "pk")
+    refuse_impossible(0, MAX_SECONDS, older_than=older_than)
+    return keys.filter(updated_at__lte=Later(-older_than)).order_by("updated_at", "pk")
 
 
-def refuse_impossible_age(seconds: float) -> None:
-    """Raise `ValueError` for a time to come, and for an age that cannot be subtracted from the clock."""
-    if not seconds >= 0:  # NaN is neither above nor below
-        raise ValueError(f"older_than must be at least 0, not {seconds!r}.")
-    if seconds > MAX_SECONDS:
-        raise ValueError(f"older_than must be at most {MAX_SECONDS} seconds (100 years), not {seconds!r}.")
+def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
+    """Raise `ValueError` for the first of these numbers that is not between both bounds."""
+    for name, number in numbers.items():
+        if number is not None and not least <= number <= most:  # NaN is neither above nor below
+            bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise ValueError(f"{name} must be {bounds}, not {number!r}.")
+
+
+def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
+    """By its hashes, too: an id alone may name several rows of a partitioned table, or another tenant's row."""
+    rows = IdempotencyKey.objects.using(row._state.db)
+    return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
 
 
 def _possible_keys(text: str) -> set[str]:

@@ -1,53 +1,54 @@
-"""What the commands share: output that harms nothing, values of options, and a run over several databases."""
+"""What the commands share: output that harms nothing, and a run over several databases that a signal can end."""
 
 from __future__ import annotations
 
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Event
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
 
 from ..engine.conf import get_settings
-from ..engine.protocol.error_text import without_controls
-from ..exceptions import IdempotencyConfigurationError
+from ..engine.protocol.error_text import describe, without_controls
+from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
-from .stopping import SIGNALS, stoppable
 
 NEED_ATTENTION = 3
 """Exit status. 1 is Django's for errors, 2 is argparse's."""
 NO_ENGINE = "django.db.backends.dummy"
 """That of `"default": {}`, which Django advises where each app has an alias of its own."""
-Result = TypeVar("Result")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MOMENT = 1.0
+"""Seconds. Signals within it are one wish: `timeout` of GNU sends its signal to the process, and then to its group."""
 
 
-class EscapingCommand(BaseCommand):
-    """Prints as an escape what the output's encoding lacks, or what a terminal obeys: neither may harm a run.
-
-    Operations, steps and errors, which commands quote, may hold any character.
-    """
-
+class IdempotencyCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
-        options["stdout"] = _Escaping(options.get("stdout") or self.stdout)
-        return super().execute(*args, **options)
+        """An error of the options or of the database is told without a traceback."""
+        try:
+            return super().execute(*args, **options)
+        except DatabaseError as error:  # without what the database quotes of a row
+            raise CommandError(describe(error)) from error
+        except (IdempotencyError, ImportError, ValueError) as error:
+            raise CommandError(str(error)) from error
 
+    def say(self, text: str) -> None:
+        """Print at once, and as an escape what the output's encoding lacks, or what a terminal obeys.
 
-class _Escaping:
-    """A stream, but for what is written to it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = getattr(stream, "_out", stream)  # Django's own wrapper may hide the encoding
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"  # that of io.StringIO is None
+        Operations, steps and errors, which commands quote, may hold any character. None may harm a run.
+        """
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # that of io.StringIO is None
         lines = "\n".join(map(without_controls, text.split("\n")))
-        self._stream.write(lines.encode(encoding, "backslashreplace").decode(encoding))
+        self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
+        self.stdout.flush()  # a pipe would hold the line back until the end
 
 
-class DatabasesCommand(EscapingCommand, Generic[Result]):
+class DatabasesCommand(IdempotencyCommand):
     """Works on databases one after the other. A signal ends the run when the key or batch at hand is done."""
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -67,53 +68,38 @@ class DatabasesCommand(EscapingCommand, Generic[Result]):
         parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        aliases = chosen(options)
-        stop = Event()
-        results: list[Result] = []
-        with stoppable(stop, () if options["dry_run"] else SIGNALS) as received:
+        aliases, stop = _chosen(options), Event()
+        failed = attention = 0
+        with stoppable(stop) as received:
             for alias in aliases:
-                results += self._run_or_report(alias, options, stop, alone=len(aliases) == 1)
+                name = f"{alias}: " if len(aliases) > 1 else ""
+                try:
+                    line, needs_attention = self.run(alias, name, options, stop)
+                except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
+                    if not name:
+                        raise
+                    self.stderr.write(f"{name}{error}")
+                    failed += 1
+                else:
+                    attention += needs_attention
+                    if options["verbosity"]:
+                        self.say(name + line)
                 if stop.is_set():
                     break
         if received:
             raise SystemExit(128 + received[0])
-        if len(results) < len(aliases):
-            raise CommandError(f"{len(aliases) - len(results)} of {len(aliases)} databases failed.")
-        if self.needs_attention(results, options):
+        if failed:
+            raise CommandError(f"{failed} of {len(aliases)} databases failed.")
+        if attention:
             where = get_settings().runbook_url or "the admin"
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
-    def _run_or_report(self, alias: str | None, options: dict[str, Any], stop: Event, *, alone: bool) -> list[Result]:
-        """Work on one database and say so. Empty: the error was reported, and the other databases have their turn."""
-        name = "" if alone else f"{alias}: "
-        try:
-            result = self.run(alias, name, options, stop)
-        except (IdempotencyConfigurationError, DatabaseError, ImportError, ValueError) as error:
-            if alone or isinstance(error, (ImportError, ValueError)):  # these are about the options
-                raise CommandError(str(error)) from error
-            self.stderr.write(f"{name}{error}")
-            return []
-        if options["verbosity"]:
-            self.stdout.write(name + self.described(result, dry_run=options["dry_run"]))
-        return [result]
+    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
+        """Work on one database. `name` begins each line that is printed.
 
-    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Result:
-        """Work on one database. `name` begins each line that is printed."""
+        Returns the last line, for cron's mail, and whether the exit status says that keys need attention.
+        """
         raise NotImplementedError
-
-    def described(self, result: Result, *, dry_run: bool) -> str:
-        """The last line about a database, for cron's mail."""
-        raise NotImplementedError
-
-    def needs_attention(self, results: list[Result], options: dict[str, Any]) -> bool:
-        """Whether the exit status says so. Raises `CommandError` for what is worse."""
-        raise NotImplementedError
-
-    def tell(self, line: str, shown: bool) -> None:
-        """Print a line before the work is done."""
-        if shown:
-            self.stdout.write(line)
-            self.stdout.flush()  # a pipe would hold the line back until the end
 
 
 def counted(count: int, noun: str = "key") -> str:
@@ -128,18 +114,10 @@ def several(given: Any) -> Any:
     return [given] if isinstance(given, str | int) else given
 
 
-def known(alias: str | None) -> str | None:
-    """The alias; None is the one that keys are written to. Raises `CommandError` for an unknown one."""
-    if alias is not None and alias not in connections:
-        raise CommandError(f"There is no database {alias!r}. Known are: {', '.join(connections)}.")
-    return alias
-
-
-def chosen(options: dict[str, Any]) -> list[str | None]:
+def _chosen(options: dict[str, Any]) -> list[str | None]:
     """The aliases that the command was given. None is the one that keys are written to."""
     if not options["all_databases"]:
-        given = several(options["database"])
-        return [None] if given is None else [known(alias) for alias in dict.fromkeys(given)]
+        return list(dict.fromkeys(several(options["database"]) or [None]))
     allowed: list[str | None] = [
         name
         for name in connections
@@ -148,3 +126,35 @@ def chosen(options: dict[str, Any]) -> list[str | None]:
     if not allowed:
         raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
     return allowed
+
+
+@contextmanager
+def stoppable(stop: Event) -> Iterator[list[int]]:
+    """Collect signals, so that what is running is finished before the process ends.
+
+    A signal that comes a `MOMENT` later raises `SystemExit` in what is running, which may hang.
+    """
+    received: list[int] = []
+    first = math.inf
+
+    def note(number: int, frame: object) -> None:
+        nonlocal first
+        earlier = bool(received)
+        received.append(number)
+        if not earlier:
+            first = time.monotonic()
+            # A second signal can interrupt `set()`, which holds a lock: a second `set()` would wait for it for ever.
+            stop.set()
+        elif time.monotonic() - first >= MOMENT:
+            raise SystemExit(128 + number)
+
+    try:
+        previous = {number: signal.signal(number, note) for number in SIGNALS}
+    except ValueError:
+        yield received  # not the main thread: signals are the business of the program that called us
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -9,7 +9,6 @@ raises an exception that no handler of the API has answered. In `run` such an ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import getclosurevars, isfunction
 from typing import Any, NoReturn, TypeVar, Unpack, overload
@@ -22,10 +21,10 @@ from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
-from ..engine.declare.callables import dotted_name, unwrapped
+from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
-from ..engine.declare.wrapping import protected_form
+from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.callers import auth_scope
@@ -36,7 +35,9 @@ from ..exceptions import IdempotencyConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
 RUNNING = "_idempotency_ninja"
-"""Set on a request while an operation runs: its `Running`."""
+"""Set on a request: the operation that runs."""
+UNANSWERED = "_idempotency_unanswered"
+"""Set on a request: what the exception handler of the API has raised."""
 
 
 @overload
@@ -87,20 +88,20 @@ def _protected(view: Any, own: Idempotency | None = None) -> Any:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
             _refuse(f"{unprotected!r} was called without a request of Django Ninja.{WAY_OUT}")
-        running: Running | None = getattr(request, RUNNING, None)
-        if running is None or protected not in unwrapped(running.operation.view_func):
+        operation: Operation | None = getattr(request, RUNNING, None)
+        if operation is None or protected not in unwrapped(operation.view_func):
             _refuse(
                 f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
                 f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
-        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(running.operation, MARK).options)
-        call.running = running
+        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
+        call.operation = operation
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(view)
-    declare(protected, Declaration(() if own is None else (own,), "ninja"))
+    declare(protected, Declaration(() if own is None else (own,)))
     if own is not None:
         others = getattr(view, "_ninja_contribute_to_operation", ())
         # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
@@ -143,44 +144,30 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
         known: tuple[Idempotency, ...] = getattr(getattr(operation, MARK, None), "layers", ())
         own = 2 if of_function is not None and of_function.layers else 0
         layers = (*known[:own], inherited, *known[own:])
-    declare(operation, Declaration(layers, "ninja"))
-
-    def begin(request: HttpRequest) -> Running:
-        running = Running(operation)
-        setattr(request, RUNNING, running)
-        return running
+    declare(operation, Declaration(layers))
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        running = begin(request)
-        return running.ended(run(request, *args, **kwargs))
+        vars(request).update({RUNNING: operation, UNANSWERED: None})
+        return _answered(request, run(request, *args, **kwargs))
 
     async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        running = begin(request)
-        return running.ended(await run(request, *args, **kwargs))
+        vars(request).update({RUNNING: operation, UNANSWERED: None})
+        return _answered(request, await run(request, *args, **kwargs))
 
     return wraps(run)(aguarded if operation.is_async else guarded)
 
 
-@dataclass(slots=True)
-class Running:
-    """The operation that is running for a request.
-
-    unanswered: what the exception handler of the API has raised.
-    """
-
-    operation: Operation
-    unanswered: Exception | None = None
-
-    def ended(self, response: HttpResponseBase) -> HttpResponseBase:
-        if self.unanswered is not None:
-            raise self.unanswered
-        return response
+def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    unanswered: Exception | None = getattr(request, UNANSWERED)
+    if unanswered is not None:
+        raise unanswered
+    return response
 
 
 class NinjaViewCall(ViewCall):
     """Runs below `Operation.run`: the caller is authenticated and within the throttles, the parameters are parsed."""
 
-    running: Running
+    operation: Operation
 
     def authenticated(self) -> str | None:
         """The caller that the operation's own authentication found."""
@@ -190,7 +177,7 @@ class NinjaViewCall(ViewCall):
         if isinstance(auth, str):
             # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"? Its own for
             # sessions set a user.
-            callbacks = self.running.operation.auth_callbacks
+            callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
                 _refuse(
@@ -201,18 +188,17 @@ class NinjaViewCall(ViewCall):
 
     def ready(self, response: Any) -> HttpResponseBase:
         """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse the result."""
-        operation = self.running.operation
         # The `response` parameter of the operation carries the headers that the operation set.
-        temporal = self.kwargs.get(operation.signature.response_arg or "")
-        return self.render(converted(operation, self.request, response, temporal))
+        temporal = self.kwargs.get(self.operation.signature.response_arg or "")
+        return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """The exception handlers of the API, in a transaction of their own."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
-                return self.judge(self.render(self.running.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:  # noqa: BLE001 (raised again, see `Running`)
-            self.running.unanswered = unanswered
+                return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
+        except Exception as unanswered:  # noqa: BLE001 (raised again, see `_answered`)
+            setattr(self.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 
@@ -223,7 +209,7 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
     return operation._result_to_response(request, result, temporal)
 
 
-# --- what the engine asks, see `engine.declare.frameworks`
+# --- what the engine asks, see `engine.declare.registry.frameworks`
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:

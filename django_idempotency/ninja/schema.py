@@ -20,8 +20,8 @@ import ninja
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
-from ..endpoints import openapi as openapi_parts
-from ..endpoints.openapi import Schema
+from ..endpoints import specification
+from ..endpoints.specification import Schema
 from ..engine.declare.registry import MARK, Declaration
 
 __all__ = ["NinjaAPI"]
@@ -54,12 +54,12 @@ class _Schema(OpenAPISchema):
         options = None if declaration is None else declaration.options_for(method)
         if options is not None:
             own = [str(operation.api.renderer.media_type)]
-            openapi_parts.describe(
+            specification.describe(
                 details,
                 options,
                 required=options.required,
                 status_type=int,
                 undeclared={400: own, 422: own},  # the framework's answers to bad input
             )
-            self.add_schema_definitions(openapi_parts.components())
+            self.add_schema_definitions(specification.components())
         return details

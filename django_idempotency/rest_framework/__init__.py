@@ -9,6 +9,6 @@ if find_spec("rest_framework") is None:
         name="rest_framework",
     )
 
-from .mixins import IdempotencyMixin
+from .adapter import IdempotencyMixin
 
 __all__ = ["IdempotencyMixin"]

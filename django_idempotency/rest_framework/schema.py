@@ -16,9 +16,9 @@ from typing import Any
 from drf_spectacular import openapi
 from drf_spectacular.plumbing import ResolvedComponent
 
-from ..endpoints import openapi as openapi_parts
+from ..endpoints import specification
 from ..endpoints.listing import of_handler
-from ..endpoints.openapi import Schema
+from ..endpoints.specification import Schema
 from ..engine.request.problems import Problem
 
 __all__ = ["AutoSchema"]
@@ -38,13 +38,13 @@ class AutoSchema(openapi.AutoSchema):
         options = answers.options_for(self.method)
         if operation is None or options is None:
             return operation
-        openapi_parts.describe(
+        specification.describe(
             operation,
             options,
             required=options.required and not answers.by_request,
             undeclared={400: self.map_renderers("media_type")},  # the framework's answer to bad input
         )
-        for name, definition in openapi_parts.components().items():
+        for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]
                 name=name, type=ResolvedComponent.SCHEMA, schema=definition, object=Problem
             )

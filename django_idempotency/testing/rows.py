@@ -10,7 +10,7 @@ from django.db import transaction
 from django.http import HttpResponse
 
 from ..engine.conf import resolve
-from ..engine.execution.values import encode_step
+from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.request.callers import ANONYMOUS

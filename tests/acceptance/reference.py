@@ -39,6 +39,7 @@ ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
     "cleanup_idempotency_keys",
+    "forget_idempotency_keys",
     "idempotency_endpoints",
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
@@ -132,6 +133,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "run_once": "events.md",
+    "problem_response": "events.md#webhooks",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -139,6 +141,7 @@ TOLD = {
     "close_with": "runbook.md#the-decisions",
     "record_outcome": "runbook.md#the-decisions",
     "release_for_retry": "runbook.md#the-decisions",
+    "remember_calls": "runbook.md#5-after-a-restore-or-a-failover-that-lost-commits",
     "resolve_all": "leased.md#let-a-person-decide",
     "recover_idempotency_keys": "operations.md#recovery",
     "find_resource": "leased.md#what-it-is-about",

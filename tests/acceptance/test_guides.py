@@ -147,3 +147,17 @@ def test_the_recovery_asks_the_example(run, serve, client, gateway):
     assert recover() == 1
     assert IdempotencyKey.objects.get().steps.get().result == '{"value": {"id": "ch_1"}}'
     assert len(gateway.books) == 1
+
+
+@pytest.mark.django_db
+def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
+    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
+    page = run("docs/events.md", "shop/receiver.py")
+    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
+    answers = [page.receive(delivery), page.receive(delivery)]
+    assert answers[0].content == answers[1].content == b'{"order": %d}' % models.Order.objects.get().pk
+    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
+    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
+    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
+    refused = page.receive(running)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")

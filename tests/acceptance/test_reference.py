@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.conf import SETTING_NAMES, Settings
 from django_idempotency.engine.conf.options import DEFAULTS
+from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
 from tests.acceptance.reference import DOCS, pages, updated
 
 

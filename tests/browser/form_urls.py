@@ -31,9 +31,14 @@ def click(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(f"/thanks/{Order.objects.create().pk}")
 
 
+@idempotent(key=from_form_field())
+def impatient(request: HttpRequest) -> HttpResponse:
+    return HttpResponseRedirect(f"/thanks/{Order.objects.create().pk}")
+
+
 def order(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
-        return click(request)
+        return impatient(request) if "at-once" in request.GET else click(request)
     return HttpResponse(engines["django"].from_string(FORM).render({}, request))
 
 

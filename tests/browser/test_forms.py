@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
+from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.browser.form_urls")]
@@ -47,3 +50,28 @@ def test_a_click_after_going_back_orders_nothing_more(page: Any) -> None:
     assert page.inner_text("#clicks") == "2"
     assert Order.objects.count() == 1
     assert int(page.inner_text("#number")) == Order.objects.get().pk
+
+
+def test_the_page_of_a_conflict_sends_the_same_form_again(page: Any, errors: list[str]) -> None:
+    """After a click whose request is still running, in another window for example."""
+    page.goto("/order?at-once")
+    key = page.input_value("[name=idempotency_key]")
+    page.click("button")
+    page.wait_for_selector("#number")
+    number = page.inner_text("#number")
+    keys, soon = IdempotencyKey.objects.all(), timezone.now() + timedelta(hours=1)
+    keys.update(status="in_progress", locked_until=soon)
+    page.go_back()
+    page.wait_for_selector("button")
+    page.eval_on_selector("[name=idempotency_key]", "(field, key) => { field.value = key }", key)
+
+    page.click("button")
+
+    page.wait_for_selector("h1:text('Your request')")
+    assert page.evaluate("document.documentElement.lang") == "en-us"
+    keys.update(status="completed", locked_until=None)
+    page.click("button")
+    page.wait_for_selector("#number")
+    assert (page.inner_text("#number"), Order.objects.count()) == (number, 1)
+    assert [text for text in errors if "409" not in text] == []
+    errors.clear()  # Chromium reports the 409

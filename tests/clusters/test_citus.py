@@ -19,7 +19,7 @@ from django.test import RequestFactory
 
 from django_idempotency import idempotent
 from django_idempotency.engine.stores import store_for
-from django_idempotency.engine.stores.citus import CitusStore
+from django_idempotency.engine.stores.postgresql import CitusStore
 from tests.clusters.aliases import alias
 from tests.clusters.citus import NODES, Cluster, citus, missing
 from tests.servers import DEADLINE

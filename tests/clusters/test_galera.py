@@ -113,7 +113,7 @@ def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threa
         key = IdempotencyKey.objects.using("node2").get(key=name)
         Order.objects.using("node2").bulk_create([Order(reference="bulk") for _ in range(BULK)])
         snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")
-        close_with(key.pk, snapshot, attempt=key.attempt, using="node2")
+        close_with(key, snapshot)
         closed.set()
         return None
 

@@ -33,16 +33,16 @@ def once(work: Callable[[], Any], **options: Any) -> Any:
 
 
 TIMEOUTS = {
-    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout", "7s"),
-    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout", 7),
+    "postgresql": ("SET lock_timeout = '{}s'", "SHOW lock_timeout", "7s"),
+    "mysql": ("SET innodb_lock_wait_timeout = {}", "SELECT @@innodb_lock_wait_timeout", 7),
 }
-"""How a project sets its lock timeout, how to read it, and what it then is."""
+"""How a project sets its lock timeout in seconds, how to read it, and what 7 seconds then are."""
 
 
-def impatiently(work: Callable[[], Any]) -> Any:
+def impatiently(work: Callable[[], Any], seconds: int = 7) -> Any:
     """Do something that must not wait for a lock: if it does, it fails after some seconds instead of hanging."""
     with connection.cursor() as cursor:
-        cursor.execute(TIMEOUTS[connection.vendor][0])
+        cursor.execute(TIMEOUTS[connection.vendor][0].format(seconds))
     return work()
 
 

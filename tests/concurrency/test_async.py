@@ -21,7 +21,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
-from django_idempotency.engine.execution.waiting import LONGEST_PAUSE
+from django_idempotency.engine.execution.claiming import LONGEST_PAUSE
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey

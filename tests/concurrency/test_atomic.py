@@ -15,7 +15,7 @@ from django.db import DatabaseError, connection
 from django.db.models import F
 from django.test import Client
 
-from django_idempotency.engine.execution import waiting
+from django_idempotency.engine.execution import claiming
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.concurrency.callers import CALLERS
@@ -43,7 +43,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         GO.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return open_
 
 

@@ -14,7 +14,7 @@ from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import SNAPSHOT, a_claim
+from tests.claims import SNAPSHOT, a_claim, claim_and_commit
 from tests.contracts.leased import elsewhere
 from tests.leases import lapse
 from tests.servers import eventually
@@ -58,7 +58,7 @@ def claimed_by(outcome: ClaimOutcome) -> Claimed:
 
 def a_worker(store: Store) -> Claimed:
     """A worker with a call in doubt, whose lease is over."""
-    worker = claimed_by(store.claim_and_commit(CLAIM))
+    worker = claimed_by(claim_and_commit(store, CLAIM))
     store.journal.start_call(worker, "charge", again=False)
     lapse()
     return worker
@@ -100,11 +100,12 @@ def test_a_step_that_meets_a_takeover_waits_for_it_and_is_lost(store: Store, nam
 
 def test_a_decision_that_meets_a_takeover_waits_for_it_and_is_refused(store: Store) -> None:
     """The operator saw an abandoned key. Now a new worker has it."""
-    worker = a_worker(store)
+    a_worker(store)
+    seen = IdempotencyKey.objects.get()
     with elsewhere() as start:
         with transaction.atomic():
             assert claimed_by(store.claim(CLAIM)).attempt == 2
-            decision = start(lambda: release_for_retry(worker.id, attempt=1))
+            decision = start(lambda: release_for_retry(seen))
             eventually("the decision to wait for the row", waits)
             after = everything()
         assert isinstance(decision.exception(30), NotResolvable)
@@ -140,7 +141,7 @@ def test_a_takeover_does_not_overtake_a_step(store: Store, name: str) -> None:
     with elsewhere() as start, transaction.atomic():
         STEPS[name](store, worker)
         after = everything()
-        assert start(store.claim_and_commit, CLAIM).result(30) == Conflicted()
+        assert start(claim_and_commit, store, CLAIM).result(30) == Conflicted()
     assert everything() == after
 
 
@@ -177,7 +178,7 @@ def test_a_call_that_is_made_again_keeps_its_first_start_and_error(store: Store)
 
 def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:
     """All others are told that the key is in work."""
-    outcomes = in_threads(20, lambda number: store.claim_and_commit(CLAIM))
+    outcomes = in_threads(20, lambda number: claim_and_commit(store, CLAIM))
     assert [type(outcome) for outcome in outcomes].count(Claimed) == 1
     assert [type(outcome) for outcome in outcomes].count(Conflicted) == 19
 
@@ -194,7 +195,7 @@ def test_one_of_twenty_takes_over(store: Store, in_threads: Callable[..., list[A
     def take_over(wanted: ClaimRequest) -> ClaimOutcome:
         for _ in range(5):
             try:
-                return store.claim_and_commit(wanted)
+                return claim_and_commit(store, wanted)
             except Exception as error:
                 if not store.may_repeat(error):
                     raise

@@ -15,7 +15,7 @@ from django_idempotency import Operation, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim
+from tests.claims import a_claim, claim_and_commit
 from tests.contracts.races import SNAPSHOT, attempt, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import eventually
@@ -75,7 +75,7 @@ def claimed_with_an_old_snapshot(store: Store, claim: ClaimRequest) -> Any:
 def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads) -> None:
     """Under REPEATABLE READ a plain read would not show the call, and the takeover would make it again."""
     claim = a_claim(lease=60.0)
-    claimed = store.claim_and_commit(claim)
+    claimed = claim_and_commit(store, claim)
     assert isinstance(claimed, Claimed)
     lapse()
     with transaction.atomic():

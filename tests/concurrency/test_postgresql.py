@@ -35,7 +35,8 @@ class TestStores:
     def race(self, in_threads: Threads, count: int, **changes: Any) -> list[Any]:
         """Claim at once. No transaction ends before all have their outcome.
 
-        On MySQL a duplicate may come between the two halves of the winner's INSERT. The lock timeout ends its wait.
+        On MySQL a duplicate may come between the two halves of the winner's INSERT. The lock timeout ends its wait:
+        without the timeout, it would wait for the barrier, at which the winner waits for it.
         """
         barrier = Barrier(count, timeout=60)
         store = store_for("default")
@@ -49,7 +50,7 @@ class TestStores:
                     store.complete(outcome, SNAPSHOT)
             return outcome
 
-        return in_threads(count, lambda number: impatiently(lambda: claim(number)))
+        return in_threads(count, lambda number: impatiently(lambda: claim(number), seconds=1))
 
     @pytest.mark.only_on("postgresql", "mysql")
     def test_one_of_many_wins_and_nobody_waits_for_its_end(self, in_threads: Threads) -> None:

@@ -18,7 +18,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conf
 from django_idempotency.engine.stores import Store
 from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, claim_and_commit, expire
 from tests.concurrency.callers import TIMEOUTS, impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
 from tests.leases import lapse
@@ -141,7 +141,7 @@ class TestWhileAnotherTransactionRunsAKey:
     def test_a_cleanup_passes_over_a_stuck_key_that_is_locked(self, store: Store, in_threads: Threads) -> None:
         """A retry takes it over at this moment. Another stuck key is failed."""
         for key in ("locked", "other"):
-            store.claim_and_commit(a_claim(key=key, lease=60))
+            claim_and_commit(store, a_claim(key=key, lease=60))
         lapse()
         with transaction.atomic():
             IdempotencyKey.objects.select_for_update().get(key="locked")

@@ -94,9 +94,9 @@ def look_into_the_books(gateway: httpx.Client, key: str) -> str:
     found = gateway.get("/charges", params={"reference": f"{step.name} {key}"}).json()["charges"]
     try:
         if found:
-            record_outcome(row.pk, step.name, found[0]["id"], attempt=row.attempt)
+            record_outcome(row, step.name, found[0]["id"])
             return "recorded"
-        release_for_retry(row.pk, attempt=row.attempt)
+        release_for_retry(row)
         return "released"
     finally:
         connection.close()  # of the thread that asks

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from django_idempotency.management.stopping import MOMENT
+from django_idempotency.management.base import MOMENT
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.servers import DEADLINE, server_environment
@@ -84,7 +84,7 @@ def view(request):
 
 sys.modules["hanging_urls"] = sys.modules[__name__]
 urlpatterns = [path("pay/", view)]
-execute_from_command_line(["manage.py", "recover_idempotency_keys", "--urlconf", "hanging_urls", "--older-than", "0"])
+execute_from_command_line(["manage.py", "recover_idempotency_keys", "--import", "hanging_urls", "--older-than", "0"])
 """
 
 

@@ -58,7 +58,7 @@ def in_doubt() -> IdempotencyKey:
 
 def test_a_person_releases(in_doubt: IdempotencyKey) -> None:
     """The trail keeps the call that was in doubt."""
-    release_for_retry(in_doubt.pk, attempt=in_doubt.attempt, using="other")
+    release_for_retry(in_doubt)
     in_doubt.refresh_from_db()
     (made,) = decisions_of(in_doubt)
     assert [step["name"] for step in made.steps] == ["charge"]
@@ -67,14 +67,14 @@ def test_a_person_releases(in_doubt: IdempotencyKey) -> None:
 
 def test_a_person_records(in_doubt: IdempotencyKey) -> None:
     """Any JSON that Django can write."""
-    record_outcome(in_doubt.pk, "charge", {"until": timedelta(days=1)}, attempt=in_doubt.attempt, using="other")
+    record_outcome(in_doubt, "charge", {"until": timedelta(days=1)})
     assert run_once(charge, **HELD).value == {"until": "P1DT00H00M00S"}
 
 
 def test_a_decision_that_cannot_be_carried_out_changes_nothing(in_doubt: IdempotencyKey) -> None:
     """It is one transaction on its alias."""
     with pytest.raises(NotResolvable, match="'refund' is not in doubt"):
-        record_outcome(in_doubt.pk, "refund", 1, attempt=in_doubt.attempt, using="other")
+        record_outcome(in_doubt, "refund", 1)
     expires_at = in_doubt.expires_at
     in_doubt.refresh_from_db()
     assert in_doubt.expires_at == expires_at
@@ -82,7 +82,7 @@ def test_a_decision_that_cannot_be_carried_out_changes_nothing(in_doubt: Idempot
 
 def test_a_person_closes(in_doubt: IdempotencyKey) -> None:
     snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")
-    close_with(in_doubt.pk, snapshot, attempt=in_doubt.attempt, using="other")
+    close_with(in_doubt, snapshot)
     assert run_once(charge, **HELD).value == "refunded"
 
 

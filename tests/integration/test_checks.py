@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.core.checks import Warning, run_checks
+from django.core.checks import run_checks
 from django.db import connection, connections
 from django.http import HttpResponse
-from django.test import modify_settings, override_settings
+from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import checks, idempotent
-from django_idempotency.checks import check_cors, check_databases, check_settings, check_urls
+from django_idempotency.checks import check_databases, check_project, check_settings, check_urls
 from django_idempotency.engine import stores
 
 
@@ -30,7 +29,7 @@ def ids(messages: Any) -> list[str]:
 def test_a_good_project_has_nothing_to_mend() -> None:
     """The tests' own settings."""
     assert run_checks() == []
-    assert check_databases(None, databases=["default"]) == []
+    assert [*check_databases(["default"])] == []
 
 
 def test_each_id_is_listed() -> None:
@@ -52,17 +51,16 @@ def test_each_id_is_listed() -> None:
 def test_e001_the_setting(settings: Any, setting: dict[str, Any], message: str) -> None:
     """One message for one mistake: the other checks are silent."""
     settings.IDEMPOTENCY = setting
-    (found,) = check_settings(None)
+    (found,) = check_project(None, databases=["default"])
     assert found.id == "django_idempotency.E001"
     assert found.msg.startswith(message)
     assert "s3cret" not in str(found)
-    assert check_databases(None, databases=["default"]) == check_urls(None) == check_cors(None) == []
 
 
 def test_e002_an_unknown_alias(settings: Any) -> None:
     """Of the project's default."""
     settings.IDEMPOTENCY = {"USING": "nowhere"}
-    (message,) = check_settings(None)
+    (message,) = check_settings()
     assert (message.id, message.hint) == ("django_idempotency.E002", "Known are: default, other.")
 
 
@@ -70,7 +68,7 @@ def test_e002_an_unknown_alias(settings: Any) -> None:
 def test_e003_a_router_keeps_the_table_away(settings: Any) -> None:
     """For the default and for an alias that a view names."""
     settings.DATABASE_ROUTERS = ["tests.routers.NoKeys"]
-    assert ids(check_settings(None)) == ["E003"] * 2
+    assert ids(check_settings()) == ["E003"] * 2
 
 
 @pytest.mark.django_db
@@ -78,7 +76,7 @@ def test_e004_a_database_without_a_store(monkeypatch: pytest.MonkeyPatch) -> Non
     """Told by `check --database`."""
     monkeypatch.setattr(stores, "_STORES", {})
     stores.store_for.cache_clear()
-    (message,) = check_databases(None, databases=["default"])
+    (message,) = check_databases(["default"])
     stores.store_for.cache_clear()
     assert message.id == "django_idempotency.E004"
     assert "Use PostgreSQL, MySQL, MariaDB or SQLite." in message.msg
@@ -96,7 +94,7 @@ def test_e004_a_database_that_speaks_mysqls_protocol(
     monkeypatch.setitem(connections["default"].__dict__, "mysql_server_info", version)
     monkeypatch.setitem(connections["default"].__dict__, "mysql_is_mariadb", False)
     stores.store_for.cache_clear()
-    messages = check_databases(None, databases=["default"])
+    messages = [*check_databases(["default"])]
     stores.store_for.cache_clear()
     assert [message.msg for message in messages if message.id == "django_idempotency.E004"] == [
         f"database 'default' is {name} (ENGINE 'django.db.backends.mysql'), for which django-idempotency has no "
@@ -130,13 +128,13 @@ def test_settings_of_the_database(
     monkeypatch.setattr(connection, "timezone_name", changes.pop("zone", "UTC"))
     for name, value in changes.items():
         monkeypatch.setitem(connection.settings_dict, name, value)
-    assert ids(check_settings(None)) == expected
+    assert ids(check_settings()) == expected
 
 
 @pytest.mark.urls("tests.integration.placement_urls")
 def test_e006_dispatch_above_an_access_mixin() -> None:
     """Found through the URLs; the right order is left alone."""
-    (message,) = check_urls(None)
+    (message,) = check_urls()
     assert message.id == "django_idempotency.E006"
     assert "dispatch of Above" in message.msg
 
@@ -158,9 +156,9 @@ def test_e007_and_e008_options_of_a_route(
     views.urlpatterns = [path("pay", idempotent(**options)(lambda request: HttpResponse()))]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "views_of_this_test", views)
     with override_settings(ROOT_URLCONF="views_of_this_test"):
-        messages = check_urls(None)
+        messages = [*check_urls()]
         assert ids(messages) == expected
-        assert check_settings(None) == []
+        assert [*check_settings()] == []
     if expected == ["E007"]:
         assert messages[0].msg.startswith(f"{__name__}.test_e007_and_e008")
 
@@ -175,74 +173,15 @@ def test_e013_a_schema_for_each_tenant_needs_a_scope(
         monkeypatch.setattr(django_settings, "INSTALLED_APPS", apps)
     else:
         monkeypatch.setitem(connections.settings["default"], "ENGINE", engine)
-    (message,) = check_settings(None)
+    (message,) = check_settings()
     assert message.id == "django_idempotency.E013"
     name = "django_pgschemas" if engine is None else engine.partition(".")[0]
     assert message.msg.startswith(f"{name} keeps the users of each tenant in a schema")
     settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.tenant.pk}:{request.user.pk}"}
-    assert check_settings(None) == []
+    assert [*check_settings()] == []
 
 
 def test_without_urls_there_is_nothing_to_check(settings: Any) -> None:
     """A project without ROOT_URLCONF, such as a worker's."""
     settings.ROOT_URLCONF = None
-    assert check_urls(None) == []
-
-
-class TestCors:
-    """W003: what django-cors-headers keeps from browsers."""
-
-    CANNOT_SEND = Warning(
-        "scripts of other origins cannot send Idempotency-Key, which CORS_ALLOW_HEADERS leaves out.",
-        hint="Set CORS_ALLOW_HEADERS = [*corsheaders.defaults.default_headers, 'idempotency-key'].",
-        id="django_idempotency.W003",
-    )
-    CANNOT_READ = Warning(
-        "scripts of other origins cannot read Idempotency-Replayed and Retry-After, which CORS_EXPOSE_HEADERS leaves "
-        "out.",
-        hint="Set CORS_EXPOSE_HEADERS = ['Idempotency-Replayed', 'Retry-After'].",
-        id="django_idempotency.W003",
-    )
-    ALLOWED = ("accept", "IDEMPOTENCY-key")
-    EXPOSED = ("idempotency-REPLAYED", "retry-after")
-
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> Iterator[None]:
-        pytest.importorskip("corsheaders")
-        with modify_settings(INSTALLED_APPS={"append": "corsheaders"}):
-            yield
-
-    @pytest.mark.parametrize(
-        ("given", "messages"),
-        [
-            ({}, [CANNOT_SEND, CANNOT_READ]),
-            ({"CORS_ALLOW_HEADERS": ALLOWED}, [CANNOT_READ]),
-            ({"CORS_EXPOSE_HEADERS": EXPOSED}, [CANNOT_SEND]),
-            ({"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}, []),
-            ({"CORS_ALLOW_HEADERS": None, "CORS_EXPOSE_HEADERS": EXPOSED}, [CANNOT_SEND]),
-            (
-                {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"], "CORS_ALLOW_CREDENTIALS": True},
-                [CANNOT_SEND, CANNOT_READ],
-            ),
-        ],
-    )
-    def test_what_is_missing_is_named(self, given: dict[str, Any], messages: list[Warning]) -> None:
-        """In whatever case it is written; with credentials an asterisk is a header's name."""
-        with override_settings(**given):
-            found = run_checks(tags=["security"])
-        assert [message for message in found if str(message.id).startswith("django_idempotency")] == messages
-
-    def test_the_projects_own_names_count(self) -> None:
-        """HEADER and REPLAYED_HEADER. Only what is missing is named."""
-        names = {"HEADER": "X-Key", "REPLAYED_HEADER": "X-Replayed"}
-        with override_settings(IDEMPOTENCY=names, CORS_ALLOW_HEADERS=["x-key"], CORS_EXPOSE_HEADERS=["retry-after"]):
-            (message,) = check_cors(None)
-        assert message.msg.startswith("scripts of other origins cannot read X-Replayed, which")
-
-    @pytest.mark.urls("tests.integration.leased_urls")
-    def test_who_is_told_where_to_look_must_be_able_to_read_it(self) -> None:
-        """A route that answers 202 sends a `Location`."""
-        with override_settings(CORS_ALLOW_HEADERS=self.ALLOWED, CORS_EXPOSE_HEADERS=self.EXPOSED):
-            assert [message.hint for message in check_cors(None)] == [
-                "Set CORS_EXPOSE_HEADERS = ['Idempotency-Replayed', 'Retry-After', 'Location']."
-            ]
+    assert [*check_urls()] == []

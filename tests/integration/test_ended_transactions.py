@@ -104,14 +104,14 @@ def test_the_admin_shows_it(left: IdempotencyKey, admin_client: Client) -> None:
 def test_released_everything_runs_again(left: IdempotencyKey) -> None:
     """A person has undone the half."""
     Order.objects.all().delete()
-    release_for_retry(left.pk, attempt=1)
+    release_for_retry(left)
     assert once(lambda: Order.objects.create(reference="again").reference) == "again"
     assert orders() == ["again"]
     assert IdempotencyKey.objects.get().status == "completed"
 
 
 def test_closed_it_is_replayed(left: IdempotencyKey) -> None:
-    close_with(left.pk, Snapshot(status_code=200, headers=(), body=b"by hand"), attempt=1)
+    close_with(left, Snapshot(status_code=200, headers=(), body=b"by hand"))
     assert once(half) == "by hand"
     assert orders() == ["before"]
 
@@ -119,7 +119,7 @@ def test_closed_it_is_replayed(left: IdempotencyKey) -> None:
 def test_there_is_no_step_to_record(left: IdempotencyKey) -> None:
     """The work has no steps that a retry could go on behind."""
     with pytest.raises(NotResolvable, match="not in doubt"):
-        record_outcome(left.pk, "order", 1, attempt=1)
+        record_outcome(left, "order", 1)
     with pytest.raises(OutcomeUnknown):
         once(half)
 
@@ -227,7 +227,7 @@ def test_recorded_the_write_has_its_result() -> None:
     """The next attempt goes on behind it."""
     with pytest.raises(Died):
         once(pay, lease=60)
-    record_outcome(IdempotencyKey.objects.get().pk, "order", None, attempt=1)
+    record_outcome(IdempotencyKey.objects.get(), "order", None)
     assert once(pay, lease=60) is None
     assert orders() == ["before"]
 

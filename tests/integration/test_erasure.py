@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.maintenance import erasure
 from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -56,14 +57,15 @@ def test_only_this_key_of_this_caller_goes() -> None:
     assert forget("A", "k") == forget("a", '"k"') == NOTHING
 
 
-def test_a_callers_keys_all_go() -> None:
-    """In batches, and no further than where it began."""
+def test_a_callers_keys_all_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches."""
+    monkeypatch.setattr(erasure, "BATCH_SIZE", 3)
     user = UserFactory()
     for number in range(7):
         create_key(f"k{number}", scope=scope_of_user(user))
         create_key(f"k{number}", scope="somebody else")
     with CaptureQueriesContext(connection) as queries:
-        assert forget_scope(scope_of_user(user), batch_size=3) == Forgotten(deleted=7, kept=0)
+        assert forget_scope(scope_of_user(user)) == Forgotten(deleted=7, kept=0)
     assert sum("LIMIT 3" in query["sql"] for query in queries) == 4
     assert {scope for scope, _, _ in keys()} == {"somebody else"}
     assert IdempotencyKey.objects.count() == 7
@@ -82,10 +84,7 @@ def test_a_hashed_scope_is_forgotten_in_either_form() -> None:
 
 
 def test_an_empty_table_is_nothing_to_do() -> None:
-    """And no batch is too small but none."""
-    assert forget_scope("a", batch_size=1) == NOTHING
-    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
-        forget_scope("a", batch_size=0)
+    assert forget_scope("a") == NOTHING
 
 
 def test_keys_in_use_are_kept() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from django_idempotency import OperationInProgress, PayloadMismatch, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
@@ -280,7 +282,7 @@ class TestLeased:
                 post("/pay/hold")
             assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
-            release_for_retry(row().pk, attempt=attempt)
+            release_for_retry(row())
 
     def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(self, post: Post, caplog: Log) -> None:
         """The view was leased once. A later attempt is news, and the record names the object."""
@@ -296,7 +298,8 @@ class TestLeased:
 
     def test_what_is_remembered_is_bounded(self, post: Post, caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         """A client with many held keys does not fill the memory: an older one is told again."""
-        monkeypatch.setattr("django_idempotency.engine.events.REMEMBERED", 1)
+        name = "django_idempotency.engine.events._levels_of_held"
+        monkeypatch.setattr(name, lru_cache(maxsize=1)(import_string(name).__wrapped__))
         caplog.set_level(logging.INFO, "django_idempotency")
         GATEWAY.after = breaks
         first, second = str(uuid4()), str(uuid4())  # the process may remember those of an earlier run of this test

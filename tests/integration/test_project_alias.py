@@ -102,7 +102,7 @@ class TestLookingForKeys:
 
     def test_decisions(self) -> None:
         make_leased("doubt", "failed", doubt=True, using="other")
-        release_for_retry(in_doubt().get().pk, attempt=1)
+        release_for_retry(in_doubt().get())
         assert not in_doubt().exists()
 
     def test_keys_made_for_a_test(self) -> None:
@@ -114,7 +114,7 @@ class TestLookingForKeys:
         [
             (["cleanup_idempotency_keys", "--fail-on-stuck"], 3),
             (["recover_idempotency_keys", "--older-than=0"], 3),
-            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--reason=T-1", "--apply"], 0),
+            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--by=ann", "--reason=T-1", "--apply"], 0),
         ],
     )
     def test_commands(self, arguments: list[str], status: int) -> None:

@@ -68,9 +68,7 @@ def test_reconcile_does_not_know_yet() -> None:
     assert run().endswith("Completed 1 idempotency key. Need attention: 0.\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--database=gone"], ["--limit=0"], ["--import=tests.gone"], ["--urlconf=tests.gone"]]
-)
+@pytest.mark.parametrize("arguments", [["--database=gone"], ["--max-seconds=-1"], ["--import=tests.gone"]])
 def test_what_cannot_work(arguments: list[str]) -> None:
     """Exit status 1, and nothing was asked."""
     assert failing("--older-than=0", *arguments)[1] == 1
@@ -80,9 +78,8 @@ def test_what_cannot_work(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--older-than=inf", "older_than must be at most 3153600000 seconds (100 years), not inf."),
+        ("--older-than=inf", "older_than must be 0 to 3153600000, not inf."),
         ("--max-seconds=nan", "max_seconds must be at least 0, not nan."),
-        ("--import=.tasks", "--import '.tasks': write the whole name of the module, such as 'shop.tasks'."),
     ],
 )
 def test_impossible_values(argument: str, message: str) -> None:
@@ -93,17 +90,14 @@ def test_impossible_values(argument: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.django_db(databases=["default", "other"])
-def test_an_unknown_operation_is_told(client: Any) -> None:
-    """Exit status 0: the tables may be empty. `--verbosity 0` is silent. All databases are looked at."""
+def test_an_unknown_operation_is_told() -> None:
+    """It may be a typing error. `--verbosity 0` is silent."""
     row().delete()
-    post_to_other(client)
-    HOOKS["reconcile"] = lambda operation: HttpResponse()
-    for verbosity, told in ((1, "No key has the operation 'POST gone'.\n"), (0, "")):
-        err = io.StringIO()
-        arguments = ("--operation=POST pay/reconcile", "--operation=POST gone", "--all-databases")
-        run(*arguments, stderr=err, verbosity=verbosity)
-        assert err.getvalue() == told
+    text = run("--operation=POST pay/reconcile", "--operation=POST gone")
+    assert text.startswith("0 keys of POST gone: left, no imported view and no imported @once function has this")
+    assert text.endswith("Completed 0 idempotency keys. Need attention: 0.\n")
+    assert len(text.splitlines()) == 2
+    assert run("--operation=POST gone", verbosity=0) == ""
 
 
 def test_a_dry_run_says_what_would_be_asked() -> None:
@@ -120,7 +114,7 @@ def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
     for _ in range(2):
         create_key(operation="POST mail", in_doubt=["mail"])
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
-    text, status = failing("--older-than=0", "--limit=1")
+    text, status = failing("--older-than=0")
     first, second, last = text.splitlines()
     assert first.startswith("2 keys of POST mail: left, no imported view and no imported @once function has this")
     assert second.endswith(" POST pay/reconcile: completed, reconcile has answered 201.")
@@ -129,7 +123,7 @@ def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
 
 def test_only_what_was_chosen() -> None:
     """By operation and age. The default age leaves the key to its client."""
-    assert run("--operation=POST other") == "Completed 0 idempotency keys. Need attention: 0.\n"
+    assert run("--operation=POST other").endswith("\nCompleted 0 idempotency keys. Need attention: 0.\n")
     out = io.StringIO()
     call_command("recover_idempotency_keys", "--import=tests.works", stdout=out)
     assert out.getvalue() == "Completed 0 idempotency keys. Need attention: 0.\n"

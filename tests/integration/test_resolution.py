@@ -50,17 +50,17 @@ def in_doubt(request: pytest.FixtureRequest, post: Post) -> IdempotencyKey:
 
 
 def decisions(key: IdempotencyKey, attempt: int | None = None) -> list[Callable[[], None]]:
-    seen = key.attempt if attempt is None else attempt
+    key.attempt = attempt or key.attempt
     return [
-        lambda: release_for_retry(key.pk, attempt=seen),
-        lambda: record_outcome(key.pk, "charge", {"charge": "ch_1"}, attempt=seen),
-        lambda: close_with(key.pk, CLOSED, attempt=seen),
+        lambda: release_for_retry(key),
+        lambda: record_outcome(key, "charge", {"charge": "ch_1"}),
+        lambda: close_with(key, CLOSED),
     ]
 
 
 def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -> None:
     """With the same derived key; the key is kept long enough for the retry."""
-    release_for_retry(in_doubt.pk, attempt=1)
+    release_for_retry(row())
     assert (row().status, row().locked_until) == ("failed", None)
     assert row().last_error  # the partial index of failed keys has no other condition
     assert row().expires_at > timezone.now() + timedelta(hours=23)
@@ -71,7 +71,7 @@ def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -
 
 def test_recorded_the_call_has_its_result(post: Post, in_doubt: IdempotencyKey) -> None:
     """The retry goes on from there, and the gateway is not called."""
-    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=1)
+    record_outcome(row(), "charge", {"charge": "ch_1"})
     answer = post("/pay/hold")
     assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
     assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
@@ -79,7 +79,7 @@ def test_recorded_the_call_has_its_result(post: Post, in_doubt: IdempotencyKey) 
 
 def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
     """The view does not run."""
-    close_with(in_doubt.pk, CLOSED, attempt=1)
+    close_with(row(), CLOSED)
     answer = post("/pay/hold")
     assert (answer.status_code, answer.content, answer.headers["Content-Type"]) == (200, CLOSED.body, "text/plain")
     assert answer.headers["Idempotency-Replayed"] == "true"
@@ -115,8 +115,8 @@ def test_a_live_lease_is_refused(post: Post, decision: int) -> None:
 def test_what_was_not_seen_is_refused(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
     """A later attempt, a completed key, one that is gone: nothing is changed."""
     with pytest.raises(NotResolvable):
-        decisions(in_doubt, attempt=2)[decision]()
-    close_with(in_doubt.pk, CLOSED, attempt=1)
+        decisions(row(), attempt=2)[decision]()
+    close_with(row(), CLOSED)
     before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
     with pytest.raises(NotResolvable):
         decisions(in_doubt)[decision]()
@@ -132,7 +132,7 @@ def test_a_result_of_the_worker_cannot_be_recorded(in_doubt: IdempotencyKey) -> 
     before = list(IdempotencyKey.objects.values())
     for step in ("charge", "nothing"):
         with pytest.raises(NotResolvable, match=f"The call '{step}' is not in doubt"):
-            record_outcome(in_doubt.pk, step, 2, attempt=1)
+            record_outcome(row(), step, 2)
     assert list(IdempotencyKey.objects.values()) == before
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
 
@@ -145,21 +145,21 @@ def test_a_step_has_exactly_its_name(post: Post, in_doubt: IdempotencyKey, setti
     def refused() -> None:
         before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
         with pytest.raises(NotResolvable, match=f"The call '{name}' is not in doubt"):
-            record_outcome(in_doubt.pk, name, {"charge": "ch_2"}, attempt=1)
+            record_outcome(row(), name, {"charge": "ch_2"})
         assert (list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())) == before
 
     refused()
-    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=1)
+    record_outcome(row(), "charge", {"charge": "ch_1"})
     refused()
     assert post("/pay/hold").json()["charge"] == "ch_1"
 
 
 def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Post, in_doubt: IdempotencyKey) -> None:
     """The trail keeps the result that was replaced."""
-    record_outcome(in_doubt.pk, "charge", {"value": {"charge": "ch_1"}}, attempt=1, by="ada")
+    record_outcome(row(), "charge", {"value": {"charge": "ch_1"}}, by="ada")
     with pytest.raises(KeyError):
         post("/pay/hold")
-    record_outcome(in_doubt.pk, "charge", {"charge": "ch_1"}, attempt=2, by="bob", reason="T-7")
+    record_outcome(row(), "charge", {"charge": "ch_1"}, by="bob", reason="T-7")
     trail = decisions_of(row())
     assert [(made.action, made.by, made.detail) for made in trail] == [
         ("record", "ada", "charge"),
@@ -168,7 +168,7 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Pos
     assert [made.replaced for made in trail] == [None, '{"value": {"value": {"charge": "ch_1"}}}']
     assert post("/pay/hold").json()["charge"] == "ch_1"
     with pytest.raises(NotResolvable, match="the key is completed"):
-        record_outcome(in_doubt.pk, "charge", {"charge": "ch_2"}, attempt=3)
+        record_outcome(row(), "charge", {"charge": "ch_2"})
     assert GATEWAY.calls == 1
 
 
@@ -179,7 +179,7 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     mail: dict[str, Any] = {"name": "mail", "kind": "call", "attempt": 1, "result": "7"}
     IdempotencyStep.objects.create(key=in_doubt, started_at=now, finished_at=now, **mail)
     for result in ("ch_1", "ch_2"):
-        record_outcome(in_doubt.pk, "charge", result, attempt=1)
+        record_outcome(IdempotencyKey.objects.get(pk=in_doubt.pk), "charge", result)
     results = dict(IdempotencyStep.objects.values_list("key_id", "result").filter(name="charge"))
     assert results == {in_doubt.pk: '{"value": "ch_2"}', other.pk: '{"value": "ch_9"}'}
     assert IdempotencyStep.objects.get(name="mail").result == "7"
@@ -191,7 +191,7 @@ def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, setting
     """As the result that it replaces, in the step and in the trail."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
     for charge in ("ch 1", "ch 2"):
-        record_outcome(in_doubt.pk, "charge", {"charge": charge}, attempt=1)
+        record_outcome(row(), "charge", {"charge": charge})
     stored = f"{IdempotencyKey.objects.values().get()}{IdempotencyStep.objects.values().get()}"
     assert "ch " not in stored  # ciphertext has no spaces
     assert [made.replaced for made in decisions_of(row())] == [None, '{"value": {"charge": "ch 1"}}']
@@ -201,7 +201,7 @@ def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, setting
 def test_a_row_can_be_recorded(post: Post, in_doubt: IdempotencyKey) -> None:
     """For a step that returns a model instance."""
     order = Order.objects.create(reference="by hand")
-    record_outcome(in_doubt.pk, "charge", order, attempt=1)
+    record_outcome(row(), "charge", order)
     assert IdempotencyStep.objects.get().result == f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
 
 

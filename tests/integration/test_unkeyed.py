@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.engine.execution.operation import UnkeyedOperation
+from django_idempotency.engine.execution.operation import Operation
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.shopapp.models import Order
@@ -38,7 +38,7 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
     async def charge(*, amount: int = 0) -> int:
         return amount
 
-    operation = UnkeyedOperation("default")
+    operation = Operation(None, steps_on="default")
     with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
         operation.call("one", charge)
     with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
@@ -51,7 +51,7 @@ def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
 @pytest.mark.parametrize("step", ["acall", "afetch"])
 def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
     """It may ask the database, or block. A function that returns an awaitable is awaited."""
-    operation = UnkeyedOperation("default")
+    operation = Operation(None, steps_on="default")
 
     async def later() -> str:
         return "awaited"

@@ -19,7 +19,7 @@ from django.test import RequestFactory, modify_settings
 
 import django_idempotency
 from django_idempotency import idempotent, run_once
-from django_idempotency.checks import check_settings, check_urls
+from django_idempotency.checks import check_project
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.sql import NO_TABLE, TABLE, instead
 
@@ -159,7 +159,7 @@ def test_a_framework_that_is_not_installed(
 def test_a_wrong_setting_is_told_once(settings: Any) -> None:
     """And not again for each protected route."""
     settings.IDEMPOTENCY = {"TLL": 5}
-    assert [message.id for message in (*check_settings(None), *check_urls(None))] == ["django_idempotency.E001"]
+    assert [message.id for message in check_project(None)] == ["django_idempotency.E001"]
 
 
 @pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
@@ -167,5 +167,5 @@ def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
     """Not by that of the wrapper."""
     from rest_framework.decorators import api_view
 
-    with pytest.raises(IdempotencyConfigurationError, match="the REST framework view view, where no user"):
+    with pytest.raises(IdempotencyConfigurationError, match=r"the authentication of the REST framework view view\."):
         idempotent(api_view(["POST"])(view))

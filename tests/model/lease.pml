@@ -80,7 +80,7 @@ proctype Client(byte me) {
     mtype knows_charge;
     bool knows_order;
 retry:
-    /* Store.claim_and_commit: one statement, or one transaction */
+    /* Store.claim: one transaction */
     atomic {
         knows_charge = not_started; knows_order = false; mine = 0;
         if

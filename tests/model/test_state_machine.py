@@ -138,19 +138,19 @@ class Keys(RuleBasedStateMachine):
     def decide(self, key: str, what: str, name: str, seen: int) -> None:
         """A person, who may have looked at an earlier attempt."""
         law = self.keys.get(key)
-        row = IdempotencyKey.objects.filter(key=key).first()
-        attempt = (law.attempt if law else 1) - seen
+        row = IdempotencyKey.objects.filter(key=key).first() or IdempotencyKey(pk=0, key_hash=0, scope_hash=0)
+        row.attempt = (law.attempt if law else 1) - seen
         allowed = law is not None and law.idle and seen == 0 and (what != "record" or law.may_record(name))
         decide = {
-            "release": lambda pk: release_for_retry(pk, attempt=attempt),
-            "record": lambda pk: record_outcome(pk, name, 1, attempt=attempt),
-            "close": lambda pk: close_with(pk, Snapshot(status_code=200, headers=(), body=b"!"), attempt=attempt),
+            "release": lambda: release_for_retry(row),
+            "record": lambda: record_outcome(row, name, 1),
+            "close": lambda: close_with(row, Snapshot(status_code=200, headers=(), body=b"!")),
         }[what]
         if not allowed or law is None:
             with pytest.raises(NotResolvable):
-                decide(row.pk if row else 0)
+                decide()
             return
-        decide(row.pk if row else 0)
+        decide()
         law.end("completed" if what == "close" else "failed", b"!")
         if what == "release":
             law.steps = {step: True for step, finished in law.steps.items() if finished}

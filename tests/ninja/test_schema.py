@@ -56,7 +56,7 @@ def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
     found = operation(routed(api))
     (parameter,) = found["parameters"]
     assert (parameter["name"], parameter["required"]) == (HEADER, True)
-    assert "Kept for: 1 day." in parameter["description"]
+    assert "Kept for: 1 day from" in parameter["description"]
     assert list(found["responses"]) == ["200", "400", "409", "422", "503"]
     assert found["responses"]["200"]["headers"][REPLAYED]["required"] is True
     bad, conflict, mismatch = (found["responses"][status] for status in ("400", "409", "422"))

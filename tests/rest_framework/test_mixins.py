@@ -73,7 +73,7 @@ def test_a_handler_is_named_like_an_action(rf: Any, key: str) -> None:
 
     post, patch = (Orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
     assert (replayed(post), replayed(patch)) == (None, "false")
-    listed = {answers.method: answers.layers for answers in declarations_of(Orders.as_view())}
+    listed = {answers.method: answers.declaration for answers in declarations_of(Orders.as_view())}
     assert (listed["POST"], listed["PATCH"] is None) == (None, False)
 
 
@@ -181,7 +181,7 @@ class TestRefusals:
         ("view", "message"),
         [
             (api_view(["POST"])(lambda request: Response()), r'@api_view\(\["POST"\]\)\n    @idempotent'),
-            (api_urls.Decorated.as_view(), "above the REST framework view"),
+            (api_urls.Decorated.as_view(), "above the authentication of the REST framework view"),
         ],
     )
     def test_the_decorator_above_the_framework(self, view: Any, message: str) -> None:
@@ -197,7 +197,9 @@ class TestRefusals:
             def post(self, request: Any) -> Response:
                 raise AssertionError("the view ran")
 
-        with pytest.raises(IdempotencyConfigurationError, match="dispatch of the REST framework view Wrong"):
+        with pytest.raises(
+            IdempotencyConfigurationError, match="dispatch of Wrong above the authentication of the REST framework"
+        ):
             Wrong.as_view()(rf.post("/", headers={"Idempotency-Key": "k"}))
 
 
@@ -240,4 +242,4 @@ def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
     urls: Any = ModuleType("urls_of_this_test")
     urls.urlpatterns = [path("orders", wrong.as_view({"post": "create"}))]
     with override_settings(ROOT_URLCONF=urls):
-        assert check_urls(None) == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]
+        assert [*check_urls()] == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]

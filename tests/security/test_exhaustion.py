@@ -19,7 +19,8 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.error_text import describe
 from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
-from django_idempotency.engine.request.fingerprints import BodyTooLarge, fingerprint_of
+from django_idempotency.engine.request.fingerprints import fingerprint_of
+from django_idempotency.engine.request.problems import Refused
 from django_idempotency.models import IdempotencyKey
 
 Post = Callable[..., Any]
@@ -58,7 +59,7 @@ def peak(rf: RequestFactory, content_type: str, upload: Upload) -> float:
         try:
             assert fingerprint_of(request, resolve(), request) is not None
             assert upload.position == upload.length
-        except (BodyTooLarge, MultiPartParserError, SuspiciousOperation):  # the others are Django's own, of a form
+        except (Refused, MultiPartParserError, SuspiciousOperation):  # the others are Django's own, of a form
             assert upload.length > 2_621_440
         return tracemalloc.get_traced_memory()[1] / MB
     finally:

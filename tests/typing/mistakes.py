@@ -32,4 +32,4 @@ Idempotency(ttl="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumen
 run_once(work, scope="queue")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 run_once(work, scope="queue", key="1", required=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 run_once(work, scope="queue", key="1", wait="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-once(scope="queue", key=str, methods=("POST",))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+once(scope="queue", key=str, methods=("POST",))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

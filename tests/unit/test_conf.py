@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import sys
@@ -16,13 +17,12 @@ from django_idempotency.engine.conf import (
     Idempotency,
     Keywords,
     OnceKeywords,
-    Settings,
-    UnleasedKeywords,
     as_options,
     get_settings,
-    is_final,
     resolve,
 )
+from django_idempotency.engine.conf.options import is_final
+from django_idempotency.engine.conf.settings import Settings
 from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.at_rest import OLD
@@ -118,7 +118,7 @@ def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
 @pytest.mark.parametrize(("described", "count"), [(Idempotency, 21), (Settings, 12)])
 def test_the_docstring_describes_each_option_and_setting(described: Any, count: int) -> None:
     """One line for each, in the order of the fields."""
-    _, _, attributes = described.__doc__.partition("\nAttributes:\n")
+    _, _, attributes = inspect.getdoc(described).partition("\nAttributes:\n")  # type: ignore[union-attr]
     names = re.findall(r"(?m)^    (\w+): \S", attributes)
     assert names == [name for name in described.__dataclass_fields__ if name != "options"]
     assert len(names) == count
@@ -128,7 +128,6 @@ def test_type_checkers_know_the_same_options() -> None:
     """As keyword arguments, by name and type; `once` takes those that need no request."""
     assert get_type_hints(Keywords) == get_type_hints(Idempotency)
     assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
-    assert {*OPTIONS} - {*UnleasedKeywords.__annotations__} == {"lease", "on_abandoned", "reconcile"}
 
 
 # --- all layers
@@ -198,7 +197,7 @@ def test_when_a_call_in_doubt_may_be_made_again() -> None:
         ([], "must be a dict"),
         ({"HEADERS": "x"}, "unknown IDEMPOTENCY setting 'HEADERS'. Did you mean 'HEADER'?"),
         ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: give a value of type str."),
-        ({"CREDENTIAL_HEADERS": "X-Key"}, "give a value of type tuple."),
+        ({"CREDENTIAL_HEADERS": "X-Key"}, "IDEMPOTENCY['CREDENTIAL_HEADERS']='X-Key': give a list or a tuple."),
         (
             {"KEY_VALIDATOR": "nowhere.at_all"},
             "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
@@ -213,15 +212,8 @@ def test_when_a_call_in_doubt_may_be_made_again() -> None:
         ),
         ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
-        (
-            {"RUNBOOK_URL": "javascript:alert(1)"},
-            "IDEMPOTENCY['RUNBOOK_URL']='javascript:alert(1)': give an address such",
-        ),
-        ({"HARMLESS_DECORATORS": "shop.traced"}, "give a list of dotted names such as"),
-        ({"HARMLESS_DECORATORS": ["traced"]}, "give a list of dotted names such as"),
-        ({"RUNBOOK_URL": "//evil.example"}, "give an address such as"),
-        ({"RUNBOOK_URL": "https://a b"}, "give an address such as"),
-        ({"RUNBOOK_URL": 5}, "give an address such as"),
+        ({"HARMLESS_DECORATORS": "shop.traced"}, "give a list or a tuple."),
+        ({"RUNBOOK_URL": 5}, "IDEMPOTENCY['RUNBOOK_URL']=5: give a value of type str."),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:
@@ -276,11 +268,4 @@ def test_other_texts_are_no_paths(settings: Any) -> None:
     settings.IDEMPOTENCY = {"FINGERPRINT": "request", "ANONYMOUS": "refuse", "CREDENTIAL_HEADERS": ["X-Key"]}
     conf = get_settings()
     assert (conf.options.fingerprint, conf.options.anonymous) == ("request", "refuse")
-    assert (conf.credential_headers, conf.header_meta) == (("X-Key",), "HTTP_IDEMPOTENCY_KEY")
-
-
-@pytest.mark.parametrize("address", [None, "https://wiki.example.com/a#b", "/runbook/"])
-def test_a_runbook_is_a_page(settings: Any, address: str | None) -> None:
-    """Of the web, or of this site."""
-    settings.IDEMPOTENCY = {"RUNBOOK_URL": address}
-    assert get_settings().runbook_url == address
+    assert conf.credential_headers == ("X-Key",)

@@ -1,15 +1,15 @@
-"""How one option or setting is declared: its default, the check of its value and its description, in one place."""
+"""How one option or setting is declared: its default and the check of its value, in one place."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection
 from dataclasses import Field, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
-from textwrap import indent
-from typing import Any, Final
+from typing import Any
+
+from ...exceptions import IdempotencyConfigurationError
 
 Check = Callable[[Any], str | None]
 """Returns None for a possible value, else the sentence that tells the reader what to give."""
@@ -18,23 +18,18 @@ MAX_SECONDS = 100 * 365 * 86400
 """A century. Some databases cannot add a longer interval to the clock."""
 
 
-class _Unset:
-    def __reduce__(self) -> str:
-        return "UNSET"  # a copy must be the same object, or it would be taken for a value
+class Unset:
+    """Stands for an option that is left to the next layer: action, class, base classes, settings, default."""
 
 
-UNSET: Final[Any] = _Unset()
-"""An option that is left to the next layer: action, class, base classes, settings, default."""
+def option(default: Any, check: Check) -> Any:
+    """A field of `Idempotency`. Its default applies after all layers, so a layer itself begins as `Unset`."""
+    return field(default=Unset, metadata={"default": default, "check": check})
 
 
-def option(default: Any, check: Check, help: str) -> Any:  # noqa: A002 (argparse's word for it)
-    """A field of `Idempotency`. Its default applies after all layers, so a layer itself begins as `UNSET`."""
-    return field(default=UNSET, metadata={"default": default, "check": check, "help": help})
-
-
-def setting(default: Any, check: Check, help: str, *, secret: bool = False) -> Any:  # noqa: A002 (as above)
-    """A field of `Settings`. No error quotes a secret."""
-    return field(default=default, repr=not secret, metadata={"check": check, "help": help})
+def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
+    """A field of `Settings` or `Fingerprint`. No error quotes a secret."""
+    return field(default=default, repr=not secret, metadata={"check": check})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
@@ -42,23 +37,64 @@ def declared(cls: Any) -> dict[str, Field[Any]]:
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
-def described(cls: type) -> str:
-    """The docstring of the class, with a section for its declared fields."""
-    texts = (f"{name}: {declaration.metadata['help']}" for name, declaration in declared(cls).items())
-    lines = [indent(text.replace("\n", "\n    "), "    ") for text in texts]
-    return "\n".join([inspect.getdoc(cls) or "", "", "Attributes:", *lines])
+def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
+    """Raises `IdempotencyConfigurationError` if the value of this field cannot work. `place` names field and value."""
+    if (problem := declaration.metadata["check"](value)) is not None:
+        raise IdempotencyConfigurationError(f"{place}: {problem}")
 
 
-def unknown_name(kind: str, name: str, known: Collection[str]) -> str:
-    """The sentence for a name that does not exist, with the nearest one that does."""
-    guess = get_close_matches(name, known, n=1)
-    hint = f" Did you mean {guess[0]!r}?" if guess else ""
-    return f"unknown {kind} {name!r}.{hint} Known are: {', '.join(known)}."
+def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
+    """Raises `IdempotencyConfigurationError` for a name that does not exist, with the nearest name that does."""
+    if name not in known:
+        guess = get_close_matches(name, known, n=1)
+        hint = f" Did you mean {guess[0]!r}?" if guess else ""
+        raise IdempotencyConfigurationError(f"unknown {kind} {name!r}.{hint} Known are: {', '.join(known)}.")
 
 
 def seconds_of(duration: timedelta | float) -> float:
     """A duration in seconds."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
+# --- the checks
+
+
+def must(advice: str, possible: Callable[[Any], Any]) -> Check:
+    """A check that gives this advice for every value that is not possible."""
+    return lambda value: None if possible(value) else advice
+
+
+def or_none(check: Check) -> Check:
+    """A check that also accepts None."""
+    return lambda value: None if value is None else check(value)
+
+
+def one_of(*allowed: Any) -> Check:
+    """A check for these values. True is not 1 here, and 1.0 is not 1."""
+    known = [(type(value), value) for value in allowed]
+    return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
+
+
+def of_type(kind: type) -> Check:
+    """A check for instances of this type."""
+    return must(f"give a value of type {kind.__name__}.", lambda value: isinstance(value, kind))
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+YES_OR_NO = one_of(True, False)
+SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))  # of a list, a tuple was made
+NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
+SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
+METHODS = must(
+    f'give HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
+    "anything, so there is nothing to protect.",
+    lambda value: (
+        isinstance(value, Collection)
+        and not isinstance(value, str)
+        and value
+        and all(isinstance(name, str) and name.isupper() and name not in SAFE_METHODS for name in value)
+    ),
+)
 
 
 def duration(minimum: float) -> Check:
@@ -73,31 +109,17 @@ def duration(minimum: float) -> Check:
     return problem
 
 
-def or_none(check: Check) -> Check:
-    """A check that also accepts None."""
-    return lambda value: None if value is None else check(value)
+def names_in_the_body(least: int) -> Check:
+    """A check for a tuple of at least so many names of fields, which may be nested: "meta.sent_at"."""
 
+    def possible(value: Any) -> bool:
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) >= least
+            and all(isinstance(name, str) and all(name.split(".")) for name in value)
+        )
 
-def one_of(*allowed: Any) -> Check:
-    """A check for these values. True is not 1 here, and 1.0 is not 1."""
-    choices = " or ".join(repr(value) for value in allowed)
-    return lambda value: (
-        None if any(value is a or (type(value) is type(a) and value == a) for a in allowed) else f"give {choices}."
-    )
-
-
-def of_type(*types: type) -> Check:
-    """A check for instances of these types."""
-    names = " or ".join(t.__name__ for t in types)
-    return lambda value: None if isinstance(value, types) else f"give a value of type {names}."
-
-
-def dotted_names(value: Any) -> str | None:
-    """A check for dotted names of functions or classes."""
-    names = value if isinstance(value, tuple) else ("",)
-    if all(isinstance(name, str) and name.rpartition(".")[0] for name in names):
-        return None
-    return 'give a list of dotted names such as ["shop.decorators.traced"].'
+    return must('give a tuple of names in the body, such as ("trace_id", "meta.sent_at").', possible)
 
 
 def fernet_keys(value: Any) -> str | None:
@@ -119,50 +141,23 @@ def fernet_keys(value: Any) -> str | None:
     return None
 
 
-CALLABLE = "give a callable; in the settings, its dotted path will do."
+CALLABLE = must("give a callable; in the settings, its dotted path will do.", callable)
 
 
-def is_callable(*, awaited: bool = False) -> Check:
-    """A check for callables. A coroutine that nobody awaits would count as true."""
-
-    def problem(value: Any) -> str | None:
-        if not callable(value):
-            return CALLABLE
-        if awaited or not any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
-            return None
+def called(value: Any) -> str | None:
+    """A check for a callable that is not awaited. The coroutine of an `async def` function would count as true."""
+    if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
-
-    return problem
+    return CALLABLE(value)
 
 
 def takes_one_argument(value: Any) -> str | None:
     """A check for a callable that can be called with one argument: the operation."""
-    if not callable(value):
-        return CALLABLE
-    try:
-        inspect.signature(value).bind(None)
-    except TypeError:
-        return "it is called with one argument, which has the request: write def reconcile(operation)."
-    except ValueError:
-        pass  # some callables written in C do not show their parameters
-    return None
-
-
-def name_of_something(value: Any) -> str | None:
-    """A check for a name, or None."""
-    return None if value is None or (isinstance(value, str) and value) else "give a non-empty string."
-
-
-def address_of_a_page(value: Any) -> str | None:
-    """A check for an address that a link may have: of the web, or a path of this site. Never a script."""
-    form = r"(https?://|/(?![/\\]))[^\s\x00-\x1f]*"
-    return (
-        None
-        if isinstance(value, str) and re.fullmatch(form, value)
-        else 'give an address such as "https://wiki.example.com/runbook", or a path of this site such as "/runbook/".'
-    )
-
-
-def number_of_bytes(value: Any) -> str | None:
-    """A check for a size."""
-    return None if type(value) is int and value >= 0 else "give a number of bytes, 0 or more."
+    if callable(value):
+        try:
+            inspect.signature(value).bind(None)
+        except TypeError:
+            return "it is called with one argument, which has the request: write def reconcile(operation)."
+        except ValueError:
+            pass  # some callables written in C do not show their parameters
+    return CALLABLE(value)

@@ -12,71 +12,43 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
-from .fields import (
-    address_of_a_page,
-    declared,
-    described,
-    dotted_names,
-    fernet_keys,
-    is_callable,
-    of_type,
-    or_none,
-    setting,
-    unknown_name,
-)
+from . import fields as check
+from .fields import declared, refuse_impossible, refuse_unknown, setting
 from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The `IDEMPOTENCY` setting: facts about the whole project, beside the project's default options."""
+    """The `IDEMPOTENCY` setting: facts about the whole project, beside the project's default options.
 
-    header: str = setting("Idempotency-Key", of_type(str), "name of the request header that carries the key.")
-    replayed_header: str = setting(
-        "Idempotency-Replayed", of_type(str), 'name of the response header that says "true" or "false".'
-    )
-    docs_url: str | None = setting(
-        None,
-        or_none(of_type(str)),
-        "the page about the project's keys: `type` and `Link` of error answers.",
-    )
-    key_validator: Callable[[str], Any] | None = setting(
-        None, or_none(is_callable()), "`callable(key) -> bool`. False (or a ValidationError) answers 400."
-    )
-    credential_headers: tuple[str, ...] = setting(
-        ("Authorization", "X-Api-Key"),
-        of_type(tuple),
-        "request headers that identify a caller without a user: all that were sent, together.",
-    )
-    harmless_decorators: tuple[str, ...] = setting(
-        (), dotted_names, "decorators that decide nothing about the caller, and so may stand below the protection."
-    )
-    error_response: Callable[[Any, Any], Any] | None = setting(
-        None, or_none(is_callable()), "`callable(request, problem) -> HttpResponse`: the project's own errors."
-    )
-    require_quoted_key: bool = setting(False, of_type(bool), "accept only the quoted form of the draft, not bare keys.")
-    store_cookies: bool = setting(
-        False, of_type(bool), "also keep and replay `Set-Cookie`, which is a stored credential."
-    )
-    encryption_keys: tuple[str, ...] | None = setting(
-        None,
-        or_none(fernet_keys),
-        "Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.",
-        secret=True,
-    )
-    runbook_url: str | None = setting(
-        None,
-        or_none(address_of_a_page),
-        "where the project's own runbook is: the admin links it beside a key that needs attention.",
-    )
-    enabled: bool = setting(
-        True, of_type(bool), "False lets every request pass through. For a test, never in production."
-    )
+    Attributes:
+        header: name of the request header that carries the key.
+        replayed_header: name of the response header that says "true" or "false".
+        docs_url: the page about the project's keys: `type` and `Link` of error answers.
+        key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
+        credential_headers: request headers that identify a caller without a user: all that were sent, together.
+        harmless_decorators: decorators that decide nothing about the caller, and so may stand below the protection.
+        error_response: `callable(request, problem) -> HttpResponse`: the project's own errors.
+        require_quoted_key: accept only the quoted form of the draft, not bare keys.
+        store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
+        encryption_keys: Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.
+        runbook_url: where the project's own runbook is: the admin links it beside a key that needs attention.
+        enabled: False lets every request pass through. For a test, never in production.
+    """
+
+    header: str = setting("Idempotency-Key", check.of_type(str))
+    replayed_header: str = setting("Idempotency-Replayed", check.of_type(str))
+    docs_url: str | None = setting(None, check.or_none(check.of_type(str)))
+    key_validator: Callable[[str], Any] | None = setting(None, check.or_none(check.called))
+    credential_headers: tuple[str, ...] = setting(("Authorization", "X-Api-Key"), check.SEVERAL)
+    harmless_decorators: tuple[str, ...] = setting((), check.SEVERAL)
+    error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
+    require_quoted_key: bool = setting(False, check.of_type(bool))
+    store_cookies: bool = setting(False, check.of_type(bool))
+    encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.fernet_keys), secret=True)
+    runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
+    enabled: bool = setting(True, check.of_type(bool))
     options: Idempotency = DEFAULTS
-
-    @property
-    def header_meta(self) -> str:
-        return meta_name(self.header)
 
 
 @lru_cache(maxsize=64)
@@ -87,7 +59,9 @@ def meta_name(header: str) -> str:
 
 _SETTINGS = declared(Settings)
 SETTING_NAMES = tuple(name.upper() for name in (*_SETTINGS, *OPTION_NAMES))
-Settings.__doc__ = described(Settings)
+
+
+LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 
 
 @lru_cache(maxsize=1)
@@ -100,8 +74,7 @@ def get_settings() -> Settings:
     options: dict[str, Any] = {}
     for given, written in raw.items():
         name = str(given).lower()
-        if name.upper() not in SETTING_NAMES:
-            raise IdempotencyConfigurationError(unknown_name("IDEMPOTENCY setting", str(given), SETTING_NAMES))
+        refuse_unknown("IDEMPOTENCY setting", name.upper(), SETTING_NAMES)
         (options if name in OPTIONS else own)[name] = _value(name, written)
     return Settings(**own, options=Idempotency(**options))
 
@@ -109,17 +82,14 @@ def get_settings() -> Settings:
 def _value(name: str, written: Any) -> Any:
     """The value of one setting, read and checked. A callable may be written as its dotted path."""
     declaration = _SETTINGS.get(name) or OPTIONS[name]
-    check, place = declaration.metadata["check"], f"IDEMPOTENCY[{name.upper()!r}]"
-    if declaration.repr:
-        place += f"={written!r}"
+    place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if declaration.repr else "")
     value = tuple(written) if isinstance(written, list) else written
-    if isinstance(value, str) and "Callable" in str(declaration.type) and check(value) is not None:
+    if isinstance(value, str) and "Callable" in str(declaration.type) and declaration.metadata["check"](value):
         try:
             value = import_string(value)
         except ImportError as error:
             raise IdempotencyConfigurationError(f"{place} cannot be imported: {error}. Correct the path.") from error
-    if (problem := check(value)) is not None:
-        raise IdempotencyConfigurationError(f"{place}: {problem}")
+    refuse_impossible(place, declaration, value)
     return value
 
 
@@ -138,8 +108,11 @@ def resolve(*layers: Idempotency) -> Idempotency:
     if merged["lease"] is None:
         for name in LEASED_ONLY:
             # A project's default may be meant for its leased views. On a view without a lease it is a mistake.
-            if merged[name] != getattr(DEFAULTS, name) and any(name in layer.given() for layer in layers):
-                _refuse_without_lease(name, merged[name])
+            if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
+                raise IdempotencyConfigurationError(
+                    f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "
+                    f"lease=timedelta(minutes=2), for example, or leave {name} out."
+                )
         if merged["in_progress_status"] == 202:
             merged["in_progress_status"] = 409
     elif merged["reconcile"] is not None and merged["operation"] is None:
@@ -148,17 +121,6 @@ def resolve(*layers: Idempotency) -> Idempotency:
             'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
         )
     return Idempotency(**merged)
-
-
-LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
-
-
-def _refuse_without_lease(name: str, value: Any) -> None:
-    if value != 429:
-        raise IdempotencyConfigurationError(
-            f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for example, "
-            f"or leave {name} out."
-        )
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

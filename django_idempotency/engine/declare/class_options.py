@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
 from ..request.pipeline import take_over
-from .placement import is_drf_view, refuse_handler
+from .placement import refuse_handler
 from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
@@ -83,18 +82,13 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
         name: of the handler: a verb, or the action of a viewset.
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, DeclaredOptions) else ()
-    if not layers:
-        return None
-    return Declaration(
-        layers, "rest_framework" if is_drf_view(cls) else "django", cls, by_request=decides_by_request(cls)
-    )
+    return Declaration(layers, cls, decides_by_request(cls)) if layers else None
 
 
 def decides_by_request(cls: Any) -> bool:
     """Whether a class with a mixin may decide otherwise for a request."""
-    return (
-        issubclass(cls, DeclaredOptions) and cls.get_idempotency_options is not DeclaredOptions.get_idempotency_options
-    )
+    own = getattr(cls, "get_idempotency_options", DeclaredOptions.get_idempotency_options)
+    return own is not DeclaredOptions.get_idempotency_options
 
 
 def _methods(declaration: Declaration) -> Collection[str]:
@@ -126,7 +120,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     actions = cls.idempotency_actions
     of_action = (actions[name],) if name in actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
-    return tuple(takewhile(lambda layer: layer is not None, layers)) if None in layers else layers
+    return layers[: layers.index(None)] if None in layers else layers
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""The `idempotent` decorator."""
+"""The decorators `idempotent` and `once`: a function gets its protected form, one engine for `def` and `async def`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, Unpack, overload
 
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, resolve
-from ..request.pipeline import take_over
+from ..conf import Idempotency, Keywords, OnceKeywords, resolve
+from ..execution.bridge import in_thread, synchronous
+from ..execution.once import Key, arun_once, once_options, operation_name, run_once
+from ..request.pipeline import handle, take_over
 from ..request.view_call import ViewCall
-from . import frameworks
-from .callables import method_name
 from .placement import refuse_class, refuse_routing, refuse_view
-from .registry import Declaration, declare, given, register, with_verb
-from .wrapping import protected_form
+from .registry import Declaration, declare, frameworks, given, register, with_verb
+from .wrappers import method_name
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+MakeCall = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ViewCall]
 
 
 @overload
@@ -46,7 +49,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    register(Declaration((layer,), "django"))  # now, because method_decorator decorates on each request
+    register(Declaration((layer,)))  # now, because method_decorator decorates on each request
     return partial(_protect, (layer,))
 
 
@@ -59,32 +62,115 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
         if isinstance(request, HttpRequest):
             call = ViewCall(request, unprotected, args, kwargs, options)
         else:
-            call = _view_call(options, unprotected, args, kwargs)
+            call = _view_call(unprotected, args, kwargs, options)
         if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
             refuse_class(view, args)
         return call
 
     protected: Any = wraps(view)(protected_form(view, make_call))
-    declare(protected, Declaration(layers, "django"))
+    declare(protected, Declaration(layers))
     refuse_routing(protected)
     take_over(protected, lambda: layers)
     return protected  # type: ignore[no-any-return]
 
 
-def _view_call(
-    options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ViewCall:
+def _view_call(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency) -> Any:
     """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if isinstance(candidate, HttpRequest):
             return ViewCall(candidate, view, args, kwargs, options)
-    for framework in frameworks.in_use():
+    for framework in frameworks():
         for candidate in candidates:
-            call: ViewCall | None = framework.view_call(candidate, view, args, kwargs, options)
-            if call is not None:
+            if (call := framework.view_call(candidate, view, args, kwargs, options)) is not None:
                 return call
     raise IdempotencyConfigurationError(
         f"{view!r} was called without a request. idempotent protects views: functions that take a request first, or "
         "methods that take it after self."
     )
+
+
+def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
+    """The protected form of `view`, which runs in a transaction of its own. Of `async def` views see `in_thread`.
+
+    Args:
+        make_call: returns the `ViewCall` of one call, from the view, its positional and its keyword arguments.
+    """
+
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        return handle(make_call(view, args, kwargs))
+
+    async def aprotected(*args: Any, **kwargs: Any) -> Any:
+        call = make_call(view, args, kwargs)
+        if call.method not in call.options.methods:
+            return await view(*args, **kwargs)
+
+        def run(form: Callable[..., Any]) -> Any:
+            call.view = form
+            return handle(call)
+
+        return await in_thread(run, view)
+
+    return aprotected if iscoroutinefunction(view) else protected
+
+
+# --- without a request
+
+
+def once(
+    *,
+    scope: str | Callable[..., str],
+    key: Callable[..., Key],
+    payload: Callable[..., Any] | None = None,
+    **options: Unpack[OnceKeywords],
+) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
+    """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
+
+    Works on `def` and `async def`. The function returns the result of its first run. With `lease` it gets the
+    `Operation` as the keyword argument `operation`; without, only if it has such a parameter, and the caller leaves it
+    out. See `run_once` for the transaction.
+
+    Args:
+        scope: a string, or a callable with the function's own arguments.
+        key: such a callable that returns the key: a str, an int or a UUID.
+        payload: such a callable, or None to compare nothing.
+        options: as for `run_once`.
+
+    Raises:
+        NotRun: as `run_once` does, when the function is called.
+        IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
+    """
+    if not scope or not callable(key):
+        raise IdempotencyConfigurationError(
+            f"once(scope={scope!r}, key={key!r}) needs to know the owner and the key of each call. Write "
+            '@once(scope="shop", key=lambda event: event["id"]) above the function, for example.'
+        )
+    layer = once_options(options)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = operation_name(function, options.get("operation"))
+
+        def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            work = partial(synchronous(function), *args, **kwargs)
+            leased = resolve(layer).lease is not None
+            return run(
+                (lambda operation: work(operation=operation)) if leased else work,
+                **options | {"operation": name},
+                scope=scope(*args, **kwargs) if callable(scope) else scope,
+                key=key(*args, **kwargs),
+                payload=None if payload is None else payload(*args, **kwargs),
+            )
+
+        @wraps(function)
+        def protected(*args: Any, **kwargs: Any) -> Any:
+            return called(run_once, args, kwargs).value
+
+        @wraps(function)
+        async def aprotected(*args: Any, **kwargs: Any) -> Any:
+            return (await called(arun_once, args, kwargs)).value
+
+        outer: Any = aprotected if iscoroutinefunction(function) else protected
+        declare(outer, Declaration((Idempotency(operation=name), layer), once=True))
+        return outer  # type: ignore[no-any-return]
+
+    return decorate

@@ -14,18 +14,13 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
-from .callables import dotted_name, innermost, method_name
 from .registry import MARK
-from .wrappers import unknown_wrapper
+from .wrappers import dotted_name, innermost, method_name, unknown_wrapper
 
 DRF_ORDER = """
     @api_view(["POST"])
     @idempotent
-    def create_order(request): ...
-
-    class OrderView(APIView):
-        @idempotent
-        def post(self, request): ..."""
+    def create_order(request): ..."""
 FUNCTION_ORDER = """
     @login_required
     @idempotent
@@ -54,28 +49,28 @@ NINJA_ORDER = """
 def refuse_view(view: Any) -> None:
     """Refuse at decoration what is already known: no view, or the wrong place."""
     if isinstance(view, type):
-        _refuse(
-            f'idempotent cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
-        )
-    if isinstance(view, (classmethod, staticmethod)) or not callable(view):
-        _refuse(f"idempotent decorates views, and {view!r} is not one. Its options are given by keyword.")
-    if method_name(view).upper() in SAFE_METHODS:
-        _refuse(f"{_name(view)} answers a safe method, which must not change anything: nothing to protect.")
-    if is_drf_view(getattr(view, "cls", None)):
-        _refuse(
-            f"idempotent stands above the REST framework view {view.cls.__name__}, where no user is authenticated yet. "
-            f"Put it below:\n{DRF_ORDER}"
-        )
-    if (problem := _above_a_wrapper(view, FUNCTION_ORDER)) is not None:
-        _refuse(problem)
-    view_class = getattr(view, "view_class", None)
-    if view_class is not None and (problem := _checked_below(view_class, view_class.__mro__)) is not None:
-        _refuse(f"idempotent stands above {problem}")
+        problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
+    elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
+        problem = f"decorates views, and {view!r} is not one. Its options are given by keyword."
+    elif method_name(view).upper() in SAFE_METHODS:
+        problem = f"stands above {_name(view)}, which answers a safe method: there is nothing to protect."
+    elif (below := _below(view)) is not None:
+        problem = f"stands above {below}"
+    else:
+        return
+    raise IdempotencyConfigurationError(f"idempotent {problem}")
+
+
+def _below(view: Any) -> str | None:
+    """What may decide who the caller is: the bound operation of Django Ninja, a view class, a decorator; or None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
-        _refuse(
-            'idempotent stands above Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
+        return (
+            'Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
             f"idempotent_operation:\n{NINJA_ORDER}"
         )
+    view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    in_class = _checked_below(view_class, view_class.__mro__) if isinstance(view_class, type) else None
+    return in_class or _above_a_wrapper(view, FUNCTION_ORDER)
 
 
 def refuse_routing(protected: Any) -> None:
@@ -96,7 +91,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
             instance = args[0]
         view_class: Any = type(instance)
         if (problem := misplaced_dispatch(view_class)) is not None:
-            _refuse(problem)
+            raise IdempotencyConfigurationError(problem)
 
 
 @lru_cache(maxsize=256)
@@ -106,19 +101,13 @@ def misplaced_dispatch(view_class: Any) -> str | None:
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
         return None
-    if is_drf_view(view_class):
-        return (
-            f"idempotent decorates the dispatch of the REST framework view {view_class.__name__}, where no user is "
-            f"authenticated yet. Use IdempotencyMixin, or put it on the handler:\n{DRF_ORDER}"
-        )
-    if getattr(view_class, "view_is_async", False):
+    if getattr(view_class, "view_is_async", False) and not is_drf_view(view_class):
         return (
             f"idempotent decorates the dispatch of the asynchronous view {view_class.__name__}, which is not itself a "
             "coroutine function. Put it on the handler: @method_decorator(idempotent) above async def post."
         )
-    if (problem := _checked_below(view_class, mro[decorated:])) is not None:
-        return f"idempotent decorates the dispatch of {view_class.__name__} above {problem}"
-    return None
+    below = _checked_below(view_class, mro[decorated:])
+    return None if below is None else f"idempotent decorates the dispatch of {view_class.__name__} above {below}"
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
@@ -127,12 +116,18 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
     Args:
         classes: those of the view's MRO that stand below the protection.
     """
+    if is_drf_view(view_class):
+        return (
+            f"the authentication of the REST framework view {view_class.__name__}. Use IdempotencyMixin, or put it on "
+            f"the handler or the function:\n{DRF_ORDER}"
+        )
     verbs = [verb for verb in view_class.http_method_names if verb.upper() not in SAFE_METHODS]
     handlers = [handler for verb in verbs if (handler := getattr(view_class, verb, None)) is not None]
     dispatches = [vars(cls)["dispatch"] for cls in classes if "dispatch" in vars(cls)]
     for function in (*handlers, *dispatches):
-        if (wrapper := unknown_wrapper(function, below=True)) is not None:
-            return _advice(wrapper, f"{view_class.__name__}.{_name(function).rpartition('.')[2]}", HANDLER_ORDER)
+        name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
+        if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
+            return below
     # A dispatch stands before the handlers, perhaps to check who is calling. Without handlers one dispatch answers.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
@@ -143,22 +138,25 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 def misplaced_decorator(handler: Any) -> str | None:
     """Why the decorator of this handler stands too high, or None. Also known on the first request."""
-    return _above_a_wrapper(handler, HANDLER_ORDER, below=True)
+    below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
+    return None if below is None else f"idempotent stands above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
     """Refuse a handler that a mixin protects, above all its decorators, if one of them may check who is calling."""
-    if (problem := _above_a_wrapper(handler, CLASS_ORDER, who="IdempotencyMixin")) is not None:
-        _refuse(problem)
+    if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
+        raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
 
 
-def _above_a_wrapper(function: Any, order: str, *, who: str = "idempotent", below: bool = False) -> str | None:
+def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
+    """The decorator of this function that may decide who the caller is, and what to do about it; or None."""
     wrapper = unknown_wrapper(function, below=below)
-    return None if wrapper is None else f"{who} stands above {_advice(wrapper, _name(function), order)}"
-
-
-def _advice(wrapper: str, function: str, order: str) -> str:
-    advice = f"{wrapper}, which may decide who may call {function}: a replay would skip it. Let it come first:\n{order}"
+    if wrapper is None:
+        return None
+    advice = (
+        f"{wrapper}, which may decide who may call {name or _name(function)}: a replay would skip it. Let it come "
+        f"first:\n{order}"
+    )
     if wrapper.startswith("django."):
         return advice
     return (
@@ -175,7 +173,7 @@ def is_drf_view(cls: Any) -> bool:
 
 
 def _refuse_ninja(name: str) -> NoReturn:
-    _refuse(
+    raise IdempotencyConfigurationError(
         f"idempotent cannot protect {name}, an operation of Django Ninja: it knows neither request.auth nor how to "
         f"convert the result. Use idempotent_operation:\n{NINJA_ORDER}"
     )
@@ -183,7 +181,3 @@ def _refuse_ninja(name: str) -> NoReturn:
 
 def _name(view: Any) -> str:
     return getattr(view, "__qualname__", None) or repr(view)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise IdempotencyConfigurationError(message)

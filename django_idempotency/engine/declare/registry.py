@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from importlib import import_module
+from typing import Any
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.view_call import found
-from . import frameworks
-from .callables import dotted_name, method_name, unwrapped
+from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
 """On a protected callable: its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
 """The decorator on a method with one of these names protects this HTTP method."""
+FRAMEWORKS = {
+    "ninja": "django_idempotency.ninja.operations",
+    "rest_framework": "django_idempotency.rest_framework.adapter",
+}
+"""Our module for each framework, by name, because the engine imports nothing that stands above it."""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -27,15 +33,15 @@ class Declaration:
 
     Attributes:
         layers: the options, nearest first.
-        kind: who calls the callable.
         target: the protected callable, the view class or the operation of Django Ninja; None: not known yet.
         by_request: `get_idempotency_options()` of the view may decide otherwise for a request.
+        once: the callable is a function of `once`, and no view.
     """
 
     layers: tuple[Idempotency, ...]
-    kind: Literal["django", "rest_framework", "ninja", "once"]
     target: Any = None
     by_request: bool = False
+    once: bool = False
 
     @property
     def options(self) -> Idempotency:
@@ -52,11 +58,24 @@ class Declaration:
         Raises:
             IdempotencyConfigurationError: for what `reconcile` must not return.
         """
-        if self.kind == "once":
+        if self.once:
             return final_result(returned, self.options.reconcile)
-        responses = (framework.response(returned, self) for framework in frameworks.in_use())
+        responses = (framework.response(returned, self) for framework in frameworks())
         response = next((response for response in responses if response is not None), returned)
         return found(response, self.options)
+
+
+def frameworks() -> list[Any]:
+    """Our modules for the frameworks that the project itself has imported. Each module has three functions:
+
+    * `view_call(request, view, args, kwargs, options)`: the `ViewCall` of a protected view, if `request` is one of this
+      framework, else None.
+    * `declared(callback)`: method, view and `Declaration` of what a URL's callback answers, if it is one of this
+      framework and no class, else None.
+    * `response(returned, declaration)`: the response that `reconcile` has returned without a request, if it is one of
+      this framework, else None.
+    """
+    return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:
@@ -68,10 +87,13 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 def register(declaration: Declaration) -> None:
     """Let recovery find what has both an `operation` and a `reconcile` of its own. Others cannot be found by a name."""
-    operation, reconcile = (_nearest(declaration, name) for name in ("operation", "reconcile"))
+    given: dict[str, Any] = {}  # without the project's settings, which cannot be read at import
+    for layer in reversed(declaration.layers):
+        given |= layer.given()
+    operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
-        key = dotted_name(declaration.target) if declaration.kind == "once" else id(reconcile)
+        key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
@@ -94,8 +116,10 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
     """The layers of a method with this name: the decorator on a method called `put` protects PUT."""
+    if name not in VERBS:
+        return layers
     layer = for_methods(name.upper())
-    return (*layers, layer) if name in VERBS and layer not in layers else layers
+    return layers if layer in layers else (*layers, layer)
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
@@ -104,18 +128,10 @@ def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempo
     Raises:
         IdempotencyConfigurationError: for options that cannot work.
     """
-    if view is None:
-        return as_options(options), None
-    if not isinstance(view, Idempotency):
-        if options:
-            raise IdempotencyConfigurationError(f"pass options to {decorator} by keyword only, before the view.")
-        return Idempotency(), view
-    if options:
-        raise IdempotencyConfigurationError(f"pass an Idempotency or keyword options to {decorator}, not both.")
-    return view, None
-
-
-def _nearest(declaration: Declaration, name: str) -> Any:
-    """The option as the nearest layer gives it. Without the project's settings, which cannot be read at import."""
-    values = (layer.given()[name] for layer in declaration.layers if name in layer.given())
-    return next(values, None)
+    if options and view is not None:
+        raise IdempotencyConfigurationError(
+            f"pass options to {decorator} by keyword only, before the view, or as one Idempotency, not both."
+        )
+    if view is None or isinstance(view, Idempotency):
+        return view or as_options(options), None
+    return Idempotency(), view

@@ -13,16 +13,16 @@ from django.db import DatabaseError, Error, connections, transaction
 from ...exceptions import IdempotencyError, TransactionBroken
 from ..events import report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Unavailable, Verdict
-from .atomic_operation import AtomicOperation
+from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from .bridge import NoBridgeAbove
-from .waiting import waited_for
+from .claiming import claimed
+from .operation import AtomicOperation
 
 if TYPE_CHECKING:
     from ..protocol.digests import Identity
     from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal, Snapshot
     from ..stores import Store
-    from .work import Work
+    from .operation import Work
 
 T = TypeVar("T")
 _RUNNING: ContextVar[tuple[tuple[str, Identity], ...]] = ContextVar("running", default=())
@@ -39,12 +39,12 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
             database errors of the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
-    claim = attempt.begin()
+    claim = claimed(store, attempt.claim, wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
     finished, kept = None, False
     try:
-        with attempt, NoBridgeAbove():
+        with attempt:
             operation = AtomicOperation(wanted.identity, claim.attempt)
             try:
                 returned = work.run(operation)
@@ -73,8 +73,8 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
 
 
-@dataclass(slots=True)
-class _Attempt:
+@dataclass
+class _Attempt(NoBridgeAbove):
     """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
 
     connection: that of this thread.
@@ -86,50 +86,18 @@ class _Attempt:
     wanted: ClaimRequest
     connection: Any
     outermost: bool = False
-    _block: Any = None
-    _running: Any = None
 
-    # --- the claim
-
-    def begin(self) -> ClaimOutcome:
-        """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes.
-
-        A duplicate waits in no transaction. Inside one of the caller it cannot, so it does not wait there.
-        """
-        wait, connection = self.wanted.wait, self.connection
-        if wait and not connection.in_atomic_block and connection.get_autocommit():
-            return waited_for(lambda: self._claim() or Conflicted(), wait)
-        return self._claim() or self._claim() or Conflicted()
-
-    def _claim(self) -> ClaimOutcome | None:
-        """Claim once. None: the claim has met a deadlock or a serialization failure, and may be repeated.
-
-        Nothing has run yet. Still, only the outermost transaction may repeat its claim: inside an outer `atomic()`, the
-        database may have rolled back the writes of the caller as well, so only the caller can start again.
-        """
-        store, wanted, self.outermost = self.store, self.wanted, False
-        try:
-            claim = self._claim_in(transaction.atomic(using=store.alias))
-        except DatabaseError as error:
-            if store.is_busy(error):
-                return Unavailable()
-            if self.outermost and store.may_repeat(error):
-                return None
-            store.explain(error)
-            raise
-        if isinstance(claim, InDoubt) and (store.alias, wanted.identity) in _RUNNING.get():
-            return Conflicted()  # the work asks for its own key, in the transaction of its own claim
-        return claim
-
-    def _claim_in(self, block: transaction.Atomic) -> ClaimOutcome:
-        store, wanted = self.store, self.wanted
+    def claim(self) -> ClaimOutcome:
+        """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes."""
+        store, wanted, connection = self.store, self.wanted, self.connection
+        about, block = (store.alias, wanted.identity), transaction.atomic(using=store.alias)
         block.__enter__()
         try:
-            self.outermost = self.connection.commit_on_exit and not self.connection.savepoint_ids
+            self.outermost = connection.commit_on_exit and not connection.savepoint_ids
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
-                self._block = block  # stays open
+                self._block, self._running = block, _RUNNING.set((*_RUNNING.get(), about))
                 return claim
             if not self.outermost:
                 # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
@@ -138,14 +106,11 @@ class _Attempt:
             block.__exit__(*sys.exc_info())
             raise
         block.__exit__(None, None, None)
-        return claim
-
-    # --- the work
-
-    def __enter__(self) -> None:
-        self._running = _RUNNING.set((*_RUNNING.get(), (self.store.alias, self.wanted.identity)))
+        # The work may ask for its own key, in the transaction of its own claim.
+        return Conflicted() if isinstance(claim, InDoubt) and about in _RUNNING.get() else claim
 
     def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
         _RUNNING.reset(self._running)
         self._block.__exit__(*raised)
 
@@ -242,7 +207,7 @@ class _Attempt:
                 "The database has rolled back the whole transaction: a deadlock, for example. What was written before "
                 "this operation, in the same transaction, is lost. Roll back, and start that transaction again."
             )
-        claim = self.begin()
+        claim = claimed(self.store, self.claim, self.wanted.wait)
         if not isinstance(claim, Claimed):
             return claim
         try:

@@ -1,10 +1,11 @@
-"""Between the event loop and the thread of the database connection, for work that belongs to one transaction."""
+"""Between the event loop and the thread of the database connection: `def` and `async def` in one engine."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import update_wrapper
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, sync_to_async
@@ -45,6 +46,28 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     return call
 
 
+def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A form of `function` for callers that cannot await. It awaits awaitable results, such as `objects.acreate(…)`."""
+
+    async def result_of(awaitable: Awaitable[Any]) -> Any:
+        return await awaitable
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return awaiting(result_of)(result) if isawaitable(result) else result
+
+    plain.__wrapped__ = function  # type: ignore[attr-defined]  # its signature says whether it asks for the operation
+    return plain
+
+
+async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Await a coroutine function, or run another one in a thread. Either may return an awaitable."""
+    if not iscoroutinefunction(function):
+        function = sync_to_async(function)
+    result = await function(*args, **kwargs)
+    return await result if isawaitable(result) else result
+
+
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
     """`run(work)` in the thread of the database connection, for a caller on the event loop: one hop.
 
@@ -75,3 +98,27 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     except asyncio.CancelledError:
         cancelled = True
         raise
+
+
+async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
+    """Await `work`. If this task is cancelled meanwhile, let `work` end first, and then go on with the cancellation.
+
+    A client that hangs up cancels its request. An external call that is under way would be cut off, and its outcome
+    would be unknown, although the other side may answer a moment later. A second cancellation cuts the work off.
+
+    Args:
+        work: runs in a task of its own.
+        at_most: seconds to wait after the cancellation. Then the work is cut off.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})  # unlike `await task`, it does not pass a cancellation on
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait({task}, timeout=at_most)
+        finally:
+            task.cancel()
+        if task.done() and not task.cancelled():
+            task.exception()  # asyncio complains about exceptions that were never looked at
+        raise
+    return task.result()

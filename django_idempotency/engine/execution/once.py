@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, time
-from inspect import iscoroutinefunction
-from typing import Any, Generic, TypeVar, Unpack, cast, overload
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -24,17 +25,15 @@ from ...exceptions import (
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..events import report, report_outcome
 from ..protocol import outcomes
-from ..protocol.digests import digest, identify
+from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
-from ..protocol.outcomes import ClaimRequest, Finished, Snapshot, Verdict
+from ..protocol.outcomes import Finished, Snapshot, Verdict
 from ..stores import alias_of, store_for
 from .atomic import run_atomically
-from .atomic_operation import AtomicOperation
-from .bridge import in_thread
+from .bridge import in_thread, synchronous
+from .claiming import claim_request
 from .leased import run_leased
-from .operation import Operation, UnkeyedOperation
-from .steps import asks_for_operation, synchronous
-from .values import as_kept, decode, encode
+from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
 T = TypeVar("T")
 Key = str | int | UUID
@@ -95,16 +94,20 @@ def run_once(
         IdempotencyConfigurationError: the call cannot work as it is written.
     """
     resolved = resolve(once_options(options))
-    alias = alias_of(resolved)
+    alias, leased = alias_of(resolved), resolved.lease is not None
+    function = _Function(work, resolved.reconcile, leased)
     if not get_settings().enabled:
-        return _run_unprotected(work, alias, leased=resolved.lease is not None)
-    wanted = _claim_request(resolved, work, scope, key, payload)
-    run = run_atomically if wanted.lease is None else run_leased
-    outcome = run(store_for(alias), wanted, _Function(work, resolved.reconcile))
-    report_outcome(outcome, wanted.identity, alias)
+        with nullcontext() if leased else transaction.atomic(using=alias):
+            operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
+            return Result(function.called(operation), replayed=False)
+    identity = _identity(scope, operation_name(work, resolved.operation), key)
+    wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
+    run = run_leased if leased else run_atomically
+    outcome = run(store_for(alias), wanted, function)
+    report_outcome(outcome, identity, alias)
     if isinstance(outcome, outcomes.Completed):
-        report("replayed", wanted.identity, alias, resource=outcome.resource)
-    return _result(outcome, wanted)
+        report("replayed", identity, alias, resource=outcome.resource)
+    return _result(outcome, identity)
 
 
 @overload
@@ -127,7 +130,7 @@ async def arun_once(
     Args:
         work: `def` or `async def`. Both run inside the transaction.
     """
-    options.setdefault("operation", operation_name(work, options))
+    options.setdefault("operation", operation_name(work, options.get("operation")))
 
     def run(form: Callable[..., Any]) -> Result[Any]:
         return run_once(form, scope=scope, key=key, payload=payload, **options)
@@ -145,13 +148,13 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
     return as_options(options)
 
 
-def operation_name(work: Any, options: Mapping[str, Any]) -> str:
+def operation_name(work: Any, given: str | None) -> str:
     """The name of the operation: the option, or the dotted name of the function.
 
     A function without a name of its own could be taken for another function, and would then never run.
     """
-    if (operation := options.get("operation")) is not None:
-        return cast(str, operation)
+    if given is not None:
+        return given
     name = getattr(work, "__qualname__", "")
     if not name or "<" in name:
         raise IdempotencyConfigurationError(
@@ -160,16 +163,23 @@ def operation_name(work: Any, options: Mapping[str, Any]) -> str:
     return f"{work.__module__}.{name}"
 
 
+@dataclass(frozen=True, slots=True)
 class _Function:
     """The function of `run_once`, as the engine runs it."""
 
-    def __init__(self, function: Callable[..., Any], reconcile: Callable[[Operation], Any] | None) -> None:
-        self.function = function
-        self.reconciling = reconcile
+    function: Callable[..., Any]
+    reconciling: Callable[[Operation], Any] | None
+    leased: bool
+
+    def called(self, operation: Operation) -> Any:
+        """Leased work is always given its operation; other work, if it asks for it."""
+        if self.leased:
+            return self.function(operation)
+        return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
         """Run the function and encode its result, in its transaction: what cannot be kept is rolled back."""
-        return _finished(_run(self.function, operation))
+        return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:
         """Exceptions go on to the caller."""
@@ -178,6 +188,16 @@ class _Function:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
             return None
         return final_result(result, self.reconciling)
+
+
+def _asks_for_operation(function: Callable[..., Any]) -> bool:
+    """Whether the function has a parameter `operation` that must be given. One with a default has another meaning."""
+    try:
+        parameter = signature(function).parameters.get("operation")
+    except (TypeError, ValueError):  # of some functions that are written in C
+        return False
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return parameter is not None and parameter.kind in named and parameter.default is Parameter.empty
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
@@ -189,67 +209,48 @@ def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> F
     return _finished(result.value)
 
 
-def _run(work: Callable[..., T], operation: Operation) -> T:
-    """Leased work is always given its operation; other work, if it asks for it."""
-    if not isinstance(operation, AtomicOperation):
-        return work(operation)
-    return work(operation=operation) if asks_for_operation(work) else work()
-
-
 def _finished(value: T) -> Finished[T]:
     kept = encode(value)
     snapshot = Snapshot(status_code=DONE, headers=JSON, body=kept.encode())
     return Finished(value=as_kept(value, kept), verdict=Verdict.KEEP, snapshot=snapshot)
 
 
-def _claim_request(options: Idempotency, work: Any, scope: str, key: Key, payload: Any) -> ClaimRequest:
+def _identity(scope: str, operation: str, key: Key) -> Identity:
     if not isinstance(scope, str) or not scope:
         raise IdempotencyConfigurationError(f"scope={scope!r}: give a non-empty str.")
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise InvalidKey(f"key={key!r}: give a str, an int or a UUID.")
-    key = str(key)
     try:
-        check_key(key)
+        check_key(str(key))
     except InvalidKey as error:
-        raise InvalidKey(f"key={key[:300]!r}: {error}") from None
-    given = {} if options.operation is None else {"operation": options.operation}
-    return ClaimRequest(
-        identity=identify(scope=scope, operation=operation_name(work, given), key=key),
-        fingerprint=None if payload is None else _fingerprint(payload),
-        ttl=options.ttl_seconds,
-        wait=options.wait_seconds,
-        lease=options.lease_seconds,
-        repeats_calls=options.repeats_calls,
-        policy=options.policy,
-    )
+        raise InvalidKey(f"key={str(key)[:300]!r}: {error}") from None
+    return identify(scope=scope, operation=operation, key=str(key))
 
 
-class _Encoder(DjangoJSONEncoder):
-    """Django's encoder cuts microseconds, so that two payloads would be one."""
-
-    def default(self, o: Any) -> Any:
-        text = super().default(o)
-        # Only what was cut is written otherwise: the other fingerprints stay the same from release to release.
-        return o.isoformat() if isinstance(o, (datetime, time)) and o.microsecond % 1000 else text
+def _exactly(value: Any) -> Any:
+    """What stands for a value that JSON does not have. Django cuts microseconds, so two payloads would be one."""
+    text = DjangoJSONEncoder().default(value)
+    # Only what was cut is written otherwise: the other fingerprints stay the same from release to release.
+    return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 
 def _fingerprint(payload: Any) -> bytes:
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return digest(b"payload bytes", bytes(payload))
     try:
-        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), cls=_Encoder)
+        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=_exactly)
     except (TypeError, ValueError, RecursionError) as error:
         raise IdempotencyConfigurationError(f"payload={payload!r:.200} is neither bytes nor JSON: {error}") from error
     return digest(b"payload", text.encode())
 
 
-def _result(outcome: outcomes.Outcome[T], wanted: ClaimRequest) -> Result[T]:
+def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:
     if isinstance(outcome, outcomes.Finished):
         return Result(outcome.value, replayed=False)
     if isinstance(outcome, outcomes.Completed):
         return Result(_value(outcome.snapshot), replayed=True)
     kind, why = NOT_RUN[type(outcome)]
-    error = kind(f"{wanted.identity.operation} with key {wanted.identity.key!r} {why}")
+    error = kind(f"{identity.operation} with key {identity.key!r} {why}")
     if isinstance(error, OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
         error.retry_after = outcome.retry_after
     raise error
@@ -261,10 +262,3 @@ def _value(snapshot: Snapshot) -> Any:
         return decode(text)
     except (ValueError, KeyError, TypeError):
         return text  # a person has closed the key with this text
-
-
-def _run_unprotected(work: Callable[..., T], alias: str, *, leased: bool) -> Result[T]:
-    if leased:
-        return Result(_run(work, UnkeyedOperation(alias)), replayed=False)
-    with transaction.atomic(using=alias):
-        return Result(_run(work, AtomicOperation(None)), replayed=False)

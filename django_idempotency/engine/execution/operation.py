@@ -1,35 +1,36 @@
-"""`Operation`: the named steps of one attempt in leased mode."""
+"""`Operation`: what the view and the function of `run_once` know about their attempt, and the named steps of it.
+
+Atomic mode has no steps. `leased.LeasedOperation` keeps the steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+import json
+from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from uuid import UUID, uuid4, uuid5
 
 from asgiref.sync import sync_to_async
-from django.db import Error, IntegrityError, transaction
+from django.apps import apps
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models, transaction
 
-from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
-from ...models import IdempotencyStep
-from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimRequest, Resource
-from ..stores import Store
-from .bridge import NoBridgeAbove
-from .durable import durable_transaction, reconnecting_once
-from .handle import Handle
-from .status_url import status_url_of
-from .steps import checked_name, refuse_coroutine, synchronous
-from .unhurried import finished
-from .values import as_kept, decode, encode_step
+from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ..protocol.digests import Identity, derived_key, has_controls
+from ..protocol.outcomes import Finished, Resource
+from .bridge import awaited, finished, synchronous
 
-Kind = IdempotencyStep.Kind
+MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
+"""Characters: the widths of the columns."""
+MAX_STEP_BYTES = 1024 * 1024
+"""The result of a step is kept for each attempt to come, and read with all others. A megabyte is no receipt."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Operation(Handle):
+class Operation:
     """One attempt at an operation: `request.idempotency` in the view. In atomic mode it has no steps.
 
     Args:
@@ -39,28 +40,41 @@ class Operation(Handle):
     """
 
     request: Any = None
+    _lease: float = 0
+    _namespace: UUID | None = None
+    _keyed: frozenset[str] = frozenset()
+    """The names of the steps whose derived key was asked for."""
+    _doubts: Set[str] = frozenset()
+    _kept: Mapping[str, str | None] = {}
+    """The steps of this and earlier attempts: those that were started and have no result, and the results."""
 
-    def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
-        super().__init__(wanted.identity, claim.attempt, claim.resource)
-        self._store = store
-        self._journal = store.journal
-        self._claim = claim
-        self._lease = wanted.lease or 0
-        # The steps of earlier attempts, whose workers cannot add to them any more, and those of `reconcile`.
-        steps = store.journal.steps(claim) if claim.attempt > 1 else {}
-        self._doubts = {name for name, (finished, _) in steps.items() if not finished}
-        self._kept = {name: text for name, (finished, text) in steps.items() if finished}
-        self._begin()
-        self.writing = False
-        self._broke: BaseException | None = None
-        """What a `write` has raised."""
+    def __init__(
+        self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
+    ) -> None:
+        """steps_on: alias of the database of a leased view. Its steps run, and nothing remembers them."""
+        self.key: str | None = None if identity is None else identity.key
+        self.attempt = attempt
+        self._identity = identity
+        self._resource = resource
+        self._steps_on = steps_on
+        if steps_on is not None:
+            self._begin()
 
-    def _begin(self) -> Operation:
+    def _begin(self) -> None:
         """The work begins, or begins again after `reconcile`: it may use each name, and gets what is recorded."""
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
         """What is recorded, and the work has not asked for."""
-        return self
+
+    @property
+    def reference(self) -> str | None:
+        """The 16 hexadecimal digits that name the key in logs and in the admin. None without a key."""
+        return None if self._identity is None else self._identity.reference
+
+    @property
+    def resource(self) -> Resource | None:
+        """What the operation is about: type and id, as `refer_to` has kept them. None: `refer_to` was never called."""
+        return self._resource
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
@@ -76,7 +90,7 @@ class Operation(Handle):
         Raises:
             IdempotencyConfigurationError: the project's routes do not include the page.
         """
-        return status_url_of(self._store.alias, self._claim)
+        return None
 
     @property
     def results(self) -> dict[str, Any]:
@@ -86,6 +100,41 @@ class Operation(Handle):
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
+
+    def derive_key(self, name: str) -> str:
+        """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name.
+
+        Without a key of its own, the operation cannot recognise a retry: then it is stable within this request only.
+        """
+        _check(name)
+        self._keyed |= {name}
+        if self._identity is not None:
+            return derived_key(self._identity, name)
+        self._namespace = self._namespace or uuid4()
+        return str(uuid5(self._namespace, name))
+
+    def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
+        """Keep what the operation is about with the key: for the admin, the search, events and logs.
+
+        Atomic mode: the result carries it, so it costs no statement. Leased mode: one statement, under the fence. Call
+        it inside the function of `write`, and both commit together. A second call replaces the first one.
+
+        Args:
+            what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
+                characters without spaces.
+            id_: of a type: 1 to 255 characters, such as "59"; an int or a UUID is kept as its text.
+
+        Raises:
+            LeaseLost: in leased mode, if another worker has taken the key over.
+            IdempotencyConfigurationError: for an instance that was not saved, or a type or id that cannot be kept.
+        """
+        resource = resource_of(what, id_)
+        self._keep_resource(resource)
+        self._resource = resource
+
+    async def arefer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
+        """`refer_to` for `async def` views."""
+        await sync_to_async(self.refer_to)(what, id_)
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something outside: a payment gateway, a mail server, another service.
@@ -107,7 +156,7 @@ class Operation(Handle):
                 marked as done, without a value.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
-        refuse_coroutine(name, function, "acall")
+        _refuse_coroutine(name, function, "acall")
         known, value = self._start(name)
         if known:
             return cast(T, value)
@@ -142,8 +191,8 @@ class Operation(Handle):
             ResultNotStorable: the result is not JSON, or longer than 1 MiB of JSON. Nothing is kept.
             IdempotencyConfigurationError: for a name that is used twice.
         """
-        refuse_coroutine(name, function, "afetch")
-        known, value = self._known_or_free(name)
+        _refuse_coroutine(name, function, "afetch")
+        known, value = self._look_up(name)
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -167,8 +216,8 @@ class Operation(Handle):
                 a deadlock whose error `function` has caught, nothing was committed.
             IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
         """
-        refuse_coroutine(name, function, "awrite")
-        known, value = self._known_or_free(name)
+        _refuse_coroutine(name, function, "awrite")
+        known, value = self._look_up(name)
         if known:
             return cast(T, value)
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
@@ -179,7 +228,6 @@ class Operation(Handle):
         Raises:
             LeaseLost: another worker has taken the key over.
         """
-        self._journal.renew(self._claim, self._lease)
 
     @overload
     async def acall(
@@ -195,19 +243,8 @@ class Operation(Handle):
         A request that is cancelled first waits for the call and keeps its result, for the length of the lease at most.
         So put a limit of time into `function`.
         """
-        call = self._acall(name, function, *args, **kwargs)
+        call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
-
-    async def _acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        known, value = await sync_to_async(self._start)(name)
-        if known:
-            return value
-        try:
-            value = await _awaited(function, *args, **kwargs)
-        except Exception as error:  # not a cancellation: nothing more is awaited then
-            await sync_to_async(self._note)(name, error)
-            raise
-        return await sync_to_async(self._finish)(name, value)
 
     @overload
     async def afetch(
@@ -219,11 +256,19 @@ class Operation(Handle):
 
     async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`fetch` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
-        known, value = await sync_to_async(self._known_or_free)(name)
+        return await self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
+
+    async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
+        known, value = await sync_to_async(start)(name)
         if known:
             return value
-        value = await _awaited(function, *args, **kwargs)
-        return await sync_to_async(self._keep_fetched)(name, value)
+        try:
+            value = await awaited(function)
+        except Exception as error:  # not a cancellation: nothing more is awaited then
+            if name in self._doubts:
+                await sync_to_async(self._note)(name, error)
+            raise
+        return await sync_to_async(finish)(name, value)
 
     @overload
     async def awrite(
@@ -243,175 +288,28 @@ class Operation(Handle):
 
     async def astatus_url(self) -> str | None:
         """`status_url` for `async def` views."""
-        return await sync_to_async(lambda: self.status_url)()
+        url: str | None = await sync_to_async(getattr)(self, "status_url")
+        return url
 
-    # --- the two halves of a call ------------------------------------------------------------------------------
+    # --- how the steps run where nothing remembers them
 
-    def _start(self, name: str) -> tuple[bool, Any]:
-        known, value = self._look_up(name)
-        if not known:
-            with durable_transaction(self._store, f"operation.call({name!r})"):
-                self._journal.start_call(self._claim, name, again=name in self._doubts, keyed=name in self._keyed)
-            self._doubts.add(name)
-        return known, value
-
-    def _finish(self, name: str, value: Any) -> Any:
-        error = kept = None
-        try:
-            kept = encode_step(value)
-        except ResultNotStorable as not_storable:
-            error = not_storable  # the money has moved: keep that fact first
-
-        def finish() -> None:
-            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._journal.finish_call(self._claim, name, kept)
-
-        reconnecting_once(self._store, finish)
-        self._doubts.discard(name)
-        self._kept[name] = kept
-        if kept is None:
-            raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
-        return as_kept(value, kept)
-
-    def _note(self, name: str, error: BaseException) -> None:
-        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt without the reason, too."""
-        try:
-            with durable_transaction(self._store, f"the end of operation.call({name!r})"):
-                self._journal.note_error(self._claim, name, describe(error))
-        except Exception:  # noqa: BLE001 (the call's own error is what the caller must see)
-            return
-
-    def _look_up(self, name: str) -> tuple[bool, Any]:
-        """The result of an earlier attempt, if there is one."""
-        self._use(name)
-        return (True, decode(self._kept[name])) if name in self._kept else (False, None)
-
-    def _known_or_free(self, name: str) -> tuple[bool, Any]:
-        """The same, for a step that is no call: a call in doubt must not become one."""
-        known, value = self._look_up(name)
-        if name in self._doubts:
-            raise IdempotencyConfigurationError(
-                f"step {name!r} was started as an external call before, and has no result. Give this step another name."
-            )
-        return known, value
-
-    # --- the other steps -----------------------------------------------------------------------------------------
-
-    def _keep_fetched(self, name: str, value: Any) -> Any:
-        kept = encode_step(value)
-        # The server may have closed a connection that lay idle during a slow read.
-        try:
-            reconnecting_once(self._store, lambda: self._journal.keep_fetched(self._claim, name, kept))
-        except IntegrityError:
-            # Of two tries, the first may have been committed, and its answer lost.
-            if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
-                raise
-        self._kept[name] = kept
-        return as_kept(value, kept)
-
-    def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        about = self._resource
-        try:
-            with durable_transaction(self._store, f"operation.write({name!r})"):
-                self._journal.start_write(self._claim, name)
-                with NoBridgeAbove(), self._writing(name):
-                    value = function()
-                    kept = encode_step(value)
-                self._journal.finish_write(self._claim, name, kept)
-        except BaseException as error:
-            # The function's error, or that of the COMMIT: a constraint may be checked there.
-            self._broke, self._resource = error, about
-            # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
-            with suppress(Error, ClaimLost):
-                if name in self._journal.steps(self._claim):
-                    self._doubts.add(name)
-            raise
-        self._kept[name] = kept
-        return as_kept(value, kept)
-
-    def _keep_resource(self, resource: Resource) -> None:
-        self._journal.refer(self._claim, resource)
-
-    def _use(self, name: str) -> None:
-        if checked_name(name) in self._used:
+    def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
+        """Use the name. The result of an earlier attempt, if there is one."""
+        _check(name)
+        if name in self._used:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
             )
+        if name in self._doubts and not for_call:
+            raise IdempotencyConfigurationError(
+                f"step {name!r} was started as an external call before, and has no result. Give this step another name."
+            )
         self._used.add(name)
         self._unasked.discard(name)
-
-    @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        self.writing, lost = True, False
-        try:
-            yield
-        finally:
-            self.writing = False
-            if self._store.has_no_transaction(self._store.connection):
-                # What the function has written since its transaction ended is committed: the step must be, too.
-                with suppress(IntegrityError):  # it is, if the end was a COMMIT
-                    self._journal.start_write(self._claim, name)
-                    lost = True
-        if lost:
-            raise TransactionBroken(
-                f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
-                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has made anew. "
-                "What it wrote before that is lost, and what it wrote after that is committed. So the step is in "
-                "doubt until a person decides about it."
-            )
-
-    def _may_end_with(self, error: Exception) -> bool:
-        """Whether the final answer that a framework gives to this exception of the work may be kept.
-
-        Not if it may have come out of a call: it says nothing final, whichever its status. And not if it came out of a
-        `write` that was rolled back after other steps: what they have done would be seen by nobody.
-        """
-        return not self._doubts and not (self._broke is error and self._kept)
-
-    def _left_behind(self) -> str:
-        """Why no answer of the work may complete the key, although it is final. Empty: it may.
-
-        A call was made, and the work has answered as if nothing had happened: it caught the error of a `write`, or a
-        condition of its own sent it away before it asked for what an earlier attempt has done. Completed, the charge
-        without its order would be seen by nobody. Reads do not count, and `reconcile` may decide as it likes.
-        """
-        if self._broke is None and not self._unasked:
-            return ""  # the usual end asks no database
-        kinds = self._journal.kinds(self._claim)
-        unasked = sorted(name for name in self._unasked if kinds.get(name) != Kind.FETCH)
-        if Kind.CALL not in kinds.values():
-            return ""
-        if self._broke is not None:
-            return f"A write raised after a call was made, and the work answered all the same: {describe(self._broke)}"
-        if not unasked:
-            return ""
-        return (
-            f"The work answered without asking for {', '.join(unasked)}, which an earlier attempt has recorded. Ask "
-            "for the steps first: a condition of the view must not answer before them."
-        )
-
-
-class UnkeyedOperation(Operation):
-    """Of a leased view without a key (`required=False`, or `ENABLED` is False): runs its steps and remembers nothing.
-
-    `key` is None and `attempt` is 1. `derive_key` is stable within this request only.
-    """
-
-    status_url = None
-    _lease = 0
-    _keep_resource = Handle._keep_resource  # there is no key to keep it with
-
-    def __init__(self, alias: str) -> None:
-        Handle.__init__(self, None)
-        self._alias = alias
-        self._doubts, self._kept = set(), {}
-        self._begin()
-
-    def renew(self) -> None:
-        pass
+        return (True, decode(self._kept[name])) if name in self._kept else (False, None)
 
     def _start(self, name: str) -> tuple[bool, Any]:
-        return self._look_up(name)
+        return self._look_up(name, for_call=True)
 
     def _finish(self, name: str, value: Any) -> Any:
         return value
@@ -419,17 +317,141 @@ class UnkeyedOperation(Operation):
     _keep_fetched = _finish
 
     def _note(self, name: str, error: BaseException) -> None:
-        pass
+        """Keep the reason why a call is in doubt."""
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        with transaction.atomic(using=self._alias):
+        with transaction.atomic(using=self._steps_on):
             return function()
 
+    def _keep_resource(self, resource: Resource) -> None:
+        """Store it now. Nothing to do where the result carries it, or without a key."""
 
-async def _awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run another one in a thread. Either may return an awaitable."""
+
+class AtomicOperation(Operation):
+    """Of a view, or of a work, without `lease`: everything happens in one transaction, so nothing is named a step.
+
+    Each protected request makes one, so making it has to cost nothing.
+    """
+
+    def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise IdempotencyConfigurationError(
+            "call, fetch, write, renew and status_url are for leased mode, and this operation runs in one transaction. "
+            "Write to the database directly. To call something outside, pass lease=timedelta(minutes=2)."
+        )
+
+    call = acall = fetch = afetch = write = awrite = renew = arenew = _needs_a_lease
+    status_url = property(_needs_a_lease)
+
+
+def _check(name: str) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise IdempotencyConfigurationError(
+            f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
+        )
+
+
+def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
     if iscoroutinefunction(function):
-        result = function(*args, **kwargs)
+        raise IdempotencyConfigurationError(
+            f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
+        )
+
+
+class Work(Protocol[T]):
+    """Work that must run once, and how its result is judged."""
+
+    def run(self, operation: Operation) -> Finished[T]:
+        """Do the work: in atomic mode, inside the transaction of the claim.
+
+        Args:
+            operation: the handle of the work. Only that of leased work has steps.
+
+        Raises:
+            Exception: what the work raises. Its writes are rolled back.
+        """
+
+    def answer(self, error: Exception) -> Finished[T] | None:
+        """What a framework answers to an exception of the work. Called after the rollback, while it is handled.
+
+        Returns:
+            The judged answer, or None if `error` should go on to the caller.
+        """
+
+    def reconcile(self, operation: Operation) -> Finished[T] | None:
+        """Ask the project what became of an abandoned attempt.
+
+        Returns:
+            The final result, or None to run the work again.
+        """
+
+
+def encode_step(value: Any) -> str:
+    """The text to keep of a step's result. Raises `ResultNotStorable` as `encode` does, and for too long a text."""
+    kept = encode(value)  # ASCII: a character is a byte
+    if len(kept) > MAX_STEP_BYTES:
+        raise ResultNotStorable(
+            f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
+            "the next steps need, such as the id of the charge."
+        )
+    return kept
+
+
+def encode(value: Any) -> str:
+    """The text to keep. Raises `ResultNotStorable` for what is neither JSON nor a saved model instance."""
+    if isinstance(value, models.Model):
+        if value.pk is None or value._state.adding:
+            raise ResultNotStorable(f"{value!r} has not been saved, so it cannot be fetched again. Return it saved.")
+        kept: dict[str, Any] = {"model": value._meta.label, "pk": value.pk, "using": value._state.db}
     else:
-        result = await sync_to_async(function)(*args, **kwargs)
-    return await result if isawaitable(result) else result
+        kept = {"value": value}
+    try:
+        # NaN and Infinity are no JSON, although Python writes them.
+        return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultNotStorable(
+            f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
+            "Return JSON values (dict, list, str, int, …) or one saved model instance."
+        ) from error
+
+
+def decode(text: str | None) -> Any:
+    """The value that was kept, or None if there was none. A model instance is fetched: raises its `DoesNotExist`."""
+    if text is None:
+        return None
+    kept = json.loads(text)
+    if "model" in kept:
+        return apps.get_model(kept["model"])._base_manager.using(kept["using"]).get(pk=kept["pk"])
+    return kept["value"]
+
+
+def as_kept(value: Any, text: str) -> Any:
+    """The value as a retry will see it: a tuple becomes a list, a Decimal a string. A difference shows at once."""
+    return value if isinstance(value, models.Model) else decode(text)
+
+
+def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
+    """The type and the id to keep. Raises `IdempotencyConfigurationError` for what cannot be kept and found again."""
+    if isinstance(what, models.Model):
+        label = what._meta.label_lower
+        if id_ is not None or what.pk is None:
+            raise IdempotencyConfigurationError(
+                f"refer_to(<{label}>, {id_!r:.300}): a model instance has its own id, once it is saved. Save it before "
+                "refer_to(). Give the instance alone."
+            )
+        id_, what = str(what.pk), label
+    if not isinstance(what, str) or not _fits(what, MAX_TYPE) or any(c.isspace() for c in what):
+        raise IdempotencyConfigurationError(
+            f"refer_to({what!r:.200}, …): give a saved model instance, or a type of 1 to {MAX_TYPE} characters without "
+            "spaces, as in refer_to('order', '59')."
+        )
+    text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""
+    if not _fits(text, MAX_ID):
+        raise IdempotencyConfigurationError(
+            f"refer_to({what!r}, {id_!r:.300}): give the id as a str, an int or a UUID of 1 to {MAX_ID} characters "
+            "without control characters, as in refer_to('order', '59')."
+        )
+    return what, text
+
+
+def _fits(text: str, width: int) -> bool:
+    return 0 < len(text) <= width and not has_controls(text)

@@ -15,19 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from . import outcomes
 from .digests import key_hash, scope_hash
-from .outcomes import (
-    Claimed,
-    ClaimRequest,
-    Completed,
-    Conflicted,
-    InDoubt,
-    Mismatched,
-    Resource,
-    Snapshot,
-    TooOld,
-    decode_headers,
-)
+from .outcomes import ClaimRequest, Resource, Snapshot, decode_headers
 
 
 class Status(StrEnum):
@@ -93,7 +83,7 @@ class Resume:
     """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
 
 
-Decision = TakeOver | Resume | Completed | Mismatched | Conflicted | InDoubt | TooOld
+Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
@@ -102,21 +92,21 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
         # The row was found by hashes alone, and two identities share 128 bits of SHA-256. Fail closed: show nothing of
         # the other caller's row.
-        return Mismatched()
+        return outcomes.Mismatched()
     if stored.expired:
-        return TooOld() if wanted.known_only else TakeOver()
+        return outcomes.TooOld() if wanted.known_only else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
-        return Conflicted(lease_left=stored.lease_left)
+        return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
-        return Mismatched()
+        return outcomes.Mismatched(resource=stored.resource)
     if stored.status is Status.COMPLETED:
-        return Completed(snapshot=stored.snapshot, resource=stored.resource)
-    return InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
+        return outcomes.Completed(snapshot=stored.snapshot, resource=stored.resource)
+    return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
 
 
 def resumed(
     stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
-) -> Claimed | InDoubt:
+) -> outcomes.Claimed | outcomes.InDoubt:
     """What resuming a locked row comes to.
 
     Args:
@@ -127,9 +117,9 @@ def resumed(
     """
     if writes or (calls and not wanted.repeats_calls):
         # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
-        return InDoubt(attempt=stored.attempt, resource=stored.resource)
+        return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
-    return Claimed(
+    return outcomes.Claimed(
         id=stored.id,
         attempt=stored.attempt + 1,
         key_hash=wanted.identity.key_hash,

@@ -103,7 +103,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """An earlier request has used the key with another payload."""
+    """An earlier request has used the key with another payload.
+
+    resource: what that request has referred to, if it was the same caller's.
+    """
+
+    resource: Resource | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +116,11 @@ class Conflicted:
     """Another request is doing the work right now.
 
     lease_left: seconds until the lease of that request is over. 0: the request has no lease, or a transaction hides it.
+    resource: what that request has referred to by now.
     """
 
     lease_left: float = field(default=0, compare=False)
+    resource: Resource | None = field(default=None, compare=False)
 
     @property
     def retry_after(self) -> int:
@@ -148,6 +155,8 @@ class TooOld:
     """No row knows the key, and the key is too old to be a new one: it may have run before its row was cleaned up."""
 
 
+Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
+"""What a stored key may mean for a request that must not run."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 

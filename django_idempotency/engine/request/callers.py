@@ -15,6 +15,7 @@ from django.db.models import Model
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name
+from .problems import Refused, anonymous_refused, credential_refused
 
 SCHEMES = frozenset(
     {
@@ -28,12 +29,8 @@ ANONYMOUS = "anonymous"
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 
 
-class ChangingCredential(Exception):
-    """The client's Authorization scheme is not on the list: its value may be new in each request."""
-
-
-def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str | None:
-    """The caller's scope, or None for a caller who must be refused (`anonymous="refuse"`).
+def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
+    """The caller's scope.
 
     May run the project's own queries for `request.user`.
 
@@ -44,7 +41,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
-        ChangingCredential: the client's credential does not identify the caller, and nothing else does.
+        Refused: the caller cannot be told apart.
     """
     if options.scope is not None:
         scope = options.scope(request)
@@ -59,7 +56,9 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
         return account_scope(user) if client is None else f"{client}+{account_scope(user)}"
     if (credential := _credential(request)) is not None:
         return credential
-    return ANONYMOUS if options.anonymous == "shared" else None
+    if options.anonymous == "refuse":
+        raise Refused(anonymous_refused())
+    return ANONYMOUS
 
 
 def is_authenticated(user: Any) -> bool:
@@ -185,7 +184,7 @@ def _credential(request: Any) -> str | None:
     """A hash of the credentials that the client sent, so that the table holds no credential.
 
     Raises:
-        ChangingCredential: for an Authorization scheme that is not on the list.
+        Refused: for an Authorization scheme that is not on the list.
     """
     sent = {}
     for header in get_settings().credential_headers:
@@ -217,7 +216,7 @@ def _authorization(value: str) -> str:
     if not rest:
         return "" if scheme in SCHEMES else first  # a token without a scheme
     if scheme not in SCHEMES:
-        raise ChangingCredential
+        raise Refused(credential_refused())
     return f"{scheme} {rest[0]}"
 
 
@@ -227,12 +226,10 @@ def _form_secret(request: Any) -> str | None:
     A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
     answer, so that the second click would be another caller.
     """
-    checked = getattr(request, "csrf_processing_done", False) and not getattr(
-        request, "_dont_enforce_csrf_checks", False
-    )
-    # With CSRF_USE_SESSIONS the session begins with the form.
-    if not checked or django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
+    if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None
+    if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
+        return None  # with CSRF_USE_SESSIONS the session begins with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 

@@ -36,6 +36,7 @@ from django.utils.datastructures import ImmutableList, MultiValueDict
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Fingerprint, Idempotency
 from ..protocol.digests import digest
+from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
 """A larger JSON or form body is compared by its bytes. Parsed, a form of `%41%41…` takes 85 times its size, and JSON up
@@ -53,14 +54,6 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 class Unparsable(Exception):
     """The body does not follow its content type. The view may still understand the bytes."""
-
-
-class LengthRequired(Exception):
-    """The client sent a chunked body. WSGI does not show it, so two different bodies would look the same."""
-
-
-class BodyTooLarge(Exception):
-    """Django does not hold this body in memory, so the body cannot be compared."""
 
 
 def fingerprint_of(
@@ -82,7 +75,7 @@ def fingerprint_of(
     Raises:
         IdempotencyConfigurationError: the body is gone, or the project's callable did not return bytes.
         BadRequest: the body is shorter than the client has said.
-        LengthRequired, BodyTooLarge: the body cannot be compared.
+        Refused: the body cannot be compared.
     """
     chosen = options.fingerprint
     if chosen is None:
@@ -106,23 +99,25 @@ def fingerprint_of(
             payload = selected(payload, chosen.fields, kept=True)
         payload = selected(payload, chosen.exclude, kept=False)
         path = path if chosen.query else path.partition("?")[0]
-    texts = (method, path, content_type, _parameters(request), _ENCODER.encode(payload))
+    named = tuple((request.content_params or {}).items())
+    parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
+    texts = (method, path, content_type, parameters, _ENCODER.encode(payload))
     return digest(b"request 3", *[text.encode() for text in texts])
 
 
-def _parameters(request: HttpRequest) -> str:
+@lru_cache(maxsize=16)  # nearly all requests have the same parameters
+def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
     """The parameters of the content type, and the charset by which Django decodes the body.
 
     The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
     and "UTF8" are the same.
     """
-    given, default = dict(request.content_params or {}), settings.DEFAULT_CHARSET
+    given = dict(named)
     given.pop("boundary", None)
     charset = _codec(given.pop("charset", "") or default)
-    return _ENCODER.encode([charset, _codec(request.encoding or default), given])
+    return _ENCODER.encode([charset, _codec(encoding or default), given])
 
 
-@lru_cache(maxsize=8)
 def _codec(charset: str) -> str:
     try:
         return codecs.lookup(charset).name
@@ -142,7 +137,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
-        raise BodyTooLarge from error
+        raise Refused(body_too_large()) from error
     except RawPostDataException:  # a parser has consumed the stream: no error if it is the framework's
         if parsed is None:
             raise _consumed() from None
@@ -186,7 +181,8 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     said = request.META.get("CONTENT_LENGTH", "")
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        raise LengthRequired
+        # WSGI does not show a chunked body, so two different bodies would look the same.
+        raise Refused(length_required())
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]

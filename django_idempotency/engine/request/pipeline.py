@@ -5,6 +5,11 @@ Under ATOMIC_REQUESTS Django wraps the URL callback in `atomic(alias)`. A claim 
 savepoint, and the package would not see it when Django's COMMIT fails. So a protected callback carries a
 `_non_atomic_requests` that names the alias of the keys, and the package opens the transaction. A request that only
 passes through gets the `atomic(alias)` that Django would have opened.
+
+# Note [Observing]
+`observe=True` is for a gradual rollout. The view runs for every request, in Django's own transaction, and its response
+goes out unchanged. The key is claimed and completed in short transactions of their own. An error of these transactions
+is logged and never reaches the client.
 """
 
 from __future__ import annotations
@@ -12,9 +17,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.sessions.backends.base import SessionBase
 from django.core.exceptions import ValidationError
@@ -26,21 +32,23 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
-from ..execution.atomic_operation import AtomicOperation
 from ..execution.leased import run_leased
-from ..execution.operation import UnkeyedOperation
+from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
+from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
-from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished
-from ..stores import alias_of, store_for
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot
+from ..stores import Store, alias_of, store_for
 from . import problems
-from .callers import ChangingCredential, scope_of
-from .fingerprints import BodyTooLarge, LengthRequired, fingerprint_of
-from .observing import observed
-from .problems import Problem
+from .callers import scope_of
+from .fingerprints import UNREADABLE, fingerprint_of
+from .problems import Problem, Refused
 from .responses import accepted, restore
 from .view_call import ViewCall
 
+T = TypeVar("T")
+OBSERVED_LEASE = 300.0
+"""Seconds after which the claim of a dead worker counts as abandoned, where the view is only observed."""
 logger = logging.getLogger("django_idempotency")
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
 """The events of problems that end a request before it has an identity, by their code."""
@@ -52,7 +60,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if call.method not in options.methods or not get_settings().enabled:
         return pass_through(call)
     if options.observe:
-        return observed(call, asked, pass_through)
+        return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
         # Inside its own claim a request would only ever meet itself as a conflict.
         raise IdempotencyConfigurationError(
@@ -92,18 +100,13 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
         scope = scope_of(call.asked_with, options, call.authenticated)
-        if scope is None:
-            return problems.anonymous_refused()
         fingerprint = fingerprint_of(call.request, options, call.asked_with, call.parsed)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
-    except ChangingCredential:
-        _tell_developer(operation)
-        return problems.credential_refused()
-    except LengthRequired:
-        return problems.length_required()
-    except BodyTooLarge:
-        return problems.body_too_large()
+    except Refused as refused:
+        if refused.problem.code == problems.CHANGING:
+            _tell_developer(operation)
+        return refused.problem
     refuses_late_keys = options.late_keys == "refuse"
     return ClaimRequest(
         identity=identify(scope=scope, operation=operation, key=key),
@@ -151,7 +154,7 @@ def pass_through(call: ViewCall) -> HttpResponseBase:
     """Call the view as if it were not protected. Its code asks for an operation, and gets one without a key."""
     request: Any = call.request
     leased = call.options.lease is not None
-    request.idempotency = UnkeyedOperation(alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
     with as_django_would(request):
         return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 
@@ -192,6 +195,65 @@ def _tell_developer(operation: str) -> None:
             "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request).",
             operation,
         )
+
+
+# --- observe mode
+
+
+def observed(call: ViewCall) -> HttpResponseBase:
+    """Run the view, and log what protection would have done instead. See Note [Observing]."""
+    wanted = _safely(partial(asked, call))
+    if not isinstance(wanted, ClaimRequest):
+        _log(call, wanted)
+        return pass_through(call)
+    store = store_for(alias_of(call.options))
+    observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry", repeats_calls=True)
+    claim = _in_its_own(store, partial(store.claim, observing))
+    if not isinstance(claim, Claimed):
+        _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
+        return pass_through(call)
+    try:
+        response = pass_through(call)
+    except BaseException as error:
+        _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
+        raise
+    _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
+    return response
+
+
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+        response = call.ready(response)
+    if response.status_code < 500 and call.options.record(response):
+        # A tombstone: the response may not be rendered yet, and observing must not render it.
+        snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
+        store.complete(claim, snapshot, ttl=wanted.ttl)
+    else:
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
+
+
+def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
+    """Run `work` in a transaction. Inside another one that is a savepoint: an error here cannot spoil the outer one."""
+    return _safely(transaction.atomic(using=store.alias)(work))
+
+
+def _safely(work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception as error:
+        if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
+            raise  # Django would show an empty body to the view, in place of this error
+        with harmless():
+            logger.exception("Observing an idempotency key failed; the request goes on.")
+        return None
+
+
+def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
+    if isinstance(met, Completed | Problem):
+        what = "replayed" if isinstance(met, Completed) else f"refused with {met.status}: {met.title}"
+        key = "" if wanted is None else f" (key {wanted.identity.reference})"
+        with harmless():
+            logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)
 
 
 # --- ATOMIC_REQUESTS: see Note [Taking ATOMIC_REQUESTS over]

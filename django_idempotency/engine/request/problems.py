@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.template import TemplateDoesNotExist
+from django.utils.cache import add_never_cache_headers, patch_vary_headers
 from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
-from ..conf import Idempotency, get_settings
+from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
+from ..conf import Idempotency, get_settings, resolve
 from ..protocol import outcomes
-from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Snapshot
+from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Resource, Snapshot
 
 IN_PROGRESS = "in-progress"
+CHANGING = "changing-credential"
+JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
 """A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
+CONFLICT = Idempotency(in_progress_status=409)
+"""For work without a status page: a sender of webhooks would take a 202 for success."""
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
@@ -38,6 +46,16 @@ class Problem:
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    resource: Resource | None = None
+    """Type and id of what the first request has referred to, if it was the same caller's."""
+
+
+class Refused(Exception):
+    """The request can be given no identity or no fingerprint. Nothing is claimed."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
@@ -77,7 +95,7 @@ def credential_refused() -> Problem:
         "The value of your Authorization header may change with each request, so this operation cannot recognize a "
         "retry by it."
     )
-    return Problem("changing-credential", 403, UNIDENTIFIED, detail)
+    return Problem(CHANGING, 403, UNIDENTIFIED, detail)
 
 
 def length_required() -> Problem:
@@ -136,40 +154,83 @@ def store_busy() -> Problem:
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
 
 
-def problem_of(refusal: outcomes.Refusal, options: Idempotency) -> Problem:
-    """The error answer to a request whose claim was refused."""
+def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
+    """The error answer to a request whose claim was refused, or to an exception of `run_once`."""
     match refusal:
-        case outcomes.Mismatched():
-            return already_used(options)
-        case outcomes.Conflicted():
-            return outstanding(options, refusal.retry_after)
-        case outcomes.InDoubt():
-            return outcome_unknown()
-        case outcomes.Unavailable():
-            return store_busy()
+        case outcomes.Mismatched() | PayloadMismatch():
+            problem = already_used(options)
+        case outcomes.Conflicted() | OperationInProgress():
+            problem = outstanding(options, refusal.retry_after)
+        case outcomes.InDoubt() | OutcomeUnknown():
+            problem = outcome_unknown()
+        case outcomes.Unavailable() | NotRun():
+            problem = store_busy()
         case outcomes.TooOld():
-            return key_too_old()
+            problem = key_too_old()
         case _:
             assert_never(refusal)
+    return replace(problem, resource=getattr(refusal, "resource", None))
+
+
+def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
+    """The answer of a protected view, for an exception of `run_once` or `once` in a view of your own.
+
+    409 or 422, or 503 if the store was busy. With `Retry-After`, unless no retry can succeed.
+
+    Args:
+        request: Django's or the REST framework's request.
+        error: what `run_once` has raised.
+
+    Returns:
+        The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
+    """
+    response: HttpResponse = respond(request, problem_of(error, resolve(CONFLICT)))
+    response.headers[get_settings().replayed_header] = "false"
+    return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
-    """The problem in the project's own format, if it has one, else as application/problem+json."""
+    """The problem in the project's own format, if it has one; else a page for a browser, and JSON for a program."""
     conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
     else:
-        body = {
-            "type": f"{conf.docs_url.partition('#')[0]}#{problem.code}" if conf.docs_url else "about:blank",
-            "code": problem.code,
-            "title": problem.title,
-            "status": problem.status,
-            "detail": problem.detail,
-            "instance": escape_uri_path(request.path),
-        }
-        response = HttpResponse(json.dumps(body), status=problem.status, content_type="application/problem+json")
+        response = _page(request, problem) or _json(request, problem, conf.docs_url)
+        patch_vary_headers(response, ["Accept"])
     for name, value in problem.headers.items():
         response.setdefault(name, value)
     if conf.docs_url and problem.status in DESCRIBED:
         response.setdefault("Link", f'<{conf.docs_url}>; rel="describedby"; type="text/html"')
     return response
+
+
+def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
+    """For a browser. None: a program asks, or the project has no templates of Django.
+
+    The button of the page sends the same form again, with the same key. The page does not reload itself: that would be
+    a GET, which shows an empty form with a new key, and a shopper would order again.
+    """
+    if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
+        return None
+    again = [] if request.FILES else [(name, value) for name, values in request.POST.lists() for value in values]
+    try:
+        page = render(request, "django_idempotency/problem.html", {"problem": problem, "again": again})
+    except TemplateDoesNotExist:
+        return None
+    page.status_code = problem.status
+    add_never_cache_headers(page)
+    return page
+
+
+def _json(request: HttpRequest, problem: Problem, docs_url: str | None) -> HttpResponse:
+    body: dict[str, Any] = {
+        "type": f"{docs_url.partition('#')[0]}#{problem.code}" if docs_url else "about:blank",
+        "code": problem.code,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": escape_uri_path(request.path),
+    }
+    if problem.resource is not None:
+        body["resource"] = dict(zip(("type", "id"), problem.resource, strict=True))
+    return HttpResponse(json.dumps(body), status=problem.status, content_type=JSON)

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from ...models import IdempotencyKey
 from ..conf import Idempotency, get_settings
-from ..execution.status_url import SALT, stamp, status_url
+from ..execution.leased import SALT, stamp, status_url
 from ..protocol.digests import Identity
 from ..protocol.outcomes import Headers, Snapshot
 from ..stores import store_for
@@ -84,7 +84,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-# --- 202 and the status page, whose address is `execution.status_url`
+# --- 202 and the status page, whose address is `execution.leased.status_url`
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:

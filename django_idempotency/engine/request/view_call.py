@@ -15,9 +15,9 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings
-from ..execution.atomic_operation import AtomicOperation
+from ..execution.bridge import synchronous
+from ..execution.leased import LeasedOperation
 from ..execution.operation import Operation
-from ..execution.steps import synchronous
 from ..protocol.outcomes import Finished, Verdict
 from .responses import capture
 
@@ -107,7 +107,7 @@ class ViewCall:
         """Let the view find its operation, and `reconcile` its request."""
         request: Any = self.request
         request.idempotency = operation
-        if not isinstance(operation, AtomicOperation):  # nothing reconciles it: spare each request a reference cycle
+        if isinstance(operation, LeasedOperation):  # else nothing reconciles it: spare each request a reference cycle
             operation.request = self.asked_with
 
     # --- answering

@@ -11,18 +11,18 @@ from django.utils.module_loading import import_string
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..conf import Idempotency, resolve
-from .store import Store
+from .store import RunningTransaction, Store
 
-__all__ = ["Store", "alias_for", "alias_of", "store_for"]
+__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "store_for"]
 
 _STORES = {
-    "postgresql": "postgresql.PostgreSQLStore",
-    "Citus": "citus.CitusStore",
-    "sqlite": "sqlite.SQLiteStore",
+    "PostgreSQL": "postgresql.PostgreSQLStore",
+    "Citus": "postgresql.CitusStore",
+    "SQLite": "sqlite.SQLiteStore",
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""By the name that Django's connection gives the database; where two databases share that name, by their own. Imported
+"""By the name that Django's connection shows for the database, or by the name of what is built into or on it. Imported
 late: a project has the drivers of its own databases only."""
 UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol, and name themselves in their version. Their locks are not those of InnoDB."""
@@ -50,26 +50,23 @@ def store_for(alias: str) -> Store:
             f"{', '.join(connections)}. Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
         )
     connection = connections[alias]
-    path = _STORES.get(_database(connection))
-    if path is None:
-        name = connection.display_name if connection.vendor != "mysql" else _database(connection)
+    name = _database(connection)
+    if name not in _STORES:
         raise IdempotencyConfigurationError(
             f"database {alias!r} is {name} (ENGINE {connection.settings_dict['ENGINE']!r}), "
             "for which django-idempotency has no store. Use PostgreSQL, MySQL, MariaDB or SQLite."
         )
-    store: type[Store] = import_string(f"{__name__}.{path}")
+    store: type[Store] = import_string(f"{__name__}.{_STORES[name]}")
     return store(alias)
 
 
 def _database(connection: Any) -> str:
-    if connection.vendor == "postgresql" and _is_citus(connection):
+    name = str(connection.display_name)
+    if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    if connection.vendor != "mysql":
-        return str(connection.vendor)
-    if connection.mysql_is_mariadb:
-        return "MariaDB"
-    version = connection.mysql_server_info.lower()
-    return next((name for name in UNTESTED if name.lower() in version), "MySQL")
+    # MariaDB names itself in its version, too, and Django knows it.
+    version = connection.mysql_server_info.lower() if name == "MySQL" else ""
+    return next((name for name in UNTESTED if name.lower() in version), name)
 
 
 def _is_citus(connection: Any) -> bool:

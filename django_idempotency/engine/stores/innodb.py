@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Completed, Conflicted, InDoubt, Mismatched, TooOld
-from .queries import Dialect, Values, values_of
-from .server_checks import check_engines, check_tables
+from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Conflicted, InDoubt, Mismatched, TooOld
+from .queries import values_of
+from .server_checks import check_engines
 from .store import KeyLocked, Store
 
 if TYPE_CHECKING:
@@ -30,19 +29,6 @@ ROLLED_BACK = frozenset({1020, 1213})
 """The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
 with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. Galera has that code also for a
 transaction that another node was faster to commit."""
-UNKNOWN = frozenset({1054, 1146})
-"""Unknown column, no such table."""
-DIALECT = Dialect(
-    clock="UTC_TIMESTAMP(6)",
-    later="DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)",
-    seconds_until="TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
-    # another transaction holds.
-    delete_by_ids="DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
-    lock_at_once="FOR UPDATE NOWAIT",
-    skip_locked="FOR UPDATE SKIP LOCKED",
-)
 
 
 class InnoDBStore(Store):
@@ -51,26 +37,25 @@ class InnoDBStore(Store):
     Under other levels a claim is as right, and conflicts more often. See the checks, and `docs/databases.md`.
     """
 
-    dialect = DIALECT
+    repeatable = rolled_back = ROLLED_BACK
+    unmigrated = frozenset({1054, 1146})  # unknown column, no such table
+    at_once: ClassVar[str] = ""
+    """Before a statement: makes its locks free at once, or not at all."""
+    guard: ClassVar[str]
+    """The look at a key inside of its INSERT."""
     share: ClassVar[str]
     """The SELECT of an identity, so that it shows what is committed under any isolation level, and does not wait."""
 
-    def may_repeat(self, error: DatabaseError) -> bool:
-        return self.was_rolled_back(error)
-
-    def was_rolled_back(self, error: DatabaseError) -> bool:
-        return _code(error) in ROLLED_BACK
+    def code(self, error: DatabaseError) -> object:
+        return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # Django has switched the server's autocommit off. A connection that was made anew behind its back has it on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
-    def is_unmigrated(self, error: DatabaseError) -> bool:
-        return _code(error) in UNKNOWN
-
     def check(self) -> Iterable[CheckMessage]:
-        return [*check_tables(self.connection), *check_engines(self.connection)]
+        return [*super().check(), *check_engines(self.connection)]
 
     @property
     def _isolation(self) -> str:
@@ -92,24 +77,24 @@ class InnoDBStore(Store):
         if self.reads_committed:
             return super()._read(wanted)
         with self._held_up():
-            return self._stored(self.share.format(self._sql.look), values_of(wanted))
+            return self._stored(self.share.format(self._sql.look), wanted)
 
-    def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        with self._held_up():
-            return super()._take_over(stored, wanted)
-
-    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        with self._held_up():
-            return super()._resume(stored, wanted)
-
-    def _insert_row(self, sql: str, values: Values) -> int | None:
-        """Insert the row. Its id, or None if the key is stored already. Raises `KeyLocked`."""
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
+        # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
+        # COMMITTED, the INSERT itself can look. Elsewhere that look would lock the gap, and so would any look under
+        # SERIALIZABLE. Not INSERT ... SELECT: that statement may wait for the table's AUTO-INC lock, or hold it.
+        sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
+        if self.reads_committed:
+            key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
+        elif self._isolation != "serializable" and self._fetch(sql.seen, values) is not None:
+            return None
         try:
             with self._held_up(), self.connection.cursor() as cursor:
-                cursor.execute(sql, values)
+                cursor.execute(self.at_once + sql.insert(key_hash=key_hash), values)
                 return int(cursor.lastrowid)
         except IntegrityError as error:
-            if _code(error) not in SEEN:
+            if self.code(error) not in SEEN:
                 raise
             return None
 
@@ -119,14 +104,14 @@ class InnoDBStore(Store):
         try:
             yield
         except OperationalError as error:
-            if _code(error) not in HELD_UP or self._has_rolled_back_a_caller(error):
+            if self.code(error) not in HELD_UP or self._has_rolled_back_a_caller(error):
                 raise
             raise KeyLocked from error
 
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
         connection = self.connection
-        if _code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
+        if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
             return False
         return bool(self._fetch("SELECT @@innodb_rollback_on_timeout")[0])
 
@@ -140,20 +125,9 @@ class MariaDBStore(InnoDBStore):
     session keeps its own.
     """
 
+    at_once = AT_ONCE
+    guard = "{}"
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
-
-    def _insert(self, wanted: ClaimRequest) -> int | None:
-        values = values_of(wanted)
-        # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
-        # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
-        # COMMITTED a subselect in the INSERT itself can look; elsewhere it would lock the gap, too.
-        # Not INSERT ... SELECT: that statement waits for the table's AUTO-INC lock, and we do not wait.
-        key_hash = "%(key_hash)s"
-        if self.reads_committed:
-            key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self._sql.seen}))"
-        elif self._fetch(self._sql.seen, values) is not None:
-            return None
-        return self._insert_row(AT_ONCE + self._sql.insert(key_hash=key_hash), values)
 
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
@@ -177,24 +151,11 @@ class MySQLStore(InnoDBStore):
     the gap beside that row, and other new keys with a hash in that gap wait for its request to end.
     """
 
+    # A derived table, because MySQL refuses to read the table that a statement writes (1093). A plain read would not
+    # do: inside of an INSERT it is a locking read that waits. SKIP LOCKED would not do: it returns no row for a key in
+    # flight.
+    guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
-    # The optimizer may read the whole table, and lock every row of it.
-    dialect = replace(DIALECT, by_expiry="FORCE INDEX (idempotency_expires_idx)")
-
-    def _insert(self, wanted: ClaimRequest) -> int | None:
-        values = values_of(wanted)
-        if self.reads_committed:
-            # A derived table, because MySQL refuses to read the table that a statement writes (1093). A plain read
-            # would not do: inside of an INSERT it is a locking read that waits. SKIP LOCKED would not do: it returns no
-            # row for a key in flight. Not INSERT ... SELECT: that may hold the table's AUTO-INC lock.
-            seen = f"SELECT 1 FROM ({self._sql.seen} FOR UPDATE NOWAIT) AS seen"
-            guard = f"(SELECT %(key_hash)s FROM DUAL WHERE NOT EXISTS ({seen}))"
-            return self._insert_row(self._sql.insert(key_hash=guard), values)
-        # Look first: an INSERT that meets its duplicate locks the gap beside the row. Under SERIALIZABLE a look would
-        # do that, too.
-        if self._isolation != "serializable" and self._fetch(self._sql.seen, values) is not None:
-            return None
-        return self._insert_row(self._sql.insert(), values)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
         # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
@@ -202,8 +163,3 @@ class MySQLStore(InnoDBStore):
             if self.reads_committed:
                 return self.look(wanted)
         return Conflicted()
-
-
-def _code(error: DatabaseError) -> int | None:
-    """The server's number of an error."""
-    return error.args[0] if error.args else None

@@ -73,19 +73,16 @@ class Statement:
     """
 
     def __init__(self, kind: str, text: str) -> None:
-        plain = text.format(seqscan_on="")
-        self.names = list(dict.fromkeys(PARAMETER.findall(text)))
-        self._placeholders = [(name, name.encode()) for name in self.names]
-        self._text = PARAMETER.sub(r"%(\1)b", plain).encode()
-        self.numbered = self._number(plain).encode()
-        prepared = self._number(text.format(seqscan_on=", set_config('enable_seqscan', 'on', true)"))
+        self.text = text.format(seqscan_on="")
+        names = list(dict.fromkeys(PARAMETER.findall(text)))
+        self._placeholders = [(name, name.encode()) for name in names]
+        self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
+        numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text)
+        prepared = numbered.format(seqscan_on=", set_config('enable_seqscan', 'on', true)")
         name = f"idempotency_{kind}_{sha256(prepared.encode()).hexdigest()[:12]}"
         self.preparation = f"PREPARE {name} AS {prepared}; ".encode()
-        arguments = ", ".join(f"%({name})b" for name in self.names)
+        arguments = ", ".join(f"%({name})b" for name in names)
         self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}({arguments})".encode()
-
-    def _number(self, text: str) -> str:
-        return PARAMETER.sub(lambda found: f"${self.names.index(found[1]) + 1}", text)
 
     def filled(self, raw: Any, values: Values) -> bytes:
         """The statement as it is sent on this connection. One loop: each request fills two of them."""
@@ -96,25 +93,14 @@ class Statement:
                 literals[placeholder] = b"NULL"
             elif isinstance(value, str):
                 if "\0" in value:
-                    raise _nul()
+                    # libpq would cut the text off there.
+                    raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals[placeholder] = escape(value.encode())
             elif isinstance(value, bytes):
                 literals[placeholder] = b"E'\\\\x%b'" % value.hex().encode()
             else:
                 literals[placeholder] = b"'%b'" % str(value).encode()
         return (self._call if vars(raw)[STATE] is PREPARED else self._text) % literals
-
-
-def _nul() -> DataError:
-    """libpq would cut the text off there."""
-    return DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
-
-
-def _encoded(value: Any) -> bytes:
-    text = str(value)
-    if "\0" in text:
-        raise _nul()
-    return text.encode()
 
 
 def may_send(connection: Any, status: int) -> bool:
@@ -188,28 +174,26 @@ def end_and_read(connection: Any, read: Statement, values: Values) -> Any:
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
     """Commit with this statement. `atomic()` then finds no transaction to commit, and runs the `on_commit` hooks."""
-    body = values.get("body")
-    if body is not None and len(body) > LARGE:  # `atomic()` commits: a message with parameters holds one statement
-        given = [values[name] for name in last.names]
-        params = [value if value is None or isinstance(value, bytes) else _encoded(value) for value in given]
-        _send(connection, last.numbered, params, None, [int(isinstance(value, bytes)) for value in given])
+    raw, body = connection.connection, values.get("body")
+    if body is not None and len(body) > LARGE:
+        # psycopg's own cursor sends bytes as they are. `atomic()` commits: this message takes one statement only.
+        with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
+            cursor.execute(last.text, values)
     else:
-        _send(connection, last.filled(connection.connection, values) + b"; COMMIT")
+        _send(connection, last.filled(raw, values) + b"; COMMIT")
 
 
-def row_of(result: Any, types: Sequence[type]) -> list[Any]:
-    """The first row, whose columns come as text."""
+def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
+    """The first row, whose columns come as text. Numbers stay text."""
     row: list[Any] = []
     for column, kind in enumerate(types):
         value = result.get_value(0, column)
         if value is None:
             row.append(None)
-        elif kind is str:
-            row.append(value.decode())
         elif kind is bytes:
             row.append(pq.Escaping().unescape_bytea(value))
         else:
-            row.append(value == b"t" if kind is bool else kind(value))
+            row.append(value == b"t" if kind is bool else value.decode())
     return row
 
 
@@ -224,16 +208,15 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
     return True
 
 
-def _send(connection: Any, *message: Any) -> Any:
+def _send(connection: Any, message: bytes) -> Any:
     """Send one message, and return the last of its results. Raises Django's errors from psycopg's."""
     raw = connection.connection
-    pgconn, several = raw.pgconn, len(message) == 1
     with connection.wrap_database_errors, raw.lock:
         if _in_gevent():
-            (pgconn.send_query if several else pgconn.send_query_params)(*message)
-            result = raw.wait(generators.execute(pgconn))[-1]
+            raw.pgconn.send_query(message)
+            result = raw.wait(generators.execute(raw.pgconn))[-1]
         else:
-            result = (pgconn.exec_ if several else pgconn.exec_params)(*message)
+            result = raw.pgconn.exec_(message)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             error = errors.error_from_result(result, "utf-8")
             # Without a state, the error is libpq's own: the connection is lost.

@@ -16,44 +16,49 @@ from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
-from .queries import Dialect, Values, as_stored_key, values_of, values_of_claim
-from .running import RUNNING_SQL, RunningTransaction
-from .server_checks import check_tables
-from .store import KeyLocked, Store, claim_lost, new_claim
+from .queries import COLUMNS, Values, as_stored_key, values_of, values_of_claim
+from .server_checks import check_distribution, rows_of
+from .store import KeyLocked, RunningTransaction, Store, claim_lost, new_claim
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-REPEATABLE = frozenset({"40001", "40P01"})
-"""serialization_failure, deadlock_detected"""
-GAVE_UP_WAITING = frozenset({"55P03", "57014"})
-"""lock_not_available, query_canceled: the project's own lock_timeout or statement_timeout"""
-UNDEFINED = frozenset({"42P01", "42703"})
-"""undefined_table, undefined_column"""
 OUT_OF_SHARED_MEMORY = "53200"
 DIVISION_BY_ZERO = "22012"
-CLOCK = "statement_timestamp()"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """An INSERT … SELECT does not tell the types of its parameters. The others are text."""
-READ_TYPES = (bool, int, str, str, str, bytes, str, int, bool, bool, bool, float, int, str, bytes, str, str)
-"""What the columns of the read become: whether the lock is held, then those of `Queries.stored_key`."""
-STATUS = 5
-"""Where the status stands among the columns of `Queries.stored_key`."""
+STATUS = list(COLUMNS).index("status")
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
+# Note [Which advisory locks are ours]
+# The number of our lock is a hash, and any application may take any number. A claim also writes the key table, and a
+# transaction keeps the table's lock until its end. So a transaction counts if it holds both. A statement more per
+# claim could mark our locks without doubt, and every request would pay for it.
+RUNNING_SQL = (
+    "SELECT held.pid, activity.application_name, held.keys, "
+    "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
+    "SELECT pid, count(*) FILTER (WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock') AS keys, "
+    "bool_or(locktype = 'relation' AND relation = %(table)s::regclass AND mode = 'RowExclusiveLock') AS writes "
+    "FROM pg_locks WHERE granted AND pid IS NOT NULL "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid) AS held "
+    "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
+    "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
+)
+"""Parameter: table, the quoted name of the key table. See Note [Which advisory locks are ours]."""
+
+
 class PostgreSQLStore(Store):
-    dialect = Dialect(
-        clock=CLOCK,
-        later=f"{CLOCK} + %s * interval '1 second'",
-        seconds_until=f"EXTRACT(EPOCH FROM {{}} - {CLOCK})",
-        # In a partitioned table only a sequence makes ids unique.
-        delete_by_ids="DELETE FROM {table} "
-        "WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-        lock_at_once="FOR NO KEY UPDATE SKIP LOCKED",
-        skip_locked="FOR UPDATE SKIP LOCKED",
-    )
+    repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+    # lock_not_available, query_canceled: the project's own lock_timeout or statement_timeout. Another transaction holds
+    # the table: a migration, VACUUM FULL.
+    busy = frozenset({"55P03", "57014"})
+    unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
+
+    def code(self, error: DatabaseError) -> object:
+        # psycopg 3, then psycopg2
+        return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         connection = connections[self.alias]
@@ -79,7 +84,7 @@ class PostgreSQLStore(Store):
             if not messages.roll_back(connection, error):
                 raise
             return self._claim_by_messages(connection, wanted)
-        locked, *row = messages.row_of(found, READ_TYPES)
+        locked, *row = messages.row_of(found, (bool, *COLUMNS.values()))
         if locked is False:
             return Conflicted()
         if row[0] is None or row[STATUS] == Status.FAILED.value:
@@ -98,7 +103,7 @@ class PostgreSQLStore(Store):
             # The statement divides by the number of rows that it has written. A division by zero of a deferred trigger
             # comes with the COMMIT, which ends the transaction.
             raw: Any = connection.connection
-            if sqlstate(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
+            if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
             raise
 
@@ -106,26 +111,19 @@ class PostgreSQLStore(Store):
     def _statements(self) -> dict[str, Statement]:
         # The COMMIT behind it must not be reached unless one row was written.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
+        # Of a key that is completed, in progress or not stored: no look at the steps.
+        k = self._sql.k
+        due = f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {self._sql.clock}"
         texts = {
             "claim": f"{self._insert_sql}{{seqscan_on}}",
-            "read": self._quick_read_sql,
+            "read": self._read_sql(due),
             "complete": checked.format(self._sql.complete),
             "release": checked.format(self._sql.release),
         }
         return {name: Statement(name, text) for name, text in texts.items()}
 
-    def may_repeat(self, error: DatabaseError) -> bool:
-        return sqlstate(error) in REPEATABLE
-
-    def is_busy(self, error: DatabaseError) -> bool:
-        # Another transaction holds the table: a migration, VACUUM FULL.
-        return sqlstate(error) in GAVE_UP_WAITING
-
-    def is_unmigrated(self, error: DatabaseError) -> bool:
-        return sqlstate(error) in UNDEFINED
-
     def explain(self, error: DatabaseError) -> None:
-        if sqlstate(error) == OUT_OF_SHARED_MEMORY:
+        if self.code(error) == OUT_OF_SHARED_MEMORY:
             raise IdempotencyConfigurationError(
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
@@ -135,9 +133,10 @@ class PostgreSQLStore(Store):
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
-        return self.has_no_transaction(connection) and (
-            self._fetch(self._sql.own_claim, values_of_claim(claimed)) is None
-        )
+        if not self.has_no_transaction(connection):
+            return False
+        own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
+        return self._fetch(own, values_of_claim(claimed)) is None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # psycopg 3 sends another BEGIN before the next statement, unless the view has switched its autocommit on.
@@ -158,9 +157,6 @@ class PostgreSQLStore(Store):
         aborted = raw.info.transaction_status == IN_ERROR
         return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
 
-    def check(self) -> Iterable[CheckMessage]:
-        return check_tables(self.connection)
-
     @cached_property
     def _insert_sql(self) -> str:
         """Insert a new row under the advisory lock, unless the key is stored already.
@@ -179,29 +175,16 @@ class PostgreSQLStore(Store):
             f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING RETURNING {sql.k['id']}"
         )
 
-    @cached_property
-    def _read_sql(self) -> str:
-        """Read the row, and try the advisory lock where no stored response and no live lease stands in the way.
+    def _read_sql(self, expired: str, free: str = "") -> str:
+        """Read the row, and try the advisory lock if no key is stored, or the stored row is `free` to be claimed.
 
         Always returns one row; without a stored key its columns are NULL. The snapshot may be older than the lock.
         So a lock without a stored key means only: try to insert again.
         """
         sql = self._sql
-        id_, failed = sql.k["id"], f"{sql.k['status']} = '{Status.FAILED.value}'"
         return (
-            f"SELECT CASE WHEN {id_} IS NULL OR {failed} OR {sql.lapsed} OR {sql.expired} "
-            f"THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, {sql.stored_key(sql.expired)} "
-            f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
-        )
-
-    @property
-    def _quick_read_sql(self) -> str:
-        """The same for a key that is completed, in progress or not stored: no look at the steps, and no other lock."""
-        sql = self._sql
-        due = f"{sql.k['status']} = '{Status.COMPLETED.value}' AND {sql.k['expires_at']} <= {CLOCK}"
-        return (
-            f"SELECT CASE WHEN {sql.k['id']} IS NULL THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, "
-            f"{sql.stored_key(due)} FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
+            f"SELECT CASE WHEN {sql.k['id']} IS NULL{free} THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, "
+            f"{sql.stored_key(expired)} FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
@@ -209,7 +192,9 @@ class PostgreSQLStore(Store):
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        locked, *row = self._fetch(self._read_sql, values_of(wanted))
+        sql = self._sql
+        free = f" OR {sql.k['status']} = '{Status.FAILED.value}' OR {sql.lapsed} OR {sql.expired}"
+        locked, *row = self._fetch(self._read_sql(sql.expired, free), values_of(wanted))
         if locked is False:
             raise KeyLocked
         return None if row[0] is None else as_stored_key(row)
@@ -222,12 +207,37 @@ class PostgreSQLStore(Store):
 
     def running(self) -> list[RunningTransaction]:
         return [
-            RunningTransaction(pid=pid, keys=keys, seconds=None if age is None else max(0.0, float(age)), state=state)
-            for pid, keys, age, state in self._fetch_all(RUNNING_SQL, {"table": self._sql.table})
+            RunningTransaction(
+                pid=pid,
+                application_name=name,
+                keys=keys,
+                seconds=None if age is None else max(0.0, float(age)),
+                state=state,
+            )
+            for pid, name, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
         ]
 
 
-def sqlstate(error: DatabaseError) -> str | None:
-    cause = error.__cause__
-    # psycopg 3, then psycopg2
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+class CitusStore(PostgreSQLStore):
+    """PostgreSQL with the Citus extension: a schema for each tenant, and each schema on one of several nodes.
+
+    The key commits with the tenant's other rows on one node, in one phase. Where a view writes to several nodes, Citus
+    commits in two phases. Each statement here is a "router query": Citus sends it as it is to the node of the schema.
+    Citus may run an INSERT … SELECT on another node.
+    """
+
+    def check(self) -> Iterable[CheckMessage]:
+        return [*super().check(), *check_distribution(self.connection)]
+
+    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+        # No messages of our own: the network between the nodes takes longer than that to the first of them.
+        return Store.claim(self, wanted)
+
+    def _insert(self, wanted: ClaimRequest) -> int | None:
+        # The read takes the advisory lock on the node that has the row, on which all duplicates meet.
+        if self._read(wanted) is not None:
+            return None
+        sql = self._sql
+        keys = f"{sql.k['key_hash']}, {sql.k['scope_hash']}"
+        row = self._fetch(f"{sql.insert()} ON CONFLICT ({keys}) DO NOTHING RETURNING {sql.k['id']}", values_of(wanted))
+        return None if row is None else int(row[0])

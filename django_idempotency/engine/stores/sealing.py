@@ -21,65 +21,46 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...exceptions import NotDecryptable
+from ...models import IdempotencyKey
 from ..conf import get_settings
+from ..protocol.decision import StoredKey
 from ..protocol.digests import digest, reference_of
-from ..protocol.outcomes import Snapshot, encode_headers
+from ..protocol.outcomes import Claimed, Snapshot, encode_headers
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
 """What sealed text begins with. Another way of sealing gets another number."""
-About = tuple[int | bytes | memoryview | None, ...]
-"""What else is covered: the status code and the fingerprint of a response."""
 NONCE_BYTES = 12
 """What NIST SP 800-38D recommends for GCM."""
 
 
-class Row(Protocol):
-    """What knows the identity of a row: a claim, a row that was read, or the model's instance."""
-
-    @property
-    def key_hash(self) -> int: ...
-    @property
-    def scope_hash(self) -> int: ...
+Row = Claimed | StoredKey | IdempotencyKey
+"""What knows the identity of a row and its fingerprint: a claim, a row that was read, or the model's instance."""
+Fact = str | int | bytes | memoryview | None
+"""What else a sealed text is bound to: the name of its step; the status code and the fingerprint of its response. What
+is empty counts as nothing."""
 
 
-class RowWithPayload(Row, Protocol):
-    """The same, and the payload that the row was claimed with."""
-
-    @property
-    def fingerprint(self) -> bytes | memoryview | None: ...
-
-
-class CompletedRow(RowWithPayload, Protocol):
-    """A row as it is stored."""
-
-    @property
-    def status_code(self) -> int | None: ...
-    @property
-    def headers(self) -> str | None: ...
-    @property
-    def body(self) -> bytes | memoryview | None: ...
-
-
-def seal(row: Row, column: str, text: str | None, step: str = "", about: About = ()) -> str | None:
+def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
     """The text as it is stored in this place."""
     if text is None or not (ciphers := _ciphers()):
         return text
-    return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, step, about))).decode()
+    return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
 
 
-def unseal(row: Row, column: str, stored: str | None, step: str = "", about: About = ()) -> str | None:
+def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
     """The text that was stored in this place. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
-    return _opened(row, column, stored.removeprefix(MARK), step, about).decode()
+    return _opened(row, column, stored.removeprefix(MARK), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
@@ -87,24 +68,24 @@ def is_sealed(stored: str | None) -> bool:
     return stored is not None and stored.startswith(MARK)
 
 
-def seal_response(row: RowWithPayload, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
+def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
     """Headers and body as they are stored in this row."""
     headers, body = encode_headers(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
     about = (snapshot.status_code, row.fingerprint)
-    sealed = None if body is None else _encrypted(ciphers, body, _place(row, "body", "", about))
-    return seal(row, "headers", headers, about=about), sealed
+    sealed = None if body is None else _encrypted(ciphers, body, _place(row, "body", about))
+    return seal(row, "headers", headers, *about), sealed
 
 
-def unseal_response(row: CompletedRow) -> tuple[str | None, bytes | None]:
+def unseal_response(row: StoredKey | IdempotencyKey) -> tuple[str | None, bytes | None]:
     """Headers and body as they were before they were stored in this row. Raises `NotDecryptable`."""
     body = None if row.body is None else bytes(row.body)
     if row.headers is None or not row.headers.startswith(MARK):
         return row.headers, body
     about = (row.status_code, row.fingerprint)
-    headers = unseal(row, "headers", row.headers, about=about)
-    return headers, None if body is None else _opened(row, "body", body, "", about)
+    headers = unseal(row, "headers", row.headers, *about)
+    return headers, None if body is None else _opened(row, "body", body, about)
 
 
 def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
@@ -112,7 +93,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
     return nonce + ciphers[0].encrypt(nonce, plain, place)
 
 
-def _opened(row: Row, column: str, sealed: str | bytes, step: str, about: About) -> bytes:
+def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
     """What was sealed. No plain text has a name here: what is in a wrong place is never decrypted."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
@@ -125,7 +106,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, step: str, about: About)
     for cipher in ciphers:
         with suppress(InvalidTag, ValueError):  # ValueError: no base64, or too short
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
-            return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, step, about))
+            return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(
         f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key that the row was "
         "written with to the end of the list. Until then the key is refused. If no key is missing, the row was changed "
@@ -133,11 +114,10 @@ def _opened(row: Row, column: str, sealed: str | bytes, step: str, about: About)
     )
 
 
-def _place(row: Row, column: str, step: str, about: About) -> bytes:
+def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
     """See Note [What sealed text is bound to]."""
-    parts = (str(row.key_hash), str(row.scope_hash), column, step)
-    facts = (str(fact) if isinstance(fact, int) else "" if fact is None else bytes(fact).hex() for fact in about)
-    return digest(*(part.encode() for part in (*parts, *facts)))
+    facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
+    return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 
 
 def _ciphers() -> list[AESGCM] | None:

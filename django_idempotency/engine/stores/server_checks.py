@@ -36,7 +36,7 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[CheckMessage]:
-    found = dict(_rows(connection, COLLATIONS, meta.db_table))
+    found = dict(rows_of(connection, COLLATIONS, [meta.db_table]))
     for field in meta.concrete_fields:
         wanted = field.db_parameters(connection).get("collation")
         if wanted and found.get(field.column, wanted) != wanted:
@@ -58,25 +58,24 @@ COLLATIONS = (
 
 ENGINE = "InnoDB"
 """The storage engine whose locks the stores rely on."""
-TABLES = (
-    "SELECT tables.table_name, tables.engine, engines.transactions = 'YES' FROM information_schema.tables AS tables "
+WITHOUT_TRANSACTIONS = (
+    "SELECT tables.table_name FROM information_schema.tables AS tables "
     "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "
-    "WHERE tables.table_schema = DATABASE()"
+    "WHERE tables.table_schema = DATABASE() AND engines.transactions <> 'YES'"
 )
-"""Name and engine of each table of the database, and whether the engine has transactions."""
+"""The tables of the database whose storage engine has no transactions."""
 ISOLATION = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
 """Of the session, so after OPTIONS and init_command. MariaDB 11.1 has renamed tx_isolation."""
 
 
 def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check the storage engines of the tables, and the isolation level."""
-    alias = connection.alias
-    ((default,),) = _rows(connection, "SELECT @@default_storage_engine")
-    tables = _rows(connection, TABLES)
-    engines = {table: engine for table, engine, _ in tables}
-    for table in OWN:
+    alias, introspection = connection.alias, connection.introspection
+    with connection.cursor() as cursor:
         # `migrate` creates a missing table in the default engine. This check runs before it.
-        if (engine := engines.get(table, default)) != ENGINE:
+        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}  # type: ignore[attr-defined]
+    for table, engine in engines.items():
+        if engine != ENGINE:
             yield Error(
                 f"database {alias!r} keeps table {table!r} in the storage engine {engine!r}. A claim there is not "
                 "rolled back when its view fails, and the key stays in progress for ever. The locks of keys are those "
@@ -85,9 +84,8 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
                 f"ALTER TABLE {table} ENGINE = {ENGINE}",
                 id="django_idempotency.E009",
             )
-    known = set(connection.introspection.django_table_names()).difference(OWN)
-    without = sorted(table for table, _, transactional in tables if table in known and not transactional)
-    if without:
+    others = set(introspection.django_table_names()).difference(OWN)
+    if without := sorted(others.intersection(table for (table,) in rows_of(connection, WITHOUT_TRANSACTIONS))):
         yield Warning(
             f"database {alias!r} keeps {', '.join(without)} in a storage engine without transactions. What a protected "
             "view writes there stays when the view fails, and a retry writes again.",
@@ -95,7 +93,7 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             id="django_idempotency.W006",
         )
     mariadb: Any = connection
-    if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(_rows(connection, ISOLATION)).values():
+    if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(rows_of(connection, ISOLATION)).values():
         yield Error(
             f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new "
             "keys conflict with each other.",
@@ -121,7 +119,7 @@ is not in the schema of a tenant."""
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check whether Citus keeps the keys where they commit, or roll back, together with the business write."""
-    for table, known, in_schema, others, has_trigger in _rows(connection, PLACE, OWN):
+    for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
             kind = "known to Citus, but not in a distributed schema"
         elif not known and others and not has_trigger:
@@ -137,7 +135,8 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
         )
 
 
-def _rows(connection: BaseDatabaseWrapper, sql: str, *params: Any) -> list[Any]:
+def rows_of(connection: BaseDatabaseWrapper, sql: str, params: Any = ()) -> list[Any]:
+    """All rows of a query."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return list(cursor.fetchall())

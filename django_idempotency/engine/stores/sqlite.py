@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
 from ..protocol.outcomes import ClaimRequest
-from .queries import Dialect, values_of
-from .server_checks import check_tables
+from .queries import values_of
 from .store import Store
 
 if TYPE_CHECKING:
-    from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNKNOWN = ("no such table:", "no such column:", "has no column named")
 """SQLite has one code for all errors in a statement."""
-BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'"
-"""Text that sorts as Django's own datetimes do. Percent signs are doubled for the parameter substitution."""
 
 
 class SQLiteStore(Store):
-    dialect = Dialect(
-        clock=f"{NOW})",
-        later=f"{NOW}, %s || ' seconds')",
-        # SQLite's times have milliseconds. What a float adds to them is rounding.
-        seconds_until="round((julianday({}) - julianday('now')) * 86400, 3)",
-        delete_by_ids="DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
-    )
+    # The lock may be about another key: SQLite does not say.
+    busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+    unmigrated = frozenset(UNKNOWN)
+
+    def code(self, error: DatabaseError) -> object:
+        # The low byte is the primary result code.
+        found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
+        return next((words for words in UNKNOWN if words in str(error)), found)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
@@ -46,16 +41,6 @@ class SQLiteStore(Store):
         raw: Any = connection.connection
         return raw is not None and raw.in_transaction
 
-    def is_unmigrated(self, error: DatabaseError) -> bool:
-        return any(words in str(error) for words in UNKNOWN)
-
-    def is_busy(self, error: DatabaseError) -> bool:
-        # The low byte is the primary result code. The lock may be about another key: SQLite does not say.
-        return getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF in BUSY
-
-    def check(self) -> Iterable[CheckMessage]:
-        return check_tables(self.connection)
-
     def _insert(self, wanted: ClaimRequest) -> int | None:
         sql = self._sql
         keys = f"{sql.k['key_hash']}, {sql.k['scope_hash']}"
@@ -64,4 +49,5 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
+        # Times are compared as text, and the driver writes a time with more digits than the clock.
         return super().purge(batch_size)[0], None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, assert_never
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db.models import BooleanField, ExpressionWrapper, F
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
@@ -30,30 +31,68 @@ from ..protocol.outcomes import (
     Snapshot,
     TooOld,
 )
-from .journal import Journal
-from .queries import Dialect, Queries, Values, as_stored_key, values_of, values_of_claim
-from .running import RunningTransaction
+from .journal import Journal, locked
+from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
-from .states import EXPIRED
+from .server_checks import check_tables, rows_of
+from .states import EXPIRED, LAPSED, Clock, Later
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import QuerySet
 
+EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
+"""What a takeover deletes of the expired key."""
 LONG_AGO = "1970-01-02"
+DELETE_BY_IDS = {
+    # In a partitioned table only a sequence makes ids unique.
+    "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
+    # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
+    # another transaction holds.
+    "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
+    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
+    "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
+}
+"""Deletes the rows whose column is in a JSON list. Where an id can be of several rows: those {still} to be deleted."""
 
 
 class KeyLocked(Exception):
     """Another transaction is working on this key right now. Never leaves the stores."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTransaction:
+    """One open transaction that holds keys of atomic mode, most often one request.
+
+    Attributes:
+        pid: of the server process, as `pg_terminate_backend` takes it.
+        application_name: as the connection gives it: which of your services, to tell its process from `pid`.
+        keys: how many keys the transaction holds.
+        seconds: since the transaction began. None if the database does not tell your role: it tells the role of the
+            transaction, and members of `pg_read_all_stats`.
+        state: "active" while the server runs a statement, "idle in transaction" while the server waits for the worker.
+            None as for `seconds`.
+    """
+
+    pid: int
+    application_name: str | None
+    keys: int
+    seconds: float | None
+    state: str | None
+
+
 class Store(ABC):
     """The key table of one database alias. Threads may share the object: it keeps nothing but its SQL."""
 
-    dialect: ClassVar[Dialect]
+    repeatable: ClassVar[frozenset[object]] = frozenset()
+    rolled_back: ClassVar[frozenset[object]] = frozenset()
+    busy: ClassVar[frozenset[object]] = frozenset()
+    unmigrated: ClassVar[frozenset[object]]
+    """The codes of errors. `unmigrated`: a table or a column is missing. The others: see the methods."""
 
     def __init__(self, alias: str) -> None:
-        self.alias = alias
+        self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -79,29 +118,29 @@ class Store(ABC):
         """Whether the driver has an open transaction, where Django has none: a raw BEGIN. Asks the driver alone."""
         return False
 
+    @abstractmethod
+    def code(self, error: DatabaseError) -> object:
+        """What the database calls this error."""
+
     def may_repeat(self, error: DatabaseError) -> bool:
         """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
-        return False
-
-    def check(self) -> Iterable[CheckMessage]:
-        """System checks that query the database: whether its set-up can keep the promises."""
-        return ()
+        return self.code(error) in self.repeatable
 
     def was_rolled_back(self, error: DatabaseError) -> bool:
         """Whether this error means that the database has rolled the whole transaction back in favour of another."""
-        return False
+        return self.code(error) in self.rolled_back
 
     def is_busy(self, error: DatabaseError) -> bool:
         """Whether this error of a claim means only that the database did not answer in time."""
-        return False
+        return self.code(error) in self.busy
 
-    @abstractmethod
-    def is_unmigrated(self, error: DatabaseError) -> bool:
-        """Whether this error of a query of ours means that a table or a column is missing."""
+    def check(self) -> Iterable[CheckMessage]:
+        """System checks that query the database: whether its set-up can keep the promises."""
+        return check_tables(self.connection)
 
     def explain(self, error: DatabaseError) -> None:
         """Raise `IdempotencyConfigurationError` if this error of a query of ours means a missing migration."""
-        if not self.is_unmigrated(error):
+        if self.code(error) not in self.unmigrated:
             return
         routed = router.allow_migrate_model(self.alias, IdempotencyKey)
         raise IdempotencyConfigurationError(
@@ -109,11 +148,6 @@ class Store(ABC):
             + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
-
-    @cached_property
-    def journal(self) -> Journal:
-        """The leases and the steps of leased mode."""
-        return Journal(self.alias)
 
     # --- what the engine calls
 
@@ -128,11 +162,6 @@ class Store(ABC):
             return self._locked(wanted)
         return Conflicted()
 
-    def claim_and_commit(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """The same in a transaction of its own: the claim of leased mode commits first. See Note [Lost answers]."""
-        with transaction.atomic(using=self.alias):
-            return self.claim(wanted)
-
     def resume(self, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key, as `claim` does for a retry. Never inserts a row.
 
@@ -140,20 +169,17 @@ class Store(ABC):
 
         attempt: the attempt at which the caller has seen the key. At another one, the outcome is `Conflicted`.
         """
-        stored = self._stored(self._sql.look, values_of(wanted))
+        stored = self._stored(self._sql.look, wanted)
         if stored is None or stored.attempt != attempt:
             return Conflicted()
-        match decide(stored, wanted):
-            case Resume():
-                return self._resume(stored, wanted)
-            case InDoubt() as doubt:
-                return doubt
-            case _:
-                return Conflicted()
+        decision = decide(stored, wanted)
+        if isinstance(decision, Resume):
+            return self._resume(stored, wanted)
+        return decision if isinstance(decision, InDoubt) else Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
-        stored = self._stored(self._sql.look, values_of(wanted))
+        stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
 
@@ -187,7 +213,7 @@ class Store(ABC):
         if last:
             self._write_last("complete", values)
         else:
-            self._execute_or(claim_lost, self._sql.complete, values)
+            self._write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
@@ -200,8 +226,6 @@ class Store(ABC):
         """Whether this is a statement about the package's own tables."""
         return self._sql.table in sql or self._sql.steps in sql
 
-    # --- cleanup
-
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
@@ -209,16 +233,21 @@ class Store(ABC):
         where this one has stopped, and need not step over the rows that were deleted before: an old snapshot elsewhere
         may keep their entries in the index for hours.
         """
-        rows = self._fetch_all(self._sql.read_expired, {"not_before": not_before or LONG_AGO, "limit": batch_size})
-        if rows:
-            ids = json.dumps([row[0] for row in rows])
-            for delete in self._sql.purge:
-                self._execute(delete, {"ids": ids})
+        sql, connection = self._sql, self.connection
+        id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
+        mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
+        rows = rows_of(
+            connection,
+            # MySQL's optimizer may read the whole table, and lock every row of it.
+            f"SELECT {id_}, {expires_at} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
+            f"WHERE {sql.expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s "
+            + (connection.ops.for_update_sql(skip_locked=True) if skips else ""),
+            {"not_before": not_before or LONG_AGO, "limit": batch_size},
+        )
+        ids = {"ids": json.dumps([row[0] for row in rows])}
+        for table, column, still in ((sql.steps, step_key, "TRUE"), (sql.table, id_, sql.expired)) if rows else ():
+            self._execute(DELETE_BY_IDS[connection.vendor].format(table=table, column=column, still=still), ids)
         return len(rows), rows[-1][1] if rows else not_before
-
-    def count_expired(self) -> int:
-        """How many keys `purge` would delete now."""
-        return IdempotencyKey.objects.using(self.alias).filter(EXPIRED.condition).count()
 
     def running(self) -> list[RunningTransaction] | None:
         """The open transactions that hold keys of atomic mode, the oldest first. None: this database does not tell."""
@@ -232,21 +261,22 @@ class Store(ABC):
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
-        return self._stored(self._sql.look, values_of(wanted))
+        return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
         """What a request is told while another transaction works on its key."""
         return Conflicted()
 
+    def _write(self, name: str, values: Values) -> None:
+        """Change the own claim by this statement of `Queries`. Raises `ClaimLost`."""
+        if self._execute(getattr(self._sql, name), values) != 1:
+            raise claim_lost()
+
     def _write_last(self, name: str, values: Values) -> None:
-        """Change the own claim by this statement of `Queries`. The COMMIT may travel with it. Raises `ClaimLost`."""
-        self._execute_or(claim_lost, getattr(self._sql, name), values)
+        """The same. The COMMIT may travel with the statement."""
+        self._write(name, values)
 
     # --- shared
-
-    @cached_property
-    def _sql(self) -> Queries:
-        return Queries(self.dialect, self.alias)
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """One round. None: another transaction has changed or deleted the row in between."""
@@ -255,43 +285,63 @@ class Store(ABC):
         stored = self._read(wanted)
         if stored is None:
             return TooOld() if wanted.known_only else None
-        decision = decide(stored, wanted)
-        match decision:
-            case Completed() | Mismatched() | Conflicted() | InDoubt() | TooOld():
-                return decision
+        match decide(stored, wanted):
             case TakeOver():
                 return self._take_over(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case _:
-                assert_never(decision)
+            case decision:
+                return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row, unless another request was faster."""
-        values = _values_of_row(stored, wanted)
-        expired, _ = self._fetch(self._sql.lock, values) or (False, False)
+        """Claim an expired row as a new key, unless another request was faster."""
+        row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
-        self._execute(self._sql.take_over, values)
+        self._next_attempt(row, wanted, fingerprint=wanted.fingerprint, created_at=Clock(), **dict.fromkeys(EMPTIED))
         self.journal.delete_steps(stored.id)
         return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt.
-
-        One request wins: it locks the row under the condition that nothing has changed since the row was read.
-        """
-        values = _values_of_row(stored, wanted)
-        locked = self._fetch(self._sql.lock, values)
-        if locked is None or not (stored.status is Status.FAILED or locked[1]):
+        """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt."""
+        row, _, lapsed = self._lock(stored, wanted)
+        if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
             # The view was leased once. Work in atomic mode would repeat the finished steps, which it does not know.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
-            self._execute(self._sql.resume, values)
+            self._next_attempt(row, wanted)
         return outcome
+
+    def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
+        """Lock the row if nothing has changed since it was read: the row, whether it has expired, and has lapsed.
+
+        Of several requests, one gets the lock. None and None for the others. No time is in the condition: in a small
+        table, the optimizer could choose the index on `expires_at`, and lock all of its range.
+        """
+        # An id alone could be another tenant's, in another schema.
+        identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
+        row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
+        states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
+        same = row.filter(attempt=stored.attempt, status=stored.status.value)
+        found = list(locked(same, skip=True).values_list(*states))
+        return row, *(found[0] if found else (None, None))
+
+    def _next_attempt(self, row: QuerySet[IdempotencyKey], wanted: ClaimRequest, **changes: Any) -> None:
+        """Begin the next attempt of a locked row."""
+        row.update(
+            status=Status.IN_PROGRESS.value,
+            attempt=F("attempt") + 1,
+            last_error=None,
+            updated_at=Clock(),
+            policy=wanted.policy,
+            worker=values_of(wanted)["worker"],
+            expires_at=Later(wanted.ttl),
+            locked_until=None if wanted.lease is None else Later(wanted.lease),
+            **changes,
+        )
 
     def _fetch(self, sql: str, values: Any = None) -> Any:
         """The first row, or None."""
@@ -299,29 +349,15 @@ class Store(ABC):
             cursor.execute(sql, values or {})  # without values, the doubled percent signs of a clock would stay
             return cursor.fetchone()
 
-    def _fetch_all(self, sql: str, values: Any = None) -> list[Any]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})
-            return list(cursor.fetchall())
-
-    def _execute(self, sql: str, values: Any = None) -> int:
+    def _execute(self, sql: str, values: Values) -> int:
         """How many rows the statement has changed."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})
+            cursor.execute(sql, values)
             return int(cursor.rowcount)
 
-    def _execute_or(self, lost: Callable[[], Exception], sql: str, values: Any) -> None:
-        """Change exactly one row, or raise."""
-        if self._execute(sql, values) != 1:
-            raise lost()
-
-    def _stored(self, sql: str, values: Values) -> StoredKey | None:
-        row = self._fetch(sql, values)
+    def _stored(self, sql: str, wanted: ClaimRequest) -> StoredKey | None:
+        row = self._fetch(sql, values_of(wanted))
         return None if row is None else as_stored_key(row)
-
-
-def _values_of_row(stored: StoredKey, wanted: ClaimRequest) -> Values:
-    return {**values_of(wanted), "id": stored.id, "attempt": stored.attempt, "status": stored.status.value}
 
 
 def new_claim(row_id: int, wanted: ClaimRequest, attempt: int = 1) -> Claimed:

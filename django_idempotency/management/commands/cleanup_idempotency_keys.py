@@ -9,7 +9,7 @@ from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys
 from ..base import DatabasesCommand, counted
 
 
-class Command(DatabasesCommand[Cleanup]):
+class Command(DatabasesCommand):
     help = (
         "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
         "Exit status: 0 done (or stopped by a limit), 1 error, 3 with --fail-on-stuck if keys need attention, 128 plus "
@@ -21,37 +21,35 @@ class Command(DatabasesCommand[Cleanup]):
         parser.add_argument(
             "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
         )
-        parser.add_argument("--max-batches", type=int, metavar="N", help="Stop after N batches of each database.")
         parser.add_argument("--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches.")
         attention = "Exit with status 3 if there are keys that are stuck, in doubt or half done."
         parser.add_argument("--fail-on-stuck", action="store_true", help=attention)
 
-    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Cleanup:
-        if options["dry_run"]:
-            return preview(alias)
-        shown = options["verbosity"] > 1 or (options["verbosity"] == 1 and self.stdout.isatty())
-        limits = {name: options[name] for name in ("batch_size", "max_batches", "max_seconds", "pause")}
-
+    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         def progress(deleted: int) -> None:
-            self.tell(f"{deleted} deleted ...", shown)
+            if options["verbosity"] > 1:
+                self.say(f"{name}{deleted} deleted ...")
 
-        return cleanup_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
+        limits = {name: options[name] for name in ("batch_size", "max_seconds", "pause")}
+        if options["dry_run"]:
+            result = preview(alias)
+        else:
+            result = cleanup_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
+        found = bool(result.stuck or result.in_doubt or result.half_done)
+        return _described(result, options["dry_run"]), found and options["fail_on_stuck"]
 
-    def needs_attention(self, results: list[Cleanup], options: dict[str, Any]) -> bool:
-        found = any(result.stuck or result.in_doubt or result.half_done for result in results)
-        return found and bool(options["fail_on_stuck"])
 
-    def described(self, result: Cleanup, *, dry_run: bool) -> str:
-        deleted, freed = ("Would delete", "Would free") if dry_run else ("Deleted", "Freed")
-        sentences = [f"{deleted} {counted(result.deleted, 'expired idempotency key')}."]
-        if result.unstuck:
-            sentences.append(f"{freed} {counted(result.unstuck)} for retry: the workers died before any call.")
-        if not (result.complete or dry_run):
-            sentences.append("Stopped early: more are left.")
-        if result.stuck:
-            sentences.append(f"Stuck, because no worker holds them: {result.stuck}.")
-        if result.in_doubt:
-            sentences.append(f"With an external call in doubt: {result.in_doubt}.")
-        if result.half_done:
-            sentences.append(f"Half done, because a call is finished and the operation is not: {result.half_done}.")
-        return " ".join(sentences)
+def _described(result: Cleanup, dry_run: bool) -> str:
+    deleted, freed = ("Would delete", "Would free") if dry_run else ("Deleted", "Freed")
+    sentences = [f"{deleted} {counted(result.deleted, 'expired idempotency key')}."]
+    if result.unstuck:
+        sentences.append(f"{freed} {counted(result.unstuck)} for retry: the workers died before any call.")
+    if not (result.complete or dry_run):
+        sentences.append("Stopped early: more are left.")
+    if result.stuck:
+        sentences.append(f"Stuck, because no worker holds them: {result.stuck}.")
+    if result.in_doubt:
+        sentences.append(f"In doubt, because it is unknown what took effect: {result.in_doubt}.")
+    if result.half_done:
+        sentences.append(f"Half done, because a call is finished and the operation is not: {result.half_done}.")
+    return " ".join(sentences)

@@ -9,14 +9,14 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...endpoints.formats import as_json, as_markdown, as_table
+from ...endpoints.formats import as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ..base import EscapingCommand, several
+from ..base import IdempotencyCommand, several
 
-FORMATS = {"table": as_table, "json": as_json, "markdown": as_markdown}
+FORMATS = {"table": as_table, "markdown": as_markdown}
 
 
-class Command(EscapingCommand):
+class Command(IdempotencyCommand):
     help = (
         "List the project's unsafe routes, protected or not, from its URLconf. The admin and format suffixes are left "
         "out, unless --all is given. No view is called, no database is read. --format markdown "
@@ -49,9 +49,9 @@ class Command(EscapingCommand):
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
         found = every if options["all"] else [endpoint for endpoint in every if endpoint.own]
-        self.stdout.write(FORMATS[options["format"]](found, allowed))
+        self.say(FORMATS[options["format"]](found, allowed))
         if options["format"] == "table" and len(found) < len(every):
-            self.stdout.write(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
+            self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
                 # It would silently allow a future endpoint.

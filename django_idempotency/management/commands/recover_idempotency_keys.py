@@ -6,13 +6,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...engine.stores import alias_for
-from ...maintenance.recovery import OLDER_THAN, Asked, Recovered, recover_idempotency_keys
-from ...models import IdempotencyKey
-from ..base import DatabasesCommand, chosen, counted, several
+from ...maintenance.recovery import OLDER_THAN, Asked, recover_idempotency_keys
+from ..base import DatabasesCommand, counted, several
 
 
-class Command(DatabasesCommand[Recovered]):
+class Command(DatabasesCommand):
     help = (
         "Ask reconcile about each idempotency key that needs attention, in the place of a client that does not come "
         "back: complete the key, record what took effect, or leave the key and say why. For cron. Prints one line for "
@@ -31,37 +29,24 @@ class Command(DatabasesCommand[Recovered]):
         )
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
-        parser.add_argument("--limit", type=int, metavar="N", help="Ask about N keys of each database at most.")
-        parser.add_argument("--urlconf", help="Dotted path of the URLconf of the views. Default: ROOT_URLCONF.")
-        module = "Import this module first, so that its functions with @once are found. May be repeated."
+        module = "Import this module first, so that its views and functions are found. May be repeated."
         parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
-    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> Recovered:
+    def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         for module in several(options["modules"]):
-            if module.startswith("."):
-                raise CommandError(f"--import {module!r}: write the whole name of the module, such as 'shop.tasks'.")
             import_module(module)
-
-        limits = {name: options[name] for name in ("older_than", "limit", "max_seconds", "dry_run", "urlconf")}
-        operations = several(options["operation"])
+        limits = {name: options[name] for name in ("older_than", "max_seconds", "dry_run")}
 
         def progress(asked: Asked) -> None:
-            self.tell(f"{name}{asked}", bool(options["verbosity"]))
+            if options["verbosity"]:
+                self.say(f"{name}{asked}")
 
-        return recover_idempotency_keys(using=alias, operations=operations, stop=stop, progress=progress, **limits)
-
-    def needs_attention(self, results: list[Recovered], options: dict[str, Any]) -> bool:
-        tables = [IdempotencyKey.objects.using(alias_for(alias)) for alias in chosen(options)]
-        for operation in several(options["operation"]) if options["verbosity"] else ():
-            # Else a typing error would look as if no key needed attention.
-            if not any(keys.filter(operation=operation).exists() for keys in tables):
-                self.stderr.write(f"No key has the operation {operation!r}.")
-        if failed := sum(result.failed for result in results):
-            raise CommandError(f"reconcile raised for {counted(failed, 'idempotency key')}; see the log.")
-        return any(result.left for result in results)
-
-    def described(self, result: Recovered, *, dry_run: bool) -> str:
-        sentences = [] if dry_run else [f"Completed {counted(result.completed, 'idempotency key')}."]
+        limits["operations"] = several(options["operation"])
+        result = recover_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
+        sentences = [] if options["dry_run"] else [f"Completed {counted(result.completed, 'idempotency key')}."]
         if not result.complete:
             sentences.append("Stopped early: more may be left.")
-        return " ".join([*sentences, f"Need attention: {result.left}."])
+        line = " ".join([*sentences, f"Need attention: {result.left}."])
+        if result.failed:
+            raise CommandError(f"{name}{line} reconcile raised for {counted(result.failed)}; see the log.")
+        return line, result.left > 0

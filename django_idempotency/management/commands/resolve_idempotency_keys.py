@@ -1,33 +1,29 @@
 from __future__ import annotations
 
-import getpass
-from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db.models import Q
 from django.utils.timesince import timesince
 
-from ...engine.protocol.error_text import describe, without_controls
-from ...engine.stores import alias_for
+from ...engine.protocol.error_text import without_controls
+from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
-from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION, UNDECIDED
-from ...exceptions import IdempotencyError, NotDecryptable
+from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION
+from ...exceptions import NotDecryptable
 from ...maintenance.entered import answer_of, json_value, result_of
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, refers_to, unchanged_for
 from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
-from ..base import EscapingCommand, known, several
+from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 
-REFUSED = 3
-"""Exit status. 1 is Django's for errors, 2 is argparse's."""
 STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
-REPEATED = ("operation", "state", "key", "id")
-SELECTORS = (*REPEATED, "older_than", "resource")
+REPEATED = ("operation", "state", "id")
+SELECTORS = (*REPEATED, "key", "older_than", "resource")
 LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
 LOOKED_HELP = (
     "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in doubt "
@@ -42,27 +38,24 @@ SHOWN = 200
 """Characters of the result of a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """What is to be decided about each key: a function of `maintenance.resolution`, and its words.
 
     Attributes:
-        decision, args: the function, and what it needs beside the key. None: the keys are listed only.
+        decision, args: the function, and what it needs beside the key.
         action: as in the trail of decisions.
-        verbs: what would be done, and what was done.
         word: the option by which a person says what was found outside. Without it, keys that need it are passed over.
-        step: the step that a result is recorded for.
+        confirmed: whether that option was given.
     """
 
-    decision: Callable[..., None] | None = None
-    args: tuple[Any, ...] = ()
-    action: str = ""
-    verbs: tuple[str, str] = ("", "")
+    decision: Callable[..., None]
+    args: tuple[Any, ...]
+    action: str
     word: str = ""
-    step: str | None = None
+    confirmed: bool = True
 
 
-class Command(EscapingCommand):
+class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention, and decide about them, as the admin does, in bulk and in scripts. "
         "Without --release, --record or --close the keys are listed. With one of them, what would be decided is said; "
@@ -77,8 +70,8 @@ class Command(EscapingCommand):
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all of them.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
         chosen.add_argument("--resource", help="What the operation is about: an id, or 'TYPE ID'.")
-        chosen.add_argument("--key", action="append", help="A key, or its reference in the log. May be repeated.")
-        chosen.add_argument("--id", action="append", type=int, metavar="N", help="Number of a row. May be repeated.")
+        chosen.add_argument("--key", help="A key, or its reference in the log; also a key that needs no attention.")
+        chosen.add_argument("--id", action="append", type=int, metavar="N", help="Number of a row, as --key.")
         chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()
@@ -91,111 +84,82 @@ class Command(EscapingCommand):
             "--body", default="", help="With --close. JSON, if it begins with {, [ or a double quote."
         )
         decision.add_argument("--reason", default="", help="Why, or the ticket. Kept with each key.")
-        decision.add_argument("--by", help="Who decides. Default: the user of the operating system.")
+        decision.add_argument("--by", default="", help="Who decides. Kept with each key.")
         decision.add_argument("--apply", action="store_true", help="Decide. Without it, nothing is changed.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
-        try:
-            self._decide(_choice(options), options)
-        except DatabaseError as error:  # without what the database quotes of a row
-            raise CommandError(describe(error)) from error
-        except (IdempotencyError, ValueError) as error:
-            raise CommandError(str(error)) from error
-
-    def _decide(self, choice: Choice, options: dict[str, Any]) -> None:
-        names = _names(options)
-        keys = _chosen(options, choice, names)
-        confirmed = not choice.word or options[choice.word.replace("-", "_")]
-        passed_over = [] if confirmed else [key.row.pk for key in keys if key.needs_word(choice.action)]
+        choice, selects = _choice(options), any(options[name] is not None for name in SELECTORS)
+        if choice is not None and not selects:
+            raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
+        keys, named = _selected(options), options["key"] is not None or options["id"] is not None
+        left = []
         for key in keys:
-            self.stdout.write(_line(key) + (" Passed over." if key.row.pk in passed_over else ""))
-        missed = [name for name, ids in names.items() if not ids & {key.row.pk for key in keys}]
-        for name in missed:
-            self.stdout.write(_why_not(name, names[name], options, choice))
+            why_not = "" if choice is None else _why_not(key, choice, named)
+            self.say(_line(key) + (f" Passed over: {why_not}." if why_not else ""))
+            left += [] if why_not else [key.row]
+        if missing := set(map(int, options["id"] or ())) - {key.row.pk for key in keys}:
+            text = f"There is no row {min(missing)}, or the other options exclude it."
+            raise CommandError(text, returncode=NEED_ATTENTION)
+        if selects and not keys:
+            raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
+        if choice is None:
+            self.say(f"{counted(len(keys))}. Decide by --release, --record or --close.")
+            return
+        if len(keys) > 1 and (options["key"] is not None or choice.action == "record"):
+            # The key of one caller may be used by another one, too. A result belongs to one key.
+            raise CommandError(
+                f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
+                f"the beginning of its line, such as --id {keys[0].row.pk}."
+            )
+        decided = self._decide(choice, left, options)
+        if decided < len(keys):
+            raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
+
+    def _decide(self, choice: Choice, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
+        """Decide, or say what would be decided. About how many keys."""
         for answer in choice.args if choice.action == "answer" else ():
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
-            self.stdout.write(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
-        if not keys and (choice.decision or _selects(options)):
-            raise CommandError("No key is selected.", returncode=REFUSED)
-        rows, refused = [key.row for key in keys if key.row.pk not in passed_over], 0
-        if choice.decision is None:
-            done = f"{_counted(rows)}. Decide by --release, --record or --close." if keys else "0 keys."
-        elif not options["apply"]:
-            _refuse_several(keys, names, choice)
-            done = f"Would {choice.verbs[0]} {_counted(rows)}. Add --apply to do it."
-        else:
-            _refuse_several(keys, names, choice)
-            said = {"by": options["by"] or _user(), "reason": options["reason"], "confirmed": confirmed}
-            result = resolve_all(rows, choice.decision, *choice.args, **said)
-            refused = result.refused
-            done = f"{choice.verbs[1]} {_counted(range(result.resolved))}."
-        done += f" Refused, because they had changed: {refused}." if refused else ""
-        done += (
-            f" Passed over: {len(passed_over)}. Look outside first, then add --{choice.word}." if passed_over else ""
-        )
-        self.stdout.write(done)
-        if refused or passed_over or missed:
-            raise CommandError("Not all keys that were named are decided about.", returncode=REFUSED)
+            self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+        if not options["apply"]:
+            self.say(f"Would decide about {counted(len(rows))}. Add --apply to do it.")
+            return len(rows)
+        said = {"by": options["by"], "reason": options["reason"], "confirmed": choice.confirmed}
+        result = resolve_all(rows, choice.decision, *choice.args, **said)
+        changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
+        self.say(f"Decided about {counted(result.resolved)}.{changed}")
+        return result.resolved
 
 
-def _names(options: dict[str, Any]) -> dict[str, set[int]]:
-    """The rows under each value of --key and --id."""
-    using = known(options["database"])
-    found = {f"--key {key!r}": find_key(key, using=using) for key in options["key"] or ()}
-    rows = IdempotencyKey.objects.using(alias_for(using))
-    found |= {f"--id {id_}": rows.filter(pk=id_) for id_ in options["id"] or ()}
-    return {name: set(keys.values_list("pk", flat=True)) for name, keys in found.items()}
-
-
-def _chosen(options: dict[str, Any], choice: Choice, names: dict[str, set[int]]) -> list[Facts]:
-    """The keys that the options select, as they are now. One that is named may need no attention, as in the admin."""
-    rows = IdempotencyKey.objects.using(alias_for(known(options["database"])))
-    keys = rows.filter(UNDECIDED if names else NEEDS_ATTENTION).order_by("pk").defer("headers", "body", "last_error")
-    for option in ("--key", "--id"):
-        if given := [ids for name, ids in names.items() if name.startswith(option)]:
-            keys = keys.filter(pk__in=set().union(*given))
-    if options["operation"]:
+def _selected(options: dict[str, Any]) -> list[Facts]:
+    """The keys that the options select, as they are now. An empty list selects nothing, and not everything."""
+    keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
+    if options["key"] is not None:
+        keys = find_key(options["key"], using=keys.db)
+    if options["id"] is not None:
+        keys = keys.filter(pk__in=options["id"])
+    if options["key"] is None and options["id"] is None:
+        keys = keys.filter(NEEDS_ATTENTION)
+    if options["operation"] is not None:
         keys = keys.filter(operation__in=options["operation"])
     if options["resource"] is not None:
         keys = keys.filter(refers_to(options["resource"]))
-    if options["state"]:
-        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"])))
+    if options["state"] is not None:
+        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
-    facts = facts_of(keys, results=True)
-    if choice.step is None:
-        return facts
+    return facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
+
+
+def _why_not(key: Facts, choice: Choice, named: bool) -> str:
+    """Why this decision cannot be made about this key. Empty: it can."""
+    if not key.idle:
+        return "it is completed, or a worker holds it"
     # A script that runs twice must not replace what a person has found out: only of a named key.
-    return [key for key in facts if choice.step in (key.recordable if names else key.in_doubt)]
-
-
-def _refuse_several(keys: list[Facts], names: dict[str, set[int]], choice: Choice) -> None:
-    for name, ids in names.items():
-        if len(mine := [key.row.pk for key in keys if key.row.pk in ids]) > 1:
-            raise CommandError(
-                f"{name} selects {len(mine)} keys, of several callers or operations. Choose by the number at the "
-                f"beginning of the line, such as --id {mine[0]}."
-            )
-    if choice.step is not None and len(keys) > 1:
-        raise CommandError(f"--record: {len(keys)} keys are selected. A result belongs to one: add --id.")
-
-
-def _why_not(name: str, ids: set[int], options: dict[str, Any], choice: Choice) -> str:
-    """Why a name selects nothing."""
-    rows = IdempotencyKey.objects.using(alias_for(known(options["database"]))).filter(pk__in=ids).order_by("pk")
-    reasons = [f"{key.row.pk} {key.row}: {_reason(key, choice)}" for key in facts_of(rows)]
-    return "\n".join(f"{name} selects nothing. {reason}" for reason in reasons or ["There is no such key."])
-
-
-def _reason(key: Facts, choice: Choice) -> str:
-    if key.row.status == IdempotencyKey.Status.COMPLETED:
-        return "it is completed."
-    if key.live and key.row.locked_until is not None:
-        return f"a worker holds its lease until {key.row.locked_until.isoformat(' ', 'seconds')}."
-    if choice.step is not None and choice.step not in key.recordable:
-        return f"it has no step {choice.step!r} in doubt. In doubt: {', '.join(key.in_doubt) or 'none'}."
-    return "the other options exclude it."
+    if choice.action == "record" and choice.args[0] not in (key.recordable if named else key.in_doubt):
+        return f"it has no step {choice.args[0]!r} in doubt"
+    asks = key.needs_word(choice.action) and not choice.confirmed
+    return f"look outside first, then add --{choice.word}" if asks else ""
 
 
 def _line(key: Facts) -> str:
@@ -216,46 +180,26 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
         return "(cannot be decrypted)"
 
 
-def _counted(keys: Sized) -> str:
-    return f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError) as error:  # a container may run under a number without a name
-        raise CommandError("The operating system does not know your name. Say who decides: --by NAME.") from error
-
-
-def _selects(options: dict[str, Any]) -> bool:
-    return any(options[name] is not None for name in SELECTORS)
-
-
-def _choice(options: dict[str, Any]) -> Choice:
-    """What the options ask for. Raises `CommandError` and `ValueError` for what cannot work."""
-    if empty := [name for name in REPEATED if options[name] == []]:
-        raise CommandError(f"--{empty[0]}: the list is empty. It would select every key.")
-    choice = Choice()
+def _choice(options: dict[str, Any]) -> Choice | None:
+    """What the options ask for; None: a list. Raises `CommandError` and `ValueError` for what cannot work."""
+    choice = None
     if options["release"]:
-        verbs = ("release", "Released")
-        choice = Choice(decision=release_for_retry, action="release", verbs=verbs, word=LOOKED)
+        choice = Choice(release_for_retry, (), "release", LOOKED, options["calls_did_not_happen"])
     elif options["record"] is not None:
         step, separator, text = options["record"].partition("=")
         if not separator:
             raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        verbs, value = ("record a result for", "Recorded a result for"), result_of(json_value(text))
-        choice = Choice(decision=record_outcome, args=(step, value), action="record", verbs=verbs, step=step)
+        choice = Choice(record_outcome, (step, result_of(json_value(text))), "record")
     elif options["close"] is not None:
         status, body = options["close"], options["body"]
         if not 200 <= status < 500:
             raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
         content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
-        args, word = (answer_of(status, content_type, body),), SETTLED
-        choice = Choice(decision=close_with, args=args, action="answer", verbs=("close", "Closed"), word=word)
-    if choice.decision is None and options["apply"]:
+        answer = answer_of(status, content_type, body)
+        choice = Choice(close_with, (answer,), "answer", SETTLED, options["finished_calls_are_settled"])
+    if options["apply"] and choice is None:
         raise CommandError("--apply: say what to decide, by --release, --record or --close.")
-    if choice.decision is not None and not _selects(options):
-        raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
-    if options["apply"] and not options["reason"].strip():
-        raise CommandError("--reason is missing. Say why, or name the ticket.")
+    for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
+        if options["apply"] and not options[name].strip():
+            raise CommandError(f"--{name} is missing. {missing}")
     return choice

@@ -12,11 +12,17 @@
             document.execCommand("copy");
         }
         button.textContent = button.dataset.copied;
+        button.nextElementSibling.textContent = button.dataset.copied;
     }
 
     document.addEventListener("DOMContentLoaded", () => {
         for (const button of document.querySelectorAll(".idempotency-copy")) {
             button.hidden = false;
+            // Screen readers say what changes here.
+            const told = document.createElement("span");
+            told.setAttribute("role", "status");
+            told.className = "visually-hidden";
+            button.after(told);
             button.addEventListener("click", () => copy(button));
         }
     });

@@ -104,7 +104,7 @@ def hold(client: httpx.Client, old_bank: httpx.Client) -> Row:
     died = scene.kill_in_the_call()
     refused = eventually("the lease to end", lambda: _unknown(scene.send()))
     key = IdempotencyKey.objects.get(key=scene.key)
-    record_outcome(key.pk, "charge", {"id": scene.charges()[0]["id"]}, attempt=key.attempt)
+    record_outcome(key, "charge", {"id": scene.charges()[0]["id"]})
     retry = scene.send()
     return scene.row(
         "the same, gateway without keys",

@@ -239,7 +239,7 @@ class TestRefused:
         """A decision that another person has taken meanwhile stands."""
         entered = {"step": "charge", "result": '"ch_2"'}
         seen = preview(operator, in_doubt, "record", **entered)
-        record_outcome(in_doubt.pk, "charge", "ch_1", attempt=1, by="bob")
+        record_outcome(IdempotencyKey.objects.get(), "charge", "ch_1", by="bob")
         late = {**entered, "previewed": seen.context["previewed"]}
         operator.post(address(in_doubt, "record"), {"seen": version(in_doubt), "reason": "T-7", **late})
         assert [made.by for made in decisions_of(row())] == ["bob"]
@@ -273,7 +273,7 @@ class TestRefused:
         """The pages say so, and no decision is added to it."""
         if trail == "encrypted":
             settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-            record_outcome(in_doubt.pk, "charge", 1, attempt=1)
+            record_outcome(IdempotencyKey.objects.get(), "charge", 1)
             IdempotencyStep.objects.update(finished_at=None)
             settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
             trail = str(row().decisions)

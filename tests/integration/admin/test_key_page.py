@@ -187,7 +187,8 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
-        "its lease was over at 2026-06-30 20:02:03 CDT. … The view runs again, and makes the calls in doubt again with "
+        "its lease was over at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
+        "The view runs again, and makes the calls in doubt again with "
         "the same … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
     (FAILED, "write", "A write ended its own transaction in the middle. … It is refused with 409. A person has to de"),
@@ -209,7 +210,7 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"status": "failed", "expires_at": datetime(2026, 7, 1, tzinfo=UTC)},
         "",
-        "The key expires at 2026-06-30 19:00:00 CDT. … The view runs again.",
+        "The key expires at 2026-06-30 19:00:00 CDT (2026-07-01 00:00:00 UTC). … The view runs again.",
     ),
     ({}, "", "The operation has ended with status 201. … The response is kept. … It gets the kept response."),
     ({"body": None}, "", "It is told that the operation has ended, and that the res … Nothing runs again."),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +9,9 @@ import pytest
 from django.views.decorators.http import require_POST
 
 from django_idempotency import Fingerprint, idempotent
-from django_idempotency.endpoints.specification import key_format, key_pattern, lifetime
+from django_idempotency.endpoints import list_endpoints
+from django_idempotency.endpoints.specification import key_format, lifetime
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
 from django_idempotency.keys import from_form_field
 from tests.integration.endpoints.shop import run, tenant, view
 
@@ -65,10 +63,7 @@ def test_leased_endpoints(urlconf: Any) -> None:
     assert '- 202 `in-progress` "Accepted": The first request with this key is still being processed' in accepted
     assert ("is outstanding" in accepted, "is unknown" in accepted) == (False, False)
     assert '- 409 `outcome-unknown` "The outcome for this Idempotency-Key is unknown"' in held
-    assert [(e["mode"], e["lease_seconds"]) for e in json.loads(run("--format", "json", urlconf=urls)[0])] == [
-        ("leased", 60),
-        ("leased, hold", 60),
-    ]
+    assert [endpoint.mode for endpoint in list_endpoints(urls)] == ["leased", "leased, hold"]
 
 
 class TestWords:
@@ -88,28 +83,12 @@ class TestWords:
         assert lifetime(SimpleNamespace(ttl_seconds=seconds)) == text  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("quoted", [True, False])
-    def test_the_pattern_is_what_the_parser_takes(self, quoted: bool, settings: Any) -> None:
-        """Every character in every place; and the lengths."""
-        settings.IDEMPOTENCY = {"REQUIRE_QUOTED_KEY": quoted}
-        signs = [chr(code) for code in range(256) if chr(code) not in " \t"]  # the parser trims those at the ends
-        texts = ["", *(form.format(sign) for sign in signs for form in ("{}", "a{}a", '"{}"', '"\\{}"', '"{}'))]
-        texts += ["a" * 255, "a" * 256, f'"{"a" * 255}"', f'"{"a" * 256}"', "a b", '"a b"', '""']
-        for text in texts:
-            try:
-                taken = bool(parse_header(text, require_quoted=quoted))
-            except InvalidKey:
-                taken = False
-            assert bool(re.search(key_pattern(), text)) == taken, text
-
-    @pytest.mark.parametrize("quoted", [True, False])
     def test_uuids(self, quoted: bool, settings: Any) -> None:
         """The ready validator is known; another one is only mentioned."""
         settings.IDEMPOTENCY = {
             "REQUIRE_QUOTED_KEY": quoted,
             "KEY_VALIDATOR": "django_idempotency.keys.is_uuid",
         }
-        key = "8e03978e-40d5-43dd-bc93-6894a57f9324"
-        assert [bool(re.search(key_pattern(), text)) for text in (f'"{key}"', key, "abc")] == [True, not quoted, False]
-        assert key_format(resolve()).startswith("A UUID")
+        assert key_format(resolve()).startswith("A UUID, in double quotes" if quoted else "A UUID. In double quotes")
         settings.IDEMPOTENCY = {"KEY_VALIDATOR": view}
         assert key_format(resolve()).endswith("The server demands a form of its own beyond that.")

@@ -38,7 +38,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where the extension is, `store_for` finds it. Here the store is named."""
-    monkeypatch.setitem(stores._STORES, "postgresql", "citus.CitusStore")
+    monkeypatch.setitem(stores._STORES, "PostgreSQL", "postgresql.CitusStore")
     store_for.cache_clear()
     yield
     monkeypatch.undo()

@@ -53,7 +53,7 @@ def scratch(settings: Any) -> Scratch:
 
     def check(*engines: str, **options: Any) -> list[Any]:
         with scratch_alias(dict(zip((KEYS, STEPS, ORDERS), engines, strict=False)), options):
-            found = check_databases(None, databases=["scratch"])
+            found = [*check_databases(["scratch"])]
             return [message for message in found if message.id != "django_idempotency.W007"]  # these tables are bare
 
     return check

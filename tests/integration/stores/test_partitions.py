@@ -17,7 +17,6 @@ from django.db.models import F
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
 from django_idempotency.engine.stores import Store, store_for
-from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey
@@ -229,13 +228,11 @@ def test_every_statement_of_a_claim_reads_one_partition(store: Store) -> None:
     assert len(partitions) >= 17
 
 
-def test_a_decision_about_an_id_of_two_keys_is_refused(store: Store) -> None:
-    """Nobody can tell which of them was meant."""
+def test_a_decision_is_about_the_row_that_was_read(store: Store) -> None:
+    """Another key may have the same id: a row is named by its hashes, too."""
     for key in ("one", "two"):
         with transaction.atomic():
             store.journal.fail(claimed(store, key=key, lease=60.0), a_claim(), "it broke")
     IdempotencyKey.objects.update(id=1)
-    with pytest.raises(NotResolvable):
-        release_for_retry(1, attempt=1)
-    IdempotencyKey.objects.filter(key="two")._raw_delete("default")  # delete() goes by the id
-    release_for_retry(1, attempt=1)
+    release_for_retry(IdempotencyKey.objects.get(key="two"))
+    assert [key.decisions is None for key in IdempotencyKey.objects.order_by("key")] == [True, False]

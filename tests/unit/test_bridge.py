@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.execution.unhurried import finished
+from django_idempotency.engine.execution.bridge import finished
 
 
 class Call:

@@ -1,0 +1,59 @@
+"""After a restore of an older database state: what the other side knows is made known to the keys again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+
+from ..engine.conf import resolve
+from ..engine.execution.operation import encode_step
+from ..engine.protocol.digests import identify
+from ..engine.protocol.outcomes import Claimed, ClaimRequest
+from ..engine.stores import alias_for, store_for
+
+ENTERED = "The results of its calls were entered, such as after a restore."
+"""The last error of such a key."""
+LEASE = 60
+"""Seconds. Never over: the claim ends in the transaction that makes it."""
+
+
+def remember_calls(
+    scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
+) -> bool:
+    """Make known that external calls were made under a key, so that no retry makes them again.
+
+    Afterwards the key is half done: the client's next retry, or a recovery, goes on behind these calls. A key that the
+    table has lost is made; of one that is there, what has no result yet gets its result. A second run changes nothing
+    more. One transaction (inside an outer `atomic()`: a savepoint).
+
+    Args:
+        scope: as the endpoint's `scope=` returns it; of a user, `scope_of_user(user)`.
+        operation: the operation's name, such as "POST pay/".
+        key: the client's key, without quotes.
+        results: what each call has returned, by the name of its step: JSON, or a saved model instance.
+        using: database alias; default: the write alias of the key table.
+
+    Returns:
+        Whether the results are known now. False: the key is completed or at work, or a write is in doubt.
+
+    Raises:
+        ResultNotStorable: a result cannot be kept. Nothing was changed.
+        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+    """
+    identity, ttl = identify(scope=scope, operation=operation, key=key), resolve().ttl_seconds
+    wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, repeats_calls=True, policy="hold")
+    store = store_for(alias_for(using))
+    with transaction.atomic(using=store.alias):
+        claim = store.claim(wanted)
+        if not isinstance(claim, Claimed):
+            return False
+        known = store.journal.steps(claim)
+        for name, result in results.items():
+            if name not in known:
+                store.journal.start_call(claim, name, again=False)
+            # Changes nothing if the step has a result.
+            store.journal.finish_call(claim, name, encode_step(result))
+        store.journal.fail(claim, wanted, ENTERED)
+    return True

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ObjectDoesNotExist
+from django.core.management.base import CommandError, CommandParser
+
+from ...maintenance.erasure import forget, forget_scope, scope_of_user
+from ..base import NEED_ATTENTION, IdempotencyCommand, counted
+
+
+class Command(IdempotencyCommand):
+    help = (
+        "Delete what is stored about one caller, or under one key of this caller: the next request with such a "
+        "key runs again. Without --apply, the keys are only counted. Keys in progress, in doubt or half done are kept: "
+        "decide about them first, by resolve_idempotency_keys. The log gets the numbers. Exit status: 0 done, 1 error, "
+        "3 keys were kept."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        caller = parser.add_mutually_exclusive_group(required=True)
+        caller.add_argument("--user", metavar="NAME", help="The user with this name, through any OAuth client.")
+        caller.add_argument("--scope", help="The caller, as the admin shows it, or as the view's scope= returns it.")
+        parser.add_argument("--key", help="Only this key of the caller. Default: all keys of the caller.")
+        parser.add_argument("--operation", help="With --key: only this operation, such as 'POST orders/'.")
+        parser.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
+        parser.add_argument("--apply", action="store_true", help="Delete. Without it, nothing is changed.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["operation"] is not None and options["key"] is None:
+            raise CommandError("--operation needs --key.")
+        scope, chosen = options["scope"], {"using": options["database"], "dry_run": not options["apply"]}
+        if options["user"] is not None:
+            try:
+                scope = scope_of_user(get_user_model()._default_manager.get_by_natural_key(options["user"]))
+            except ObjectDoesNotExist as error:
+                raise CommandError(f"There is no user {options['user']!r}.") from error
+        if options["key"] is None:
+            found = forget_scope(scope, **chosen)
+        else:
+            found = forget(scope, options["key"], operation=options["operation"], **chosen)
+        done = "Forgot" if options["apply"] else "Would forget"
+        self.say(f"{done} {counted(found.deleted)} of {scope}.{'' if options['apply'] else ' Add --apply to do it.'}")
+        if found.kept:
+            text = f"Kept, because they are in progress, in doubt or half done: {counted(found.kept)}."
+            raise CommandError(text, returncode=NEED_ATTENTION)

@@ -1,0 +1,98 @@
+"""A browser gets a page that a shopper understands; a program gets JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+
+from django_idempotency import get_operation, idempotent
+from django_idempotency.keys import from_form_field
+from tests.shopapp.models import Order
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+IN_BETWEEN: list[Any] = []
+
+
+@idempotent(key=from_form_field())
+def order(request: HttpRequest) -> HttpResponse:
+    if IN_BETWEEN:
+        IN_BETWEEN.pop()()
+    return HttpResponse(Order.objects.create(reference=request.POST["item"]).pk, status=201)
+
+
+@idempotent(lease=60, record=lambda response: False)
+def pay(request: HttpRequest) -> HttpResponse:
+    placed = get_operation(request).write("order", Order.objects.create, reference="59")
+    get_operation(request).refer_to(placed)
+    if IN_BETWEEN:
+        IN_BETWEEN.pop()()
+    return HttpResponse(status=201)
+
+
+urlpatterns = [path("order/", order), path("pay/", pay)]
+pytestmark = pytest.mark.urls(__name__)
+FORM = {"idempotency_key": "one", "item": "a <b>book</b>", "csrfmiddlewaretoken": "x"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (BROWSER["Accept"], "text/html; charset=utf-8"),
+        ("*/*", "application/problem+json"),
+        ("application/json", "application/problem+json"),
+        ("application/json, text/html;q=0.5", "application/problem+json"),
+        ("", "application/problem+json"),
+    ],
+)
+def test_what_the_client_prefers(accept: str, kind: str, client: Client) -> None:
+    answer = client.post("/order/", {}, headers={"Accept": accept})
+
+    assert (answer.status_code, answer["Content-Type"], answer["Vary"]) == (400, kind, "Accept")
+
+
+@pytest.mark.django_db
+def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) -> None:
+    answers = [client.post("/order/", {**FORM, "item": item}, headers=BROWSER) for item in ("a book", "a lamp")]
+
+    text = answers[1].content.decode()
+    assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (422, "false")
+    assert "It was sent before with other content." in text
+    assert "<form" not in text  # nothing good comes of sending it again
+    assert "no-store" in answers[1]["Cache-Control"]
+    german = client.post("/order/", {}, headers={**BROWSER, "Accept-Language": "de"})
+    with override_settings(MIDDLEWARE=["django.middleware.locale.LocaleMiddleware"]):
+        german = Client().post("/order/", {}, headers={**BROWSER, "Accept-Language": "de"})
+    assert "Etwas fehlt" in german.content.decode()
+
+
+@pytest.mark.django_db
+@override_settings(TEMPLATES=[])
+def test_a_project_without_templates_answers_with_json(client: Client) -> None:
+    assert client.post("/order/", {}, headers=BROWSER).json()["code"] == "missing-key"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_conflict_names_what_the_first_request_is_about(client: Client) -> None:
+    """For the caller who owns it: the row was found by the same scope."""
+    key, answers = {"Idempotency-Key": "one"}, []
+
+    def meanwhile() -> None:
+        answers.append(Client().post("/pay/", headers=key))
+        answers.append(Client().post("/pay/", {"another": "body"}, headers=key))
+        answers.append(Client(headers={"Authorization": "Bearer other"}).post("/pay/", headers=key))
+
+    IN_BETWEEN.append(meanwhile)
+    client.post("/pay/", headers=key)
+
+    about = {"type": "shopapp.order", "id": str(Order.objects.first().pk)}  # type: ignore[union-attr]
+    found = [
+        (answer.status_code, answer.json().get("resource")) if answer.status_code != 201 else 201 for answer in answers
+    ]
+    assert found == [(409, about), (409, about), 201]
+    late = Client().post("/pay/", {"another": "body"}, headers=key)
+    assert (late.status_code, late.json()["resource"]) == (422, about)

@@ -1,0 +1,43 @@
+"""A Celery application on a folder, with a task that does its work once for each order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import django
+from celery import Celery
+
+django.setup()
+
+from django_idempotency import once  # noqa: E402
+from tests.shopapp.models import Ledger, Order  # noqa: E402
+
+FOLDER = Path(os.environ["CELERY_FOLDER"])
+app = Celery(
+    "tests.jobs.celery_worker",
+    broker="filesystem://",
+    broker_transport_options={
+        "data_folder_in": str(FOLDER / "queue"),
+        "data_folder_out": str(FOLDER / "queue"),
+        "control_folder": str(FOLDER / "control"),
+    },
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+)
+
+
+@once(scope="celery", key=lambda order: order)
+def place(order: str) -> str:
+    Order.objects.create(reference=order)
+    if order.startswith("crash") and not (FOLDER / "crashed").exists():
+        (FOLDER / "crashed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the work
+    return order
+
+
+@app.task(name="place_order", ignore_result=True, acks_late=True, reject_on_worker_lost=True)
+def place_order(order: str, delivery: int) -> None:
+    place(order)
+    Ledger.objects.create(entry=f"{order} delivered {delivery}")
