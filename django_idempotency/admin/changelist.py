@@ -60,7 +60,8 @@ class BoundedChangeList(ChangeList):
         self.overview, self.running = None, None
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
-            if self.model_admin.has_resolve_permission(request):
+            model_admin: Any = self.model_admin
+            if model_admin.has_resolve_permission(request):
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
         self.attention = overview.attention(self.overview or [])
         self.runbook = get_settings().runbook_url

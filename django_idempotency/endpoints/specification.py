@@ -160,9 +160,7 @@ def describe(
         headers = response.setdefault("headers", {})
         headers.setdefault(conf.replayed_header, dict(replayed))
         if "Retry-After" in found.headers:
-            wait = (
-                "Seconds, after which to send the request again. With a lease, what is left of the lease, 60 at most."
-            )
+            wait = "Seconds, after which to send the request again: with a lease, up to what is left of it, 60 at most."
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:

@@ -9,7 +9,7 @@ from functools import cached_property
 from django.db.models import Prefetch, prefetch_related_objects
 from django.utils import timezone
 
-from ..engine.stores.states import EXPIRED, Clock, Seen, State, states_of
+from ..engine.stores.states import Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import correctable
 
@@ -19,11 +19,6 @@ Kind = IdempotencyStep.Kind
 @dataclass(frozen=True)
 class Facts(Seen):
     """A row and its steps in the order in which they were first started, in the words of a decision."""
-
-    @cached_property
-    def state(self) -> State:
-        """The worst state that is true of the key. That it has expired is told by its time."""
-        return next(state for state in states_of(self.row, self.steps, self.now) if state is not EXPIRED)
 
     @cached_property
     def in_doubt(self) -> list[str]:

@@ -111,14 +111,15 @@ def test_a_result_cannot_be_moved_to_another_step_or_key(post: Post) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_keys_that_cannot_be_decrypted_keep_no_other_key_stuck() -> None:
-    """A cleanup passes them over, also if they fill a batch."""
+    """A cleanup reads no trail of decisions: it fails all of them, and leaves their trails as they are."""
     for number in range(3):
         assert isinstance(claim_and_commit(store_for("default"), a_claim(key=f"k{number}", lease=60)), Claimed)
     hour = timedelta(hours=1)
     IdempotencyKey.objects.update(locked_until=timezone.now() - 2 * hour, decisions="enc1:lost")
     IdempotencyKey.objects.filter(key="k2").update(locked_until=timezone.now() - hour, decisions=None)
     cleanup = cleanup_idempotency_keys(batch_size=2)
-    assert (cleanup.unstuck, cleanup.stuck, cleanup.complete) == (1, 2, True)
+    assert (cleanup.unstuck, cleanup.stuck, cleanup.complete) == (3, 0, True)
+    assert IdempotencyKey.objects.filter(decisions="enc1:lost").count() == 2
 
 
 @pytest.mark.parametrize("changed", [b"gAAAAAB", b"", b"\xff\x00", b"plain s3cret"])

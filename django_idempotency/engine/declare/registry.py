@@ -87,7 +87,10 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 def register(declaration: Declaration) -> None:
     """Let recovery find what has both an `operation` and a `reconcile` of its own. Others cannot be found by a name."""
-    operation, reconcile = (_nearest(declaration, name) for name in ("operation", "reconcile"))
+    given: dict[str, Any] = {}  # without the project's settings, which cannot be read at import
+    for layer in reversed(declaration.layers):
+        given |= layer.given()
+    operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
@@ -132,9 +135,3 @@ def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempo
     if view is None or isinstance(view, Idempotency):
         return view or as_options(options), None
     return Idempotency(), view
-
-
-def _nearest(declaration: Declaration, name: str) -> Any:
-    """The option as the nearest layer gives it. Without the project's settings, which cannot be read at import."""
-    values = (layer.given()[name] for layer in declaration.layers if name in layer.given())
-    return next(values, None)

@@ -45,34 +45,36 @@ def is_alone(store: Store) -> bool:
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """What the claim comes to. While another request runs the key, claim again for up to `wait` seconds.
 
-    Each claim begins and ends its own transaction, so that a pause holds no lock and no snapshot. The last claim comes
-    when `wait` is over. Inside a transaction of the caller a duplicate does not wait.
+    After a deadlock or a serialization failure, claim once more: nothing has run yet. Still, only a claim that is alone
+    may be repeated. Inside an outer `atomic()`, the database may have rolled back the writes of the caller as well, so
+    only the caller can start again. There a duplicate does not wait either.
     """
-    outcome = _repeated(store, claim)
-    if not wait or not isinstance(outcome, Conflicted) or not is_alone(store):
-        return outcome
-    deadline, pause = time.monotonic() + wait, FIRST_PAUSE
-    while isinstance(outcome, Conflicted) and (left := deadline - time.monotonic()) > 0:
-        # Jitter, so that many duplicates do not ask at the same moment.
-        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
-        pause = min(2 * pause, LONGEST_PAUSE)
-        outcome = _repeated(store, claim)
-    return outcome
-
-
-def _repeated(store: Store, claim: Callable[[], ClaimOutcome]) -> ClaimOutcome:
-    """Claim. After a deadlock or a serialization failure, claim once more: nothing has run yet.
-
-    Still, only a claim that is alone may be repeated. Inside an outer `atomic()`, the database may have rolled back the
-    writes of the caller as well, so only the caller can start again.
-    """
+    outcome: ClaimOutcome = Conflicted()
     for _ in range(2):
         try:
-            return claim()
+            outcome = claim()
+            break
         except DatabaseError as error:
             if store.is_busy(error):
                 return Unavailable()
             if not (store.may_repeat(error) and is_alone(store)):
                 store.explain(error)
                 raise
-    return Conflicted()
+    if wait and isinstance(outcome, Conflicted) and is_alone(store):
+        return _waited_for(store, claim, wait)
+    return outcome
+
+
+def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], wait: float) -> ClaimOutcome:
+    """Claim again and again. The last claim comes when `wait` is over.
+
+    Each claim begins and ends its own transaction, so that a pause holds no lock and no snapshot.
+    """
+    outcome: ClaimOutcome = Conflicted()
+    deadline, pause = time.monotonic() + wait, FIRST_PAUSE
+    while isinstance(outcome, Conflicted) and (left := deadline - time.monotonic()) > 0:
+        # Jitter, so that many duplicates do not ask at the same moment.
+        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
+        pause = min(2 * pause, LONGEST_PAUSE)
+        outcome = claimed(store, claim)
+    return outcome

@@ -45,7 +45,8 @@ NONCE_BYTES = 12
 Row = Claimed | StoredKey | IdempotencyKey
 """What knows the identity of a row and its fingerprint: a claim, a row that was read, or the model's instance."""
 Fact = str | int | bytes | memoryview | None
-"""What else a sealed text is bound to: the name of its step; the status code and the fingerprint of its response."""
+"""What else a sealed text is bound to: the name of its step; the status code and the fingerprint of its response. What
+is empty counts as nothing."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
@@ -115,7 +116,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
     """See Note [What sealed text is bound to]."""
-    facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact or "") for fact in about)
+    facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 
 

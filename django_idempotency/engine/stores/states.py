@@ -137,10 +137,9 @@ class Seen:
         return [step for step in self.steps if step.kind == Kind.CALL and step.finished_at is not None]
 
     @property
-    def settled(self) -> bool:
-        """The key is completed, or has failed and left nothing that a retry must know of."""
-        effects = any(step.kind == Kind.CALL or step.finished_at is None for step in self.steps)
-        return self.row.status == Status.COMPLETED or (self.failed and not effects)
+    def state(self) -> State:
+        """The worst state of the key. That the key has expired is told by its time."""
+        return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,7 @@ class State:
         label: for people.
         to_do: what a person does about such a key.
         condition: the keys that are in the state. See Note [Which index finds a state].
-        fits: the same of one row that was read.
+        fits: the same of one row that was read. None: only a query tells.
         order: of the partial index that the database should walk.
     """
 
@@ -160,7 +159,7 @@ class State:
     label: _StrPromise
     to_do: _StrPromise
     condition: Q
-    fits: Callable[[Seen], bool]
+    fits: Callable[[Seen], bool] | None = None
     order: tuple[str, ...] = ()
 
 
@@ -207,7 +206,6 @@ EXPIRED = State(
     label=_("expired"),
     to_do=_("The key counts as never seen, and the next cleanup deletes it."),
     condition=_DUE & (Q(status=Status.COMPLETED) | (Q(status=Status.FAILED) & Q(~HAS_EFFECTS))),
-    fits=lambda seen: seen.row.expires_at <= seen.now and seen.settled,
     order=("expires_at",),
 )
 FAILED_STATE = State(
@@ -235,12 +233,6 @@ UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until
 """The keys about which a decision is possible. No index finds them: narrow them down by their ids."""
 HARMLESS = LAPSED & ~HAS_EFFECTS
 """The stuck keys that a cleanup fails: nothing outside has been called, and no write is in doubt."""
-
-
-def states_of(row: IdempotencyKey, steps: Iterable[IdempotencyStep], now: datetime) -> list[State]:
-    """The states of a row that was read, the worst first. now: as for `Seen`."""
-    seen = Seen(row, list(steps), now)
-    return [state for state in STATES.values() if state.fits(seen)]
 
 
 def as_sql(condition: Q, alias: str) -> str:
