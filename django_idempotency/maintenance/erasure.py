@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
-SETTLED = (COMPLETED, FAILED_STATE)
-"""The worst states of keys that may go. See Note [What is never forgotten]."""
 logger = logging.getLogger("django_idempotency")
+SETTLED = (FAILED_STATE.name, COMPLETED.name)
+"""The states that leave nothing a retry must know of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +152,6 @@ def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
         seen = [Seen(row, row.steps.all(), row.now) for row in rows]
-        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state in SETTLED)]
+        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)
