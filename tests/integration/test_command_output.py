@@ -79,7 +79,7 @@ class TestEncoding:
     ],
 )
 def test_the_list_of_endpoints_is_complete(encoding: str, format_: str, shown: str) -> None:
-    """JSON has escapes of its own."""
+    """In each format."""
     status, out, err = printed(encoding, "idempotency_endpoints", f"--urlconf={__name__}", f"--format={format_}")
     assert (status, err, shown in out, "orders/" in out) == (0, "", True, True), err
 
