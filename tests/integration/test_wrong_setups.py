@@ -121,7 +121,7 @@ def test_a_database_without_a_store_is_named(monkeypatch: pytest.MonkeyPatch) ->
     """By what it is and by what the settings say."""
     from django_idempotency.engine.stores import store_for
 
-    monkeypatch.setattr(connection, "vendor", "oracle")
+    monkeypatch.setattr(connection, "display_name", "Oracle")
     store_for.cache_clear()
     with pytest.raises(IdempotencyConfigurationError) as caught:
         store_for("default")
