@@ -23,7 +23,7 @@ from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.request.callers import account_scope
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
-from ..engine.stores.states import Clock, Seen
+from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .lookups import find_key
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 BATCH_SIZE = 5000
 """Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
 logger = logging.getLogger("django_idempotency")
+SETTLED = (FAILED_STATE.name, COMPLETED.name)
+"""The states that leave nothing a retry must know of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,6 @@ def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
         seen = [Seen(row, row.steps.all(), row.now) for row in rows]
-        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.settled)]
+        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
         # Steps go by CASCADE. only(): the collector would load every stored body.
         return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)

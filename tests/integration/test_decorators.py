@@ -1,4 +1,4 @@
-"""The `idempotent` decorator: what it can stand on (frameworks.py), and how it takes its options."""
+"""The `idempotent` decorator: what it can stand on, in each framework, and how it takes its options."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -
 def outcome_unknown() -> Problem:
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
-        "The first request with this key was interrupted, and it is not known yet whether it took effect. "
-        "It needs attention and is not run again. Retry it later, unchanged."
+        "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
+        "request again later, with the same key."
     )
     return Problem("outcome-unknown", 409, title, detail, {"Retry-After": UNKNOWN_RETRY_AFTER})
 
@@ -145,7 +145,7 @@ def response_not_stored(snapshot: Snapshot) -> Problem:
 
 
 def replay_refused() -> Problem:
-    detail = _("You may not see the response that is stored for this key.")
+    detail = _("The request was processed, but you may not see its response. Do not send it again under a new key.")
     return Problem("replay-refused", 403, "Replay is not permitted", detail)
 
 
