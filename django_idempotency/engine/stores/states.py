@@ -137,6 +137,12 @@ class Seen:
         return [step for step in self.steps if step.kind == Kind.CALL and step.finished_at is not None]
 
     @property
+    def settled(self) -> bool:
+        """The key is completed, or has failed and left nothing that a retry must know of."""
+        effects = any(step.kind == Kind.CALL or step.finished_at is None for step in self.steps)
+        return self.row.status == Status.COMPLETED or (self.failed and not effects)
+
+    @property
     def state(self) -> State:
         """The worst state of the key. That the key has expired is told by its time."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
