@@ -32,7 +32,8 @@ def toctrees(index):
     """Each table of index.md, under its heading, is a part of the navigation: the list of pages is kept once."""
     for part in re.split(r"(?m)^## ", index)[1:]:
         pages = "\n".join(dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md", part)))
-        yield f"\n```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
+        if pages:  # the glossary has none
+            yield f"\n```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
 
 
 def setup(app):
