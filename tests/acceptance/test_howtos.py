@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
+from django_idempotency.engine.conf import get_settings
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
@@ -85,6 +86,66 @@ def test_unstable_fields_make_no_other_request(run: Any, serve: Any, client: Cli
         for n, amount in ((1, 5), (2, 5), (3, 6))
     ]
     assert [answer.status_code for answer in answers] == [201, 201, 422]
+
+
+@pytest.mark.django_db
+def test_the_options_of_the_first_example(run: Any, serve: Any, client: Client) -> None:
+    """A caller who cannot be told apart is refused. What is secret or large is not stored, and never runs again."""
+    clear_url_caches()
+    cards = run("docs/options.md", "shop/cards.py")
+    serve(path("cards/", cards.create_card), path("export/", cards.export))
+
+    def send(url: str, rows: int, **headers: str) -> Any:
+        answer = client.post(url, {"rows": rows}, headers={"Idempotency-Key": "one", **headers})
+        return answer.status_code, answer.json().get("code")
+
+    assert send("/cards/", 1) == (403, "unidentified-caller")
+    caller = {"X-Api-Key": "shop"}
+    assert [send("/cards/", rows, **caller) for rows in (1, 1, 2)] == [
+        (201, None),
+        (409, "response-not-stored"),
+        (409, "already-used"),
+    ]
+    assert [send("/export/", 20_000) for _ in range(2)] == [(200, None), (409, "response-not-stored")]
+    assert [send("/export/", 2, **caller) for _ in range(2)] == [(200, None)] * 2
+
+
+@pytest.mark.django_db
+def test_the_settings_of_the_example(run: Any, serve: Any, client: Client) -> None:
+    """Quoted UUIDs only, a header of the project tells callers apart, and cookies are replayed."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        response = HttpResponse(request.headers["X-Shop-Token"])
+        response.set_cookie("basket", "7")
+        return response
+
+    clear_url_caches()
+    serve(path("orders/", csrf_exempt(idempotent(answer))))
+    setting = run("docs/options.md", "settings.py").IDEMPOTENCY
+    key = "8c0d5f4e-2f53-4d7b-9a55-0d9b4a3f2f11"
+    with override_settings(IDEMPOTENCY=setting):
+        refused = [client.post("/orders/", headers={"Idempotency-Key": wrong}) for wrong in (key, '"one"')]
+        headers = {"Idempotency-Key": f'"{key}"'}
+        answers = [client.post("/orders/", headers={**headers, "X-Shop-Token": name}) for name in ("ann", "ann", "ben")]
+        assert get_settings().runbook_url == setting["RUNBOOK_URL"]
+    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
+        (400, f"{setting['DOCS_URL']}#invalid-key")
+    ] * 2
+    assert [(a.content, a["Idempotency-Replayed"]) for a in answers] == [
+        (b"ann", "false"),
+        (b"ann", "true"),
+        (b"ben", "false"),
+    ]
+    assert [a.cookies["basket"].value for a in answers] == ["7"] * 3
+
+
+@pytest.mark.django_db
+def test_without_the_package_no_key_is_needed(run: Any, serve: Any, client: Client) -> None:
+    """Only inside of the test that says so."""
+    clear_url_caches()
+    serve(path("cards/", run("docs/options.md", "shop/cards.py").create_card))
+    run("docs/options.md", "shop/test_without_keys.py").test_an_order_needs_no_key(client)
+    assert client.post("/cards/").status_code == 400
 
 
 @pytest.mark.django_db
