@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
@@ -57,29 +57,6 @@ def detail(row: IdempotencyKey) -> str:
 HOUR = timedelta(hours=1)
 
 
-def fill(times: list[datetime], using: str = "default", **fields: Any) -> list[IdempotencyKey]:
-    """Completed keys created at these times, in this order."""
-    start = IdempotencyKey.objects.using(using).count()
-    return IdempotencyKey.objects.using(using).bulk_create(
-        IdempotencyKey(
-            **{
-                "key_hash": number,
-                "scope_hash": number,
-                "scope": "s",
-                "operation": "o",
-                "key": f"k{number}",
-                "status": "completed",
-                "status_code": 201,
-                "created_at": created_at,
-                "updated_at": created_at,
-                "expires_at": created_at + 24 * HOUR,
-                **fields,
-            }
-        )
-        for number, created_at in enumerate(times, start)
-    )
-
-
 def step(row: IdempotencyKey, *, finished: bool = False) -> None:
     now = timezone.now()
     IdempotencyStep.objects.create(
@@ -106,3 +83,26 @@ def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> s
     return client.post(
         address(key, decision), {**entered, "previewed": context["previewed"]}, follow=True
     ).content.decode()
+
+
+def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
+    return client.get(address(key, decision)).content.decode()
+
+
+def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
+    """The page after the first click."""
+    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
+
+
+def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    """Tick these keys in the list, and choose the action."""
+    ticked = [str(row.pk) for row in rows]
+    return client.post(reverse(LIST), {"action": action, "index": "0", "_selected_action": ticked, **data}, follow=True)
+
+
+def confirm(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
+    """Enter the form of the second page, and confirm its preview."""
+    given = {"seen": " ".join(map(version, rows)), "reason": "T-7", **data}
+    page = send(client, action, rows, **given)
+    previewed = (page.context or {}).get("previewed")
+    return send(client, action, rows, **given, previewed=previewed) if previewed else page

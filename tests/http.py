@@ -35,7 +35,7 @@ def post_empty(key: str, path: str = "/pay") -> Any:
 def posting_to_a_view(**options: Any) -> Callable[..., Any]:
     """Protect a view that makes an order with these options; gives a function that posts to it directly."""
 
-    @idempotent(scope=lambda request: "s", **options)
+    @idempotent(**{"scope": lambda request: "s", **options})
     def view(request: Any) -> Any:
         return HttpResponse(str(Order.objects.create().pk))
 

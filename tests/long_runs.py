@@ -18,29 +18,24 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "tests" / "proof.md"
-HEAD = "| Command | Outcome | Version | Commit | Date | Minutes |\n|---|---|---|---|---|---|\n"
-NOT_SAID = re.compile(r"\s*(\S+: (OK|FAIL)|congratulations|evaluation|\S+: \S+>)")
-"""tox's own words."""
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One long run.
+    """One long run: the arguments of `tox run`, and the environment that makes it long.
 
     Args:
         proves: what holds if the part passes, in a sentence.
-        tox: the arguments of `tox run`.
-        settings: environment variables that make the run long.
         seed: the environment variable, or the option of pytest, that names the plan.
         seeds: how many plans are run.
-        figures: finds the lines of the output that the page shows. Default: the last one.
+        figures: finds the lines of the output that the page shows.
     """
 
     proves: str
@@ -48,7 +43,7 @@ class Part:
     settings: tuple[tuple[str, str], ...] = ()
     seed: str | None = None
     seeds: int = 1
-    figures: str | None = None
+    figures: str = r"\d+ passed"
 
     def command(self, seed: int, *, short: bool) -> tuple[list[str], dict[str, str]]:
         """The arguments of tox, and the environment."""
@@ -58,13 +53,6 @@ class Part:
         elif self.seed is not None:
             environment[self.seed] = str(seed)
         return arguments, environment
-
-    def said(self, output: str) -> list[str]:
-        """The lines of the output that the page shows."""
-        lines = [line for line in map(str.rstrip, ESCAPE.sub("", output).splitlines()) if line.strip()]
-        if self.figures and (found := [line for line in lines if re.search(self.figures, line)]):
-            return found
-        return [line for line in lines if not NOT_SAID.match(line)][-1:]
 
 
 PARTS = {
@@ -108,7 +96,6 @@ PARTS = {
     "postgresql": Part(
         proves="The stores and the migrations on PostgreSQL 16 and 17. The tests have the newest, CI also Debian's.",
         tox=("-e", "postgresql-16,postgresql-17"),
-        figures=r"\d+ passed",
     ),
     "lowest": Part(
         proves="The lowest version of each dependency that `pyproject.toml` allows, on Python 3.11.",
@@ -134,6 +121,7 @@ PARTS = {
     "mutation": Part(
         proves="One-line breaks of the core: a test sees each. `mutmut results` lists those that no test sees.",
         tox=("-e", "mutation"),
+        figures=r"\S+: survived",
     ),
 }
 
@@ -151,54 +139,32 @@ def main(*arguments: str) -> int:
 
 def run(name: str, part: Part, page: Path, *, short: bool = False) -> bool:
     """Run one part under each of its seeds, and write its section of the page. True if all passed."""
-    table: list[str] = []
-    said: list[str] = []
-    passed = True
+    table, said, passed = (
+        "| Command | Outcome | Version | Commit | Date | Minutes |\n|---|---|---|---|---|---|\n",
+        "",
+        True,
+    )
     for seed in [secrets.randbelow(2**31) for _ in range(part.seeds)]:
         started = time.monotonic()
         arguments, environment = part.command(seed, short=short)
-        status, output = tox(arguments, environment)
-        passed = passed and status == 0
+        tox = [sys.executable, "-m", "tox", "run", *arguments]
+        done = subprocess.run(tox, cwd=ROOT, env={**os.environ, **environment}, stdout=PIPE, stderr=STDOUT, text=True)
+        passed = passed and done.returncode == 0
         words = " ".join([*(f"{key}={value}" for key, value in environment.items()), "tox run", *arguments])
-        outcome = "passed" if status == 0 else f"**FAILED** with status {status}"
-        table.append(f"| `{words}` | {outcome} | {origin()} | {(time.monotonic() - started) / 60:.0f} |")
-        said += part.said(output)
-        write(page, name, section(part, table, said))
-        print(table[-1], output if status else "", sep="\n", flush=True)
+        outcome = f"**FAILED** with status {done.returncode}" if done.returncode else "passed"
+        table += f"| `{words}` | {outcome} | {origin()} | {(time.monotonic() - started) / 60:.0f} |\n"
+        lines = ESCAPE.sub("", done.stdout).splitlines()
+        said += "".join(f"    {line.rstrip()}\n" for line in lines if re.search(part.figures, line))
+        write(page, name, f"{part.proves}\n\n{table}\n{said}")
+        print(words, outcome, done.stdout if done.returncode else "", sep="\n", flush=True)
     return passed
 
 
-def tox(arguments: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output of `tox run`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tox", "run", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
-
-
 def origin() -> str:
-    """Version, commit and date. A commit beside which the code has changed has a `+`."""
-    commit = git("rev-parse", "--short", "HEAD") or "unknown"
-    changed = "+" if git("status", "--porcelain", "--", ".", ":!tests/proof.md") else ""
+    """Version, commit and date."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=PIPE, text=True).stdout.strip()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    return f"{version} | {commit}{changed} | {datetime.date.today().isoformat()}"
-
-
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def section(part: Part, table: list[str], said: list[str]) -> str:
-    """What the page has below the part's name."""
-    figures = "".join(f"    {line}\n" for line in said)
-    return f"{part.proves}\n\n{HEAD}" + "\n".join(table) + f"\n\n{figures}"
+    return f"{version} | {commit or 'unknown'} | {datetime.date.today().isoformat()}"
 
 
 def write(page: Path, name: str, text: str) -> None:
@@ -207,21 +173,6 @@ def write(page: Path, name: str, text: str) -> None:
     by_name = {found.partition("\n")[0]: found for found in sections} | {name: f"{name}\n\n{text}"}
     known = sorted(by_name, key=lambda found: [*PARTS, found].index(found))
     page.write_text(head + "\n".join(f"## {by_name[found].rstrip()}\n" for found in known))
-
-
-def rows(page: str) -> list[list[str]]:
-    """The cells of each run on the page: command, outcome, version, commit, date, minutes."""
-    return [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-
-
-def outdated(page: str, changelog: str) -> list[str]:
-    """The commands whose run is of a version before the last release but one."""
-    releases = re.findall(r"(?m)^## (\d[\d.]*)", changelog)
-    return [command for command, _, version, *_ in rows(page) if number(version) < number(releases[:2][-1])]
-
-
-def number(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def gunicorn(*options: str, application: str = "tests.server.wsgi", **environmen
 
 def uvicorn() -> AbstractContextManager[str]:
     """The test server on uvicorn; gives its URL."""
-    return _serving("uvicorn", "tests.server.asgi:application", "--fd", "{fd}")
+    return _serving("uvicorn", "--factory", "django.core.asgi:get_asgi_application", "--fd", "{fd}")
 
 
 @contextmanager

@@ -67,12 +67,12 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
     return format_html('<span title="{}">{}…</span>', text, text[:length])
 
 
-def readable_error(row: Row, column: str, stored: str | None, step: str = "", *, allowed: bool) -> str:
+def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
     """Return a stored error, or why it is not shown. One that is encrypted may quote a request, as responses do."""
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
-        return unseal(row, column, stored, step) or ""
+        return unseal(row, column, stored, *step) or ""
     except NotDecryptable as error:  # the rest of the page is still needed
         return str(error)
 

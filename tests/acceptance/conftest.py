@@ -61,15 +61,14 @@ class RunningShop:
 
 @pytest.fixture(scope="session")
 def shop() -> Iterator[RunningShop]:
-    """One for all tests: it takes seconds to start. Each test has keys, orders and items of its own."""
+    """The shop on gunicorn, one for all tests: it takes seconds to start. Each test has items of its own."""
     pytest.importorskip("rest_framework")
     pytest.importorskip("drf_spectacular")
     with fake_gateway() as gateway:
         yield from running_shop(gateway)
 
 
-def running_shop(gateway: httpx.Client, **changed: str) -> Iterator[RunningShop]:
-    """The shop on gunicorn, with these changes to its environment."""
+def running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
     url = embedded_postgresql()
     environment = {
         **os.environ,
@@ -80,7 +79,6 @@ def running_shop(gateway: httpx.Client, **changed: str) -> Iterator[RunningShop]
         "GATEWAY_URL": str(gateway.base_url).rstrip("/"),
         "GATEWAY_TIMEOUT": "2",
         "DEMO": "1",
-        **changed,
     }
     subprocess.run(
         [sys.executable, str(SHOP / "manage.py"), "migrate", "--verbosity", "0"],

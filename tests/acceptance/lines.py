@@ -28,10 +28,6 @@ class BrokenLine:
         self.requests: list[bytes] = []
 
     @property
-    def methods(self) -> list[str]:
-        return [request.split(b" ")[0].decode() for request in self.requests]
-
-    @property
     def keys(self) -> set[str]:
         """The different keys that were sent."""
         return {key.decode() for request in self.requests for key in KEY.findall(request)}

@@ -104,7 +104,7 @@ def docstring(value: Any) -> str:
 def described(level: str, name: str, value: Any, page: str | None) -> list[str]:
     text = docstring(value)
     if page:  # the page has what stands between the first line and the arguments
-        listed = None if name in WHOLE else SECTION.search(text)
+        listed = SECTION.search(text)
         text = f"{summary(value)} [More]({page}).\n\n{text[listed.start() :] if listed else ''}"
     return [f"{level} `{name}{signature(name, value)}`", "", prose(text).strip(), ""]
 
@@ -121,46 +121,6 @@ def signature(name: str, value: Any) -> str:
 
 SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite", "request")
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
-SAID_ONCE = (
-    "using: database alias; default: the write alias of the key table.",
-    "key: the row as the person has seen it.",
-    "by, reason: who decides, and why.",
-    "name: the step's name, 1 to 100 characters, the same in every attempt.",
-    "function: called with the other arguments.",
-    "stop: once set, this event ends the run",
-    "scope: as the endpoint's `scope=` returns it",
-    "registry: where the metrics are registered.",
-    "stuck: keys in progress that no worker holds.",
-    "in_doubt: failed or stuck keys with",
-    "half_done: failed or stuck keys with",
-    # of a command, too: its table has them
-    "batch_size: rows in one transaction",
-    "max_seconds: stop after that many seconds",
-    "pause: seconds to rest between two batches.",
-    "older_than: seconds, or a timedelta",
-    "operations: names of operations",
-    "dry_run: only say what would be asked.",
-    # of `derived_key`, whose first line says it
-    "scope: the row's `scope`.",
-    "operation: the row's `operation`.",
-    "key: the row's `key`.",
-    "step: the name of the call.",
-    # a name that says it
-    "name: the name of the ",
-    "operation: its operation.",
-)
-"""How the text of an argument begins that the page says once, or another page. So does a result below."""
-RETURNED = (
-    "A value for the `key` option.",
-    "How many keys were deleted, and how many had to be kept.",
-    "How many keys were resolved, and how many refused.",
-    "One `Endpoint` for each unsafe method",
-    "The result of `function`, as JSON gives it back.",
-    "The rows, in no order.",
-    "The scope, for `forget` and `forget_scope`.",
-    "What was completed, and what needs attention still.",
-    "What was deleted, and what needs attention.",
-)
 TOLD = {
     "operation.call": "leased.md#writing-steps",
     "operation.fetch": "leased.md#writing-steps",
@@ -200,11 +160,6 @@ TOLD = {
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
 }
 """Names that another page explains: the reference has their first line and their arguments."""
-WHOLE = (
-    *("Fingerprint", "IdempotencyMixin"),
-    *(f"operation.{name}" for name in ("call", "fetch", "refer_to", "write")),
-)
-"""Of these, the other page explains the arguments or attributes as well."""
 NOTE = re.compile(r" ?See Note \[[^]]+\]\.")
 """For readers of the code."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
@@ -226,11 +181,9 @@ def section(found: re.Match[str]) -> str:
     """A section of a docstring in Google's style."""
     lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
     if found[1] == "Returns":
-        return "" if lines[0].startswith(RETURNED) else f"Returns: {' '.join(lines)}\n"
-    items = [line.partition(": ") for line in lines if not line.startswith(SAID_ONCE)]
-    if (
-        found[1] == "Raises"
-    ):  # the part on exceptions says what each one means, and the page that any may be a wrong configuration
+        return f"Returns: {' '.join(lines)}\n"
+    items = [line.partition(": ") for line in lines]
+    if found[1] == "Raises":  # another part says what each one means
         raised = dict.fromkeys(f"`{name}`" for name, _, _ in items if name != "IdempotencyConfigurationError")
         return f"Raises {', '.join(raised)}.\n" if raised else ""
     return "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)

@@ -41,8 +41,8 @@ def server() -> Iterator[Scripted]:
     script = Scripted()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, headers, body = script.next(self.headers["Idempotency-Key"])
             content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
             self.send_response(status)
@@ -50,6 +50,8 @@ def server() -> Iterator[Scripted]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
+
+        do_POST = do_GET
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -117,3 +119,11 @@ def test_a_processed_order_leaves_the_outbox_of_python(server: Scripted, tmp_pat
         ((order, end),) = outbox.deliver(client)
         assert list(outbox.deliver(client)) == []
     assert (order, type(end).__name__, end.args) == ({"item": "a book"}, "Processed", ("/orders/7/",))
+
+
+def test_a_status_page_is_followed_to_the_end(server: Scripted, place_order: Place) -> None:
+    """After 202, the client asks the page, and not for another order."""
+    server.answers = [(202, {"Location": "/page", "Retry-After": "1"}, {"status": "in_progress"})]
+    server.answers += [(200, {}, {"status": status}) for status in ("in_progress", "completed")]
+    assert place_order(server.url, "k", {"item": "a book"}) == {"status": "completed"}
+    assert (len(server.times), server.keys) == (3, {'"k"', None})

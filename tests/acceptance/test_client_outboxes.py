@@ -5,21 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
 from tests.acceptance.conftest import RunningShop
-from tests.acceptance.documented_clients import NODE, TOLD, node, python_outbox, snippet
+from tests.acceptance.documented_clients import python_outbox, snippet
 from tests.acceptance.lines import BrokenLine
 from tests.browser.chromium import CHROMIUM, FLAGS
 from tests.servers import DEADLINE, eventually
 
 ORDERS = "SELECT count(*) FROM shop_order WHERE item = %s"
-MEMORY = "new class { getItem(name) { return this[name] ?? null } setItem(name, text) { this[name] = text } }"
-needs_node = pytest.mark.skipif(NODE is None, reason="Node is not on this machine")
 
 
 def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, tmp_path: Path) -> None:
@@ -42,22 +39,6 @@ def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, t
     assert order == {"item": item}
     assert answer["id"] == shop.one("SELECT id FROM shop_order WHERE item = %s", item)
     assert (len(line.keys), shop.one(ORDERS, item)) == (1, 1)
-
-
-@needs_node
-class TestJavaScript:
-    def run(self, url: str, story: str, path: str = "/orders/") -> Any:
-        """Tell what each `await` of the story comes to."""
-        outbox = f"const outbox = new Outbox('{url}{path}', 'outbox', {MEMORY}); const told = {TOLD}"
-        return node(f"(async () => {{ {outbox}; const seen = []; {story}; return seen }})()")
-
-    def test_a_double_click_is_one_order(self, shop: RunningShop) -> None:
-        """Both clicks have the same key, and get the same answer."""
-        item = f"item {uuid4()}"
-        click = f"outbox.submit('checkout', {{item: '{item}'}})"
-        first, second = self.run(shop.url, f"seen.push(...await Promise.all([{click}, {click}]))")
-        assert first == second
-        assert shop.one(ORDERS, item) == 1
 
 
 def test_a_page_that_is_loaded_again_finds_its_order(shop: RunningShop) -> None:

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
 import httpx
-import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,20 +40,6 @@ def environment() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": str(ROOT)}
 
 
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """On Linux their parent is then this process, which gets their exit status. Elsewhere only their parent gets it."""
-    if sys.platform != "linux":
-        yield
-        return
-    set_child_subreaper = partial(ctypes.CDLL(None).prctl, 36)
-    set_child_subreaper(1)
-    try:
-        yield
-    finally:
-        set_child_subreaper(0)
-
-
 def until(end: str, stream: IO[str]) -> str:
     """Everything up to the line with this text."""
     printed = ""
@@ -79,11 +60,9 @@ def test_every_figure_of_the_demo_is_as_promised(tmp_path):
     with (
         errors.open("w") as stderr,
         subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=PIPE, stderr=stderr, text=True) as parent,
-        adopting_orphans(),
     ):
         try:
             table, said = until("NOT protected", parent.stdout), until("Ctrl-C stops", parent.stdout)
-            (demo,) = psutil.Process(parent.pid).children()
             (admin,) = re.findall(r"admin at (\S+)", said)
             kinds = re.findall(r"(?m)^(stuck|in doubt|half done) .*\n +(http\S+)$", said)
             with httpx.Client(follow_redirects=True) as browser:
@@ -92,8 +71,6 @@ def test_every_figure_of_the_demo_is_as_promised(tmp_path):
         finally:
             parent.kill()
             rest = parent.stdout.read()  # until the last process that could write here has ended
-        if sys.platform == "linux":
-            assert os.waitpid(demo.pid, 0) == (demo.pid, 0)
     assert table == TABLE
     assert (rest, errors.read_text()) == ("", "")
     assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done"]

@@ -1,36 +1,26 @@
-"""docs/choices.md, recipes.md and how-it-works.md: their code runs, and their tables and pictures are complete."""
+"""The guides: what their most important examples do."""
 
 from __future__ import annotations
 
+import sys
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser
 from django.core import mail
-from django.http import HttpResponse
-from django.test import Client, modify_settings, override_settings
-from django.urls import clear_url_caches, path
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import clear_url_caches, include, path
+from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import OutcomeUnknown, idempotent
-from django_idempotency.keys import key_reference
-from django_idempotency.maintenance import find_key
+from django_idempotency.engine.conf import get_settings
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key, scope_of_user
+from django_idempotency.testing import create_key
 from tests.shopapp import models
-
-
-@pytest.mark.django_db
-def test_an_order_number_is_the_key(run: Any, serve: Any, client: Client) -> None:
-    """A retry gets the first answer. When the key has gone, the unique column still refuses a second order."""
-    serve(path("orders/", run("docs/choices.md", "shop/by_number.py").create_order))
-
-    def send() -> Any:
-        return client.post("/orders/", {"order_id": "A-7"}, content_type="application/json")
-
-    first, again = send(), send()
-    assert (first.status_code, again.content, again["Idempotency-Replayed"]) == (201, first.content, "true")
-    IdempotencyKey.objects.all().delete()
-    assert send().status_code == 409
-    assert models.Ledger.objects.count() == 1
 
 
 @pytest.mark.django_db
@@ -50,38 +40,6 @@ def test_sold_out_is_final(run: Any, serve: Any, client: Client, monkeypatch: An
     assert models.Order.objects.filter(reference="a ticket for Hamlet").count() == 1
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("record", "kept"),
-    [
-        (None, [402, 404, 409, 422]),
-        ("keep_success_only", []),
-        ("keep_refused_access_too", [401, 402, 403, 404, 409, 422]),
-    ],
-)
-def test_failures_are_kept_as_the_page_says(
-    run: Any, serve: Any, client: Client, record: str | None, kept: list[int]
-) -> None:
-    """By default, and with each `record` of the page."""
-    options = {} if record is None else {"record": getattr(run("docs/choices.md", "shop/failures.py"), record)}
-    statuses = [401, 402, 403, 404, 408, 409, 422, 423, 425, 429, 500]
-
-    @idempotent(**options)
-    def answer(request: Any, status: int) -> HttpResponse:
-        return HttpResponse(status=status)
-
-    clear_url_caches()
-    serve(path("<int:status>/", answer))
-
-    def replayed(status: int) -> bool:
-        answer = client.post(f"/{status}/", headers={"Idempotency-Key": f"key-{status}"})
-        assert answer.status_code == status
-        return answer["Idempotency-Replayed"] == "true"
-
-    assert not any(replayed(status) for status in statuses)
-    assert [status for status in statuses if replayed(status)] == kept
-
-
 # Django 6.1 warns of a project without MAILERS, a setting that 5.2 does not know.
 @pytest.mark.filterwarnings("ignore:.*(default mailer|MAILERS)")
 @pytest.mark.django_db(transaction=True)
@@ -99,13 +57,159 @@ def test_a_mail_is_sent_once(run: Any, monkeypatch: Any) -> None:
     assert len(mail.outbox) == 1
 
 
+@pytest.fixture
+def ann(client: Client, django_user_model: Any) -> Any:
+    user = django_user_model.objects.create_user("ann")
+    client.force_login(user)
+    return user
+
+
 @pytest.mark.django_db
-def test_a_celery_task_ships_once(run: Any) -> None:
-    """Sent twice, as a broker may deliver it: one row, and one result."""
-    pytest.importorskip("celery")
-    ship = run("docs/events.md", "shop/celery_tasks.py").ship
-    first, again = (ship.apply([7]).get() for _ in range(2))
-    assert first == again == models.Order.objects.get().pk
+def test_the_views_of_the_rest_framework(run: Any, serve: Any, client: Client, ann: Any) -> None:
+    """The viewset, the function, and nothing but the mixin. An order that was given away shows nothing more."""
+    routers = pytest.importorskip("rest_framework.routers")
+    module = run("docs/drf.md", "shop/orders.py")
+    router = routers.DefaultRouter()
+    router.register("orders", module.OrderViewSet, basename="order")
+    first = run("docs/drf.md", "shop/order_view.py").OrderView
+    clear_url_caches()
+    twice = serve(path("reorder/", module.reorder), path("first/", first.as_view()), path("", include(router.urls)))
+    for url in ("/orders/", "/reorder/", "/first/"):
+        twice(client, url, {"reference": "a book", "amount": 1})
+        models.Order.objects.all().delete()
+        IdempotencyKey.objects.all().delete()
+    assert client.post("/orders/", {"amount": 1}).status_code == 400
+    assert client.post("/orders/", {"amount": 1}, headers={"X-Client": "legacy"}).status_code == 201
+    order = models.Order.objects.create(reference="ann", amount=2)
+    double, keyed = f"/orders/{order.pk}/double/", {"headers": {"Idempotency-Key": "one"}}
+    assert [client.post(double, **keyed).json() for _ in range(2)] == [{"amount": 4}] * 2
+    assert client.post(double).status_code == 200
+    models.Order.objects.update(reference="ben")
+    assert client.post(double, **keyed).status_code == 403
+
+
+@pytest.mark.django_db
+def test_the_options_of_the_first_example(run: Any, serve: Any, client: Client) -> None:
+    """A caller who cannot be told apart is refused. What is secret or large is not stored, and never runs again."""
+    clear_url_caches()
+    cards = run("docs/options.md", "shop/cards.py")
+    serve(path("cards/", cards.create_card), path("export/", cards.export))
+
+    def send(url: str, rows: int, **headers: str) -> Any:
+        answer = client.post(url, {"rows": rows}, headers={"Idempotency-Key": "one", **headers})
+        return answer.status_code, answer.json().get("code")
+
+    assert send("/cards/", 1) == (403, "unidentified-caller")
+    caller = {"X-Api-Key": "shop"}
+    assert [send("/cards/", rows, **caller) for rows in (1, 1, 2)] == [
+        (201, None),
+        (409, "response-not-stored"),
+        (409, "already-used"),
+    ]
+    assert [send("/export/", 20_000) for _ in range(2)] == [(200, None), (409, "response-not-stored")]
+    assert [send("/export/", 2, **caller) for _ in range(2)] == [(200, None)] * 2
+
+
+@pytest.mark.django_db
+def test_the_settings_of_the_example(run: Any, serve: Any, client: Client) -> None:
+    """Quoted UUIDs only, a header of the project tells callers apart, and cookies are replayed."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        response = HttpResponse(request.headers["X-Shop-Token"])
+        response.set_cookie("basket", "7")
+        return response
+
+    clear_url_caches()
+    serve(path("orders/", csrf_exempt(idempotent(answer))))
+    setting = run("docs/options.md", "settings.py").IDEMPOTENCY
+    key = "8c0d5f4e-2f53-4d7b-9a55-0d9b4a3f2f11"
+    with override_settings(IDEMPOTENCY=setting):
+        refused = [client.post("/orders/", headers={"Idempotency-Key": wrong}) for wrong in (key, '"one"')]
+        headers = {"Idempotency-Key": f'"{key}"'}
+        answers = [client.post("/orders/", headers={**headers, "X-Shop-Token": name}) for name in ("ann", "ann", "ben")]
+        assert get_settings().runbook_url == setting["RUNBOOK_URL"]
+    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
+        (400, f"{setting['DOCS_URL']}#invalid-key")
+    ] * 2
+    assert [(a.content, a["Idempotency-Replayed"]) for a in answers] == [
+        (b"ann", "false"),
+        (b"ann", "true"),
+        (b"ben", "false"),
+    ]
+    assert [a.cookies["basket"].value for a in answers] == ["7"] * 3
+
+
+@pytest.mark.django_db
+def test_without_the_package_no_key_is_needed(run: Any, serve: Any, client: Client) -> None:
+    """Only inside of the test that says so."""
+    clear_url_caches()
+    serve(path("cards/", run("docs/options.md", "shop/cards.py").create_card))
+    run("docs/options.md", "shop/test_without_keys.py").test_an_order_needs_no_key(client)
+    assert client.post("/cards/").status_code == 400
+
+
+@pytest.mark.django_db
+def test_tenants_share_no_keys(run: Any, ann: Any, rf: Any) -> None:
+    """A caller who is not logged in has a scope of its own."""
+    scope = run("docs/databases.md", "shop/scopes.py").tenant_and_user
+    request = rf.post("/")
+    scopes = []
+    for request.tenant in (SimpleNamespace(pk=7), SimpleNamespace(pk=8)):
+        for request.user in (ann, AnonymousUser()):
+            scopes.append(scope(request))
+    assert scopes == [f"{tenant}:{who}" for tenant in (7, 8) for who in (ann.pk, "anonymous")]
+
+
+@pytest.mark.django_db
+def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
+    """Stuck, in doubt and half done, and none of the others."""
+    for status in ("completed", "in_progress", "failed"):
+        create_key(status, status=status)
+    rows = [create_key("stuck", status="abandoned"), create_key("charged", steps={"charge": 7})]
+    rows.append(create_key("doubt", in_doubt=["refund"], scope="7"))
+    assert run("docs/runbook.md", "shop/attention.py").report() == {
+        rows[0].pk: ["POST orders/ stuck of anonymous"],
+        rows[1].pk: ["POST orders/ charged of anonymous", 'call charge: done {"value": 7}'],
+        rows[2].pk: ["POST orders/ doubt of 7", "call refund: IN DOUBT"],
+    }
+
+
+@pytest.mark.django_db
+def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
+    """After an outage of the gateway, each retry runs again."""
+    sys.modules["shop"].gateway = gateway
+    careful = run("docs/leased.md", "shop/careful.py")
+    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
+    client.raise_request_exception = False
+    gateway.down = True
+    keys = [{"Idempotency-Key": name} for name in ("one", "two")]
+    before = timezone.now() - timedelta(minutes=1)
+    assert [client.post("/pay/", headers=key).status_code for key in keys] == [500, 500]
+
+    outage = run("docs/leased.md", "shop/after_an_outage.py")
+    resolved = outage.the_gateway_was_down(before)
+
+    assert (resolved.resolved, resolved.refused) == (2, 0)
+    gateway.down = False
+    assert [client.post("/pay/", headers=key).status_code for key in keys] == [201, 201]
+
+
+@pytest.mark.django_db
+def test_the_recovery_asks_the_example(run, serve, client, gateway):
+    """Its client does not come back: the charge is recorded, and the key waits for the next retry."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    client.raise_request_exception = False
+    gateway.down = True
+    assert client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code == 500
+    recover = run("docs/operations.md", "shop/recovery.py").every_five_minutes
+    assert recover() == 0  # too young
+
+    IdempotencyKey.objects.update(created_at="2020-01-01T00:00Z", updated_at="2020-01-01T00:00Z")
+
+    assert recover() == 1
+    assert IdempotencyKey.objects.get().steps.get().result == '{"value": {"id": "ch_1"}}'
+    assert len(gateway.books) == 1
 
 
 @pytest.mark.django_db
@@ -120,64 +224,3 @@ def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch:
     monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
     refused = page.receive(running)
     assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
-
-
-@pytest.mark.django_db
-def test_a_user_is_told_what_is_stored(run: Any, django_user_model: Any) -> None:
-    """The user's own keys only."""
-    ann, ben = (django_user_model.objects.create_user(name) for name in ("ann", "ben"))
-    create_key("one", scope=scope_of_user(ann))
-    create_key("two", scope=scope_of_user(ben))
-    assert [row["key"] for row in run("docs/recipes.md", "shop/disclosure.py").stored_about(ann)] == ["one"]
-
-
-@pytest.mark.django_db
-def test_a_refusal_shows_the_reference(run: Any, serve: Any, client: Client) -> None:
-    """Support finds the key by the reference."""
-    serve(path("orders/", run("README.md", "shop/views.py").create_order))
-    answer = run("docs/recipes.md", "shop/problems.py").with_reference
-    with override_settings(IDEMPOTENCY={"ERROR_RESPONSE": answer}):
-        for amount in (1, 2):
-            data = {"reference": "a book", "amount": amount}
-            response = client.post("/orders/", data, headers={"Idempotency-Key": '"one"'})
-    assert (response.status_code, response.json()["code"]) == (422, "already-used")
-    assert response.json()["reference"] == key_reference("one")
-    assert find_key(response.json()["reference"]).get().key == "one"
-
-
-@pytest.mark.django_db
-def test_a_page_of_another_origin_may_send_the_key_and_read_the_answer(run: Any, serve: Any, client: Client) -> None:
-    """As a browser asks: the preflight allows the header, and the package's own refusal has the headers of CORS."""
-    pytest.importorskip("corsheaders")
-    shown = vars(run("docs/recipes.md", "spa_settings.py"))
-    settings = {name: value for name, value in shown.items() if name.isupper() and name != "SHOP"}
-    serve(path("orders/", run("README.md", "shop/views.py").create_order))
-    origin = {"Origin": "https://shop.example"}
-    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "idempotency-key"}
-    with (
-        modify_settings(
-            INSTALLED_APPS={"append": "corsheaders"},
-            MIDDLEWARE={"prepend": "corsheaders.middleware.CorsMiddleware"},
-        ),
-        override_settings(**settings),
-    ):
-        allowed = client.options("/orders/", headers={**origin, **wanted})
-        refused = client.post("/orders/", {"reference": "a book", "amount": 1}, headers=origin)
-    assert "idempotency-key" in allowed["Access-Control-Allow-Headers"]
-    assert refused.status_code == 400
-    assert refused["Access-Control-Allow-Origin"] == "https://shop.example"
-    assert refused["Access-Control-Allow-Credentials"] == "true"
-    assert refused["Access-Control-Expose-Headers"] == "Idempotency-Replayed, Retry-After"
-
-
-@pytest.mark.django_db
-def test_the_browsable_api_needs_no_key(run: Any, serve: Any, client: Client) -> None:
-    """A browser may post without a key. A program may not."""
-    pytest.importorskip("rest_framework")
-    clear_url_caches()
-    serve(path("orders/", run("docs/recipes.md", "shop/browsable.py").OrderView.as_view()))
-
-    def send(accepted: str) -> Any:
-        return client.post("/orders/", {"reference": "a book"}, headers={"Accept": accepted}).status_code
-
-    assert (send("text/html"), send("application/json")) == (201, 400)

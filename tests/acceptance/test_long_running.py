@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,26 +10,13 @@ from uuid import uuid4
 import httpx
 import psycopg
 
-from tests.acceptance.conftest import SHOP, RunningShop
+from tests.acceptance.conftest import RunningShop
 from tests.acceptance.pages import ROOT, blocks
-from tests.servers import DEADLINE, eventually, http_get, http_post
-
-WAITING = (
-    "SELECT coalesce(max(application_name), '') FROM pg_stat_activity "
-    "WHERE wait_event_type = 'Lock' AND query LIKE '%%shop_order%%' AND application_name LIKE 'shop-%%'"
-)
+from tests.servers import eventually, http_get, http_post
 
 
 def order_report(shop: RunningShop, item: str, key: str) -> httpx.Response:
     return http_post(f"{shop.url}/reports/", json={"item": item}, headers={"Idempotency-Key": key})
-
-
-def make_reports(shop: RunningShop) -> None:
-    """What cron does."""
-    environment = {**os.environ, "DATABASE_URL": shop.dsn, "PYTHONPATH": str(SHOP.parent)}
-    environment["DJANGO_SETTINGS_MODULE"] = "config.settings"
-    command = [sys.executable, str(SHOP / "manage.py"), "make_reports"]
-    subprocess.run(command, env=environment, check=True, timeout=DEADLINE)
 
 
 def page(shop: RunningShop, answer: httpx.Response) -> Any:
@@ -66,22 +49,6 @@ def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
     }
     operations = "SELECT string_agg(operation, ', ' ORDER BY id) FROM django_idempotency_idempotencykey WHERE key = %s"
     assert shop.one(operations, key) == "POST reports/, make_report"
-
-
-def test_a_task_that_is_killed_is_done_by_another(shop: RunningShop) -> None:
-    """kill -9 in its middle, then cron: nothing is stuck, and a second delivery changes nothing."""
-    item, key = f"item {uuid4()}", str(uuid4())
-    http_post(f"{shop.url}/orders/", json={"item": item}, headers={"Idempotency-Key": str(uuid4())})
-    with counting_takes_long(shop):
-        answer = order_report(shop, item, key)
-        worker = eventually("the task to count", lambda: shop.one(WAITING))
-        os.kill(int(worker.removeprefix("shop-")), signal.SIGKILL)
-        assert page(shop, answer) == {"status": "in_progress", "orders": None}
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
-    eventually("the dead task's session to end", lambda: not shop.one(sessions, worker))
-    for _ in range(2):
-        make_reports(shop)
-        assert page(shop, answer) == {"status": "completed", "orders": 1}
 
 
 def test_the_page_shows_the_shop() -> None:

@@ -52,11 +52,6 @@ def test_the_log_is_json_with_fields(run: Any, capfd: pytest.CaptureFixture[str]
     assert (record["event"], record["operation"], record["key_reference"]) == ("completed", "o", "7d4e5a76eae6d8c1")
 
 
-def test_a_reference_is_found_for_a_key(run: Any) -> None:
-    """What the log says of it."""
-    assert run(PAGE, "shop/references.py").reference("evt_1") == "7d4e5a76eae6d8c1"
-
-
 @pytest.mark.parametrize("view", ["shop/metrics_view.py", "shop/multiprocess_metrics.py"])
 def test_the_view_shows_what_is_installed(view: str, tmp_path: Path) -> None:
     """In a process of its own: it is installed for good there."""
@@ -84,15 +79,6 @@ print(metrics(None).content.decode())
     )
     assert 'idempotency_key_outcomes_total{operation="o",outcome="completed"} 1.0' in done.stdout, done.stderr
     assert 'idempotency_keys_stuck{database="default"} 0.0' in done.stdout
-
-
-@pytest.mark.only_on("postgresql")
-def test_atomic_mode_at_work_is_listed(run: Any) -> None:
-    """Here: the transaction that asks."""
-    page = run(PAGE, "shop/running.py")
-    ((pid, keys, seconds),) = run_once(page.report, scope="s", key="evt_1", operation="o").value
-    assert (pid > 0, keys, 0 <= seconds < 60) == (True, 1, True)
-    assert page.report() == []
 
 
 def test_a_span_says_what_came_of_the_key(run: Any) -> None:

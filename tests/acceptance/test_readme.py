@@ -3,21 +3,15 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.test import Client, override_settings
-from django.urls import clear_url_caches, include, path
-from django.views.decorators.http import require_POST
+from django.urls import include, path
 
 from django_idempotency import idempotent
-from django_idempotency.engine.conf import Idempotency, get_settings
-from django_idempotency.maintenance.erasure import Forgotten
-from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key, scope_of_user
-from tests.acceptance.pages import PAGES, ROOT, blocks
+from tests.acceptance.pages import ROOT
 from tests.shopapp import models
 
 needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
@@ -109,107 +103,30 @@ def test_the_webhook_is_delivered_twice(run, serve, client):
     assert models.Order.objects.get().amount == 5
 
 
-class TestGraphQL:
-    @pytest.fixture
-    def page(self, run, serve, client, monkeypatch):
-        graphql = pytest.importorskip("graphql")
-        schema = graphql.build_schema(
-            "type Query { orders: Int } type Mutation { createOrder(fail: Boolean): Int rename: Int }"
-        )
+@pytest.mark.django_db
+def test_a_mutation_of_graphql_runs_once(run, serve, client, monkeypatch):
+    """Another document is a mismatch. A resolver that raises is rolled back, and a query needs no key."""
+    graphql = pytest.importorskip("graphql")
+    schema = graphql.build_schema("type Query { orders: Int } type Mutation { createOrder(fail: Boolean): Int }")
 
-        def create(root: Any, info: Any, fail: bool = False) -> int:
-            pk = models.Order.objects.create().pk
-            return 1 // 0 if fail else pk
+    def create(root: Any, info: Any, fail: bool = False) -> int:
+        pk = models.Order.objects.create().pk
+        return 1 // 0 if fail else pk
 
-        schema.query_type.fields["orders"].resolve = lambda *args: models.Order.objects.count()
-        schema.mutation_type.fields["createOrder"].resolve = create
-        schema.mutation_type.fields["rename"].resolve = lambda *args: 1
-        module = ModuleType("shop.schema")
-        module.schema = schema  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "shop.schema", module)
-        serve(path("graphql", run("docs/recipes.md", "shop/graphql.py").graphql))
+    schema.query_type.fields["orders"].resolve = lambda *args: models.Order.objects.count()
+    schema.mutation_type.fields["createOrder"].resolve = create
+    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=schema))
+    serve(path("graphql", run("docs/recipes.md", "shop/graphql.py").graphql))
 
-        def send(query: str, key: str | None = "one") -> Any:
-            headers = {} if key is None else {"Idempotency-Key": key}
-            return client.post("/graphql", {"query": query}, content_type="application/json", headers=headers)
+    def send(query: str, **key: str) -> Any:
+        headers = {f"Idempotency-{name}": value for name, value in key.items()}
+        return client.post("/graphql", {"query": query}, content_type="application/json", headers=headers)
 
-        return send
-
-    @pytest.mark.django_db
-    def test_a_mutation_runs_once(self, page):
-        """Its own options count; another field is another operation, another document a mismatch."""
-        first, second = (page("mutation { createOrder }") for _ in range(2))
-        assert (first.status_code, second["Idempotency-Replayed"]) == (200, "true")
-        assert first.content == second.content
-        assert page("mutation { createOrder(fail: false) }").status_code == 422
-        assert page("mutation { rename }")["Idempotency-Replayed"] == "false"
-        assert [row.operation for row in IdempotencyKey.objects.order_by("pk")] == ["mutation createOrder", "mutation"]
-        assert page("{ orders }", key=None).json() == {"data": {"orders": 1}}
-
-    @pytest.mark.django_db
-    def test_a_resolver_that_raises_is_rolled_back(self, page):
-        """And the key is free."""
-        for _ in range(2):
-            response = page("mutation { createOrder(fail: true) }")
-            assert (response.status_code, response["Idempotency-Replayed"]) == (500, "false")
-        assert not models.Order.objects.exists()
-
-
-@pytest.mark.parametrize(
-    ("page", "block"),
-    [
-        ("README.md", "settings.py"),
-        ("docs/options.md", "settings.py"),
-        ("docs/operations.md", "observing_settings.py"),
-    ],
-)
-def test_the_settings_are_accepted(page, block, run):
-    """The `IDEMPOTENCY` dict of the page is one that the package reads."""
-    shown = run(page, block, INSTALLED_APPS=[])
-
-    with override_settings(IDEMPOTENCY=shown.IDEMPOTENCY):
-        assert isinstance(get_settings().options, Idempotency)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_task_cleans_up(run):
-    """The function for a task queue runs, here on an empty table."""
-    assert run("docs/operations.md", "shop/tasks.py").nightly() == 0
-
-
-def test_the_test_of_the_endpoints_finds_what_is_unprotected(run, serve):
-    """It passes with the protected view, and fails with another one beside it."""
-    check = run("docs/endpoints.md", "shop/tests.py").test_every_post_is_protected
-    view = run("README.md", "shop/views.py").create_order
-    clear_url_caches()
-    serve(path("orders/", view))
-    check()
-    clear_url_caches()
-    serve(path("orders/", view), path("plain/", require_POST(view.__wrapped__.__wrapped__.__wrapped__)))
-    with pytest.raises(AssertionError):
-        check()
-
-
-def test_the_ninja_api_shows_the_key(run):
-    """In its own schema."""
-    pytest.importorskip("ninja")
-    from django_idempotency.ninja import idempotent_operation
-
-    api = run("docs/ninja.md", "shop/shop_api.py").api
-    api.post("/orders")(idempotent_operation(lambda request: None))
-    assert "'name': 'Idempotency-Key'" in str(api.get_openapi_schema(path_prefix=""))
-
-
-def test_both_schema_classes_show_the_key(run, settings):
-    """The class of the setting, and the project's own."""
-    pytest.importorskip("drf_spectacular")
-    from rest_framework.views import APIView
-
-    from django_idempotency.rest_framework.schema import AutoSchema
-
-    settings.REST_FRAMEWORK = run("docs/drf.md", "settings.py").REST_FRAMEWORK
-    assert isinstance(APIView.schema, AutoSchema)
-    assert issubclass(run("docs/drf.md", "shop/schema.py").ShopSchema, AutoSchema)
+    first, second = (send("mutation { createOrder }", Key="one") for _ in range(2))
+    assert (first.status_code, second["Idempotency-Replayed"], second.content) == (200, "true", first.content)
+    assert send("mutation { createOrder(fail: false) }", Key="one").status_code == 422
+    assert [send("mutation { createOrder(fail: true) }", Key="two").status_code for _ in range(2)] == [500, 500]
+    assert send("{ orders }").json() == {"data": {"orders": 1}}
 
 
 @pytest.mark.django_db
@@ -238,29 +155,20 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("decision", "args", "status", "content"),
-    [
-        ("it_was_charged", ("ch_1",), 201, b'{"id": "ch_1"}'),
-        ("it_was_not_charged", (), 500, None),
-        ("it_was_refunded", (), 200, b"refunded"),
-    ],
+    ("decision", "args", "status"),
+    [("it_was_charged", ("ch_1",), 201), ("it_was_not_charged", (), 500), ("it_was_refunded", (), 200)],
 )
-def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status, content):
+def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status):
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
     careful = run("docs/leased.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
     support = run("docs/leased.md", "shop/support.py")
-    client.raise_request_exception = False
-    gateway.down = True
-    headers = {"Idempotency-Key": "one"}
-    assert [client.post("/pay/", headers=headers).status_code for _ in range(2)] == [500, 409]
-
+    client.raise_request_exception, gateway.down = False, True
+    pay = lambda: client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code  # noqa: E731
+    assert [pay(), pay()] == [500, 409]
     getattr(support, decision)(support.find("one"), *args)
-
-    answer = client.post("/pay/", headers=headers)
-    assert answer.status_code == status
-    assert content in (None, answer.content)
+    assert pay() == status
 
 
 @pytest.mark.django_db
@@ -278,38 +186,3 @@ def test_the_events_are_handled_once(run):
     events.consume([event, {**event, "amount": 2}], acknowledged.append, dead.append)
     assert (acknowledged, dead) == ([event], [{**event, "amount": 2}])
     assert models.Order.objects.count() == 2
-
-
-@pytest.mark.django_db
-def test_keys_are_forgotten(run, django_user_model):
-    """One key of a user, then all of them."""
-    privacy = run("docs/operations.md", "shop/privacy.py")
-    user = django_user_model.objects.create_user("ann")
-    for key in ("one", "two"):
-        create_key(key, scope=scope_of_user(user))
-    assert privacy.let_run_again(user, "one") == Forgotten(deleted=1, kept=0)
-    assert privacy.erase(user) == Forgotten(deleted=1, kept=0)
-
-
-def test_every_python_block_is_executed_by_a_test():
-    """Some module here names the page and the block."""
-    tests = [module.read_text() for module in (ROOT / "tests/acceptance").glob("test_*.py")]
-    for page in PAGES:
-        for name in blocks(page) if page != "docs/tutorial.md" else ():  # test_tutorial.py types all of it
-            short = name.removeprefix("after/").removesuffix(".py")
-            assert any(page in text and (f'"{name}"' in text or f'"{short}"' in text) for text in tests), (page, name)
-
-
-@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
-def test_links_between_pages_lead_somewhere(page):
-    """Relative links name a file that exists, and a heading in it."""
-    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", (ROOT / page).read_text()):
-        file = (ROOT / page).parent / target if target else ROOT / page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
-
-
-def anchors(page: Path) -> list[str]:
-    """The headings as a code forge and MyST make links of them."""
-    headings = re.findall(r"(?m)^#+ (.*)", page.read_text())
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]

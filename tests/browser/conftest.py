@@ -18,7 +18,7 @@ REPORT = """document.addEventListener(
 @pytest.fixture
 def strict_server(settings: Any, transactional_db: None) -> Iterator[str]:
     """Its address. Every answer has the strict policy: it is a server of its own, with this test's settings."""
-    settings.MIDDLEWARE = ["tests.browser.strict.content_security_policy", *settings.MIDDLEWARE]
+    settings.MIDDLEWARE = ["tests.browser.chromium.content_security_policy", *settings.MIDDLEWARE]
     server = LiveServer("localhost")
     yield server.url
     server.stop()

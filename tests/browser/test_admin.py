@@ -18,26 +18,6 @@ WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 
 
-def test_a_person_finds_a_key_and_reads_its_response(admin: Any) -> None:
-    """Search for the key a customer names, open it, read the response; nothing in it runs."""
-    make_key("other")
-    make_key("8e03978e", body=b'{"note":"<img src=x onerror=\\"document.title=1\\"><script>a()</script>","total":7}')
-    admin.reload()
-    assert admin.locator("#result_list tbody tr").count() == 2
-    admin.fill("#searchbar", '"8e03978e"')
-    admin.press("#searchbar", "Enter")
-    admin.wait_for_url("**q=**")
-    assert admin.locator("#result_list tbody tr").count() == 1
-    admin.click("#result_list a")
-    admin.wait_for_selector("pre")
-    response = "HTTP 201\nContent-Type: application/json\n\n"
-    assert admin.inner_text("pre") == response + (
-        '{\n  "note": "<img src=x onerror=\\"document.title=1\\"><script>a()</script>",\n  "total": 7\n}'
-    )
-    assert admin.locator("pre *").count() == 0
-    assert admin.locator("input[name=_save]").count() == 0
-
-
 def fail_in_doubt(client: Any, path: str = "/pay/hold", key: str = "8e03978e") -> dict[str, str]:
     GATEWAY.reset()
     HOOKS.clear()
@@ -104,43 +84,6 @@ def record(admin: Any, result: str, error: str = "") -> None:
     admin.wait_for_selector(".idempotency-preview")
     admin.click("input[value='Record an outcome']")
     admin.wait_for_selector(".messagelist .success")
-
-
-def test_a_release_under_hold_needs_a_look(admin: Any, client: Any) -> None:
-    """The danger is named, and nothing is released without the tick."""
-    headers = fail_in_doubt(client)
-    admin.reload()
-    admin.click(".idempotency-waiting a >> text=the oldest")
-    admin.click("text=Release for retry")
-    admin.wait_for_selector("text=the customer may be charged twice")
-    admin.fill("[name=reason]", "T-7")
-    admin.click("input[value='Release for retry']")
-    admin.wait_for_selector(".errorlist >> text=Look first.")
-    admin.check("[name=confirmed]")
-    admin.click("input[value='Release for retry']")
-    admin.wait_for_selector(".messagelist .success")
-    assert "in doubt then" in admin.inner_text(".idempotency-timeline")
-    GATEWAY.after = lambda: None
-    assert client.post("/pay/hold", headers=headers).status_code == 201
-
-
-def test_selected_keys_are_answered_by_hand(admin: Any, client: Any) -> None:
-    """Ticked in the list, previewed, confirmed."""
-    headers = fail_in_doubt(client)
-    make_key("other")
-    admin.goto(f"{LIST_PAGE}?state=attention")
-    admin.check("[name=_selected_action]")
-    admin.select_option("[name=action]", "answer_selected")
-    admin.click("[name=index]")
-    admin.wait_for_selector("text=1 key has a call in doubt.")
-    admin.fill("[name=status]", "410")
-    admin.fill("[name=body]", '{"detail": "cancelled"}')
-    admin.fill("[name=reason]", "T-7")
-    admin.click("input[value=Preview]")
-    admin.wait_for_selector(".idempotency-preview")
-    admin.click("input[value='Answer by hand']")
-    admin.wait_for_selector(".messagelist .success")
-    assert client.post("/pay/hold", headers=headers).json() == {"detail": "cancelled"}
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -62,19 +62,6 @@ def test_pages_keep_to_the_policy_and_to_the_rules_of_accessibility(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(("chosen", "system"), [("light", "dark"), ("dark", "light")])
-def test_the_theme_that_a_person_has_chosen_is_followed(
-    rows: dict[str, int], admin: Any, chosen: str, system: str
-) -> None:
-    """Whatever the system prefers: our colours change with Django's, or the contrast is lost."""
-    admin.emulate_media(color_scheme=system)
-    admin.evaluate("theme => localStorage.setItem('theme', theme)", chosen)
-    admin.reload()
-    assert axe(admin) == []
-    colours = admin.evaluate("name => getComputedStyle(document.body).getPropertyValue(name)", "--idempotency-good-fg")
-    assert colours == {"light": "#0a5c1f", "dark": "#a6e9b7"}[chosen]
-
-
 def test_everything_is_reached_by_tab(rows: dict[str, int], admin: Any) -> None:
     """The numbers, the filters and the keys; then a decision, from its button to the end."""
     admin.reload()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from threading import Barrier, Event, Thread
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
 
@@ -24,8 +22,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.engine.stores.postgresql import CitusStore
 from tests.clusters.aliases import alias
 from tests.clusters.citus import NODES, Cluster, citus, missing
-from tests.clusters.postgresql import Server
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 
 TENANTS = ("acme", "globex")
@@ -111,12 +108,6 @@ def test_fifty_duplicates_over_three_nodes(cluster: Cluster, in_threads: Any) ->
         assert [told(post(f"acme-{node}", f"fifty-{key}")) for node in NODES] == [(201, "true")] * 3
 
 
-def test_tenants_with_one_key_share_nothing(cluster: Cluster, key: str) -> None:
-    """Each has the key in a schema of its own."""
-    assert [told(post(f"{tenant}-worker1", key)) for tenant in TENANTS] == [(201, "false")] * 2
-    assert [told(post(f"{tenant}-worker2", key)) for tenant in TENANTS] == [(201, "true")] * 2
-
-
 @pytest.mark.parametrize("node", NODES)
 def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str, in_threads: Any, node: str) -> None:
     """For at most `wait`. A duplicate that waits long enough gets the response."""
@@ -139,136 +130,6 @@ def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str,
 
     answers = in_threads(3, request)
     assert [told(answer) for answer in answers] == [(201, "false"), (409, "false"), (201, "true")]
-
-
-def test_the_view_after_a_wait_has_the_projects_settings(cluster: Cluster, key: str, in_threads: Any) -> None:
-    """The time-out of the wait is not sent to the other nodes any more. The first request fails, so the second runs."""
-    running, seen = Event(), []
-
-    def fail() -> None:
-        running.set()
-        eventually("the duplicate to wait", lambda: cluster.nodes[cluster.node_of("acme")].execute(WAITING))
-        raise ZeroDivisionError
-
-    def look() -> None:
-        with connections["acme-worker1"].cursor() as cursor:
-            cursor.execute("SELECT current_setting('lock_timeout'), current_setting('citus.propagate_set_commands')")
-            seen.append(cursor.fetchone())
-            cursor.execute("SELECT current_setting('lock_timeout') FROM shopapp_order LIMIT 1")
-            seen.append(cursor.fetchone())
-
-    def request(number: int) -> Any:
-        if number == 0:
-            with pytest.raises(ZeroDivisionError):
-                post("acme-worker2", key, fail)
-            return None
-        assert running.wait(DEADLINE)
-        return told(post("acme-worker1", key, look, wait=DEADLINE))
-
-    assert in_threads(2, request)[1] == (201, "false")
-    assert seen == [("0", "none"), ("0",)]
-
-
-WAITING = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND mode = 'ExclusiveLock'"
-
-
-class Clients:
-    """Six clients, two on each node. Each sends a key until it is answered, and then the next one."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.stopped = name, Event()
-        self.answered: list[str] = []
-        self.failed: list[BaseException] = []
-        self.threads = [Thread(target=self._run, args=(number,)) for number in range(6)]
-
-    def __enter__(self) -> Clients:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.stopped.set()
-        for thread in self.threads:
-            thread.join(2 * DEADLINE)
-        assert not self.failed
-
-    def _run(self, number: int) -> None:
-        name = f"{TENANTS[number // 3]}-{NODES[number % 3]}"
-        try:
-            count = 0
-            while not self.stopped.is_set():
-                key = f"{self.name}-{number}-{count}"
-                eventually(f"an answer for {key}", lambda key=key: self._sent(name, key))
-                self.answered.append(key)
-                count += 1
-        except BaseException as error:
-            self.failed.append(error)
-        finally:
-            connections.close_all()
-
-    def _sent(self, name: str, key: str) -> bool:
-        try:
-            return post(name, key).status_code == 201
-        except DatabaseError:
-            connections[name].close()
-            return False
-
-    def goes_on(self) -> None:
-        """Until each client has had two more answers, on average."""
-        wanted = len(self.answered) + 12
-        eventually("the clients to go on", lambda: self.failed or len(self.answered) >= wanted)
-
-
-def test_killed_backends_on_all_nodes(cluster: Cluster) -> None:
-    """kill -9 of any backend makes its node recover. Each key has one order in the end."""
-    chance = random.Random(15)
-    with Clients("killed") as clients:
-        for number in range(KILLS):
-            clients.goes_on()
-            kill_a_backend(cluster.nodes[NODES[number % 3]], chance)
-    for node in cluster.nodes.values():
-        eventually("the node to recover", lambda node=node: answer(node, "SELECT 1"))
-    check(cluster, clients)
-
-
-def test_a_schema_moves_under_load(cluster: Cluster) -> None:
-    """Its clients go on, and each key has one order."""
-    with Clients("moved") as clients:
-        for _ in range(MOVES):
-            clients.goes_on()
-            target = next(name for name in NODES[1:] if name != cluster.node_of("acme"))
-            port = cluster.nodes[target].port
-            cluster.coordinator.execute(f"SELECT citus_schema_move('acme', '127.0.0.1', {port})")
-            assert cluster.node_of("acme") == target
-        clients.goes_on()
-    check(cluster, clients)
-
-
-def check(cluster: Cluster, clients: Clients) -> None:
-    orders = {key: count for key, count in cluster.orders().items() if key.startswith(f"{clients.name}-")}
-    assert set(orders.values()) == {1}
-    assert set(orders) == set(clients.answered)
-    assert len(orders) > 6 * 2
-
-
-def kill_a_backend(node: Server, chance: random.Random) -> None:
-    backends = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-
-    def killed() -> bool:
-        try:
-            os.kill(chance.choice(answer(node, backends))[0], signal.SIGKILL)
-        except (IndexError, ProcessLookupError):  # no backend, or one that has just ended
-            return False
-        return True
-
-    eventually("a backend to kill", killed)
-
-
-def answer(node: Server, sql: str) -> list[Any]:
-    try:
-        return node.execute(sql)
-    except Exception:  # it recovers
-        return []
 
 
 CONTRACT = (

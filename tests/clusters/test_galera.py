@@ -20,7 +20,7 @@ from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
 from tests.clusters.aliases import alias
 from tests.clusters.galera import NODES, galera, missing
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 
 ROUNDS, BULK = 40, 100_000
@@ -54,15 +54,6 @@ def post(node: str, key: str, meeting: Barrier | None = None) -> HttpResponse:
         return JsonResponse({"id": order.pk}, status=201)
 
     return create_order(RequestFactory().post("/", headers={"Idempotency-Key": key}))
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_one_of_three_wins(in_threads: Any, number: int) -> None:
-    """Each node runs the view, because none knows of the others. One commits, and the others wait for its response."""
-    key, meeting = f"meeting-{number}", Barrier(len(NODES))
-    answers = in_threads(len(NODES), lambda node: post(NODES[node], key, meeting))
-    check(key, answers)
-    assert {answer.status_code for answer in answers} == {201}
 
 
 def test_storm(in_threads: Any) -> None:
@@ -100,30 +91,6 @@ def test_in_leased_mode_one_node_makes_the_call(in_threads: Any) -> None:
 
     in_threads(len(NODES), rounds)
     assert calls == {f"leased-{number}": 1 for number in range(ROUNDS)}
-
-
-def test_the_winner_ends_a_view_that_is_still_at_work(in_threads: Any) -> None:
-    """Galera ends the loser's view before the winner's key shows on that node. The loser waits for the answer."""
-    at_work = Event()
-
-    def slow(request: HttpRequest) -> HttpResponse:
-        at_work.set()
-        eventually("the database to end this view", lambda: Order.objects.using("node1").filter(pk=0).exists())
-        raise AssertionError
-
-    def large(request: HttpRequest) -> HttpResponse:
-        assert at_work.wait(DEADLINE)
-        Order.objects.using("node2").bulk_create([Order(reference="bulk") for _ in range(BULK)])
-        return JsonResponse({"id": Order.objects.using("node2").create(reference="slow").pk}, status=201)
-
-    def race(number: int) -> HttpResponse:
-        view, node = ((slow, "node1"), (large, "node2"))[number]
-        protected = idempotent(using=node, scope=lambda request: "galera", operation="order")(view)
-        return protected(RequestFactory().post("/", headers={"Idempotency-Key": "slow"}))
-
-    answers = in_threads(2, race)
-    check("slow", answers)
-    assert answers[0]["Idempotency-Replayed"] == "true"
 
 
 @pytest.mark.parametrize("step", ["write", "call"])

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, connections
+from django.db import connection, connections
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
@@ -28,7 +24,6 @@ from django_idempotency import get_operation, idempotent
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.clusters.aliases import alias
 from tests.clusters.postgresql import Server, migrated_server
-from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
 
 ACME, GLOBEX = "acme.example", "globex.example"
@@ -63,29 +58,16 @@ def _empty(servers: dict[str, Server], django_db_blocker: Any) -> Iterator[None]
                 model._default_manager.using(name).all().delete()
 
 
-class Hold:
-    """Holds a request in the middle of its view."""
-
-    def __init__(self) -> None:
-        self.reached, self.released = Event(), Event()
-        self.backend = 0
-
-
 @pytest.fixture
 def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[SimpleNamespace]:
     """The documented router and middleware, before an atomic view and a leased view."""
     shards = documented("shards")
-    holds: list[Hold] = []
     charges: list[str] = []
 
     @csrf_exempt
     @idempotent(scope=shards.tenant_and_user)
     def create_order(request: HttpRequest) -> HttpResponse:
         order = Order.objects.create(reference=shards.tenant.get())
-        if "X-Hold" in request.headers:
-            holds[0].backend = connections["north"].connection.info.backend_pid
-            holds[0].reached.set()
-            assert holds[0].released.wait(DEADLINE)
         return JsonResponse({"id": order.pk}, status=201)
 
     @csrf_exempt
@@ -101,7 +83,7 @@ def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[Simple
     serve(path("orders/", create_order), path("pay/", pay))
     middleware = ["shop.shards.tenants", *settings.MIDDLEWARE]
     with override_settings(DATABASE_ROUTERS=["shop.shards.ByTenant"], MIDDLEWARE=middleware):
-        yield SimpleNamespace(shards=shards, holds=holds, charges=charges)
+        yield SimpleNamespace(shards=shards, charges=charges)
 
 
 def order(host: str, key: str = "one", url: str = "/orders/", **headers: str) -> Any:
@@ -126,39 +108,6 @@ def test_keys_are_on_the_shard_of_the_orders(shop: Any) -> None:
     for name, scope in (("north", "acme:anonymous"), ("south", "globex:anonymous")):
         assert IdempotencyKey.objects.using(name).get().scope == scope
     assert not IdempotencyKey.objects.using("default").exists()
-
-
-def test_a_killed_backend_loses_nothing_and_the_other_shard_works(shop: Any, servers: dict[str, Server]) -> None:
-    """kill -9 of the database process that serves a request: its server recovers, the retry makes one order."""
-    hold = Hold()
-    shop.holds.append(hold)
-
-    def lost() -> Any:
-        try:
-            return order(ACME, **{"X-Hold": "yes"})
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lost)
-        assert hold.reached.wait(DEADLINE)
-        assert told(order(ACME)) == (409, "false")
-        connections["north"].close()
-        os.kill(hold.backend, signal.SIGKILL)
-        assert told(order(GLOBEX)) == (201, "false")
-        hold.released.set()
-        assert answer.result(DEADLINE).status_code == 500
-
-    def recovered() -> bool:
-        try:
-            return bool(servers["north"].execute("SELECT 1"))
-        except Exception:
-            return False
-
-    eventually("the shard to recover", recovered)
-    assert references("north") == []
-    assert [told(order(ACME)) for _ in range(2)] == [(201, "false"), (201, "true")]
-    assert (references("north"), references("south")) == (["acme"], ["globex"])
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other", *SHARDS])
@@ -214,30 +163,6 @@ class TestMoving:
         assert references("north") == []
         assert not IdempotencyKey.objects.using("north").exists()
         assert not IdempotencyStep.objects.using("north").exists()
-
-    def test_a_move_that_broke_off_is_repeated(
-        self, shop: Any, moving: Any, servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The copy has committed, and the original was not deleted yet: the original counts."""
-        order(ACME)
-
-        delete = moving.delete
-
-        def breaks(tenant: str, name: str) -> None:
-            if name == "north":
-                raise OperationalError("the connection was cut")
-            delete(tenant, name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(moving, "delete", breaks)
-            with pytest.raises(OperationalError):
-                moving.move("acme", source="north", target="south")
-        assert references("south") == ["acme"]
-        order(ACME, "two")
-        moving.move("acme", source="north", target="south")
-        shop.shards.SHARDS["acme"] = "south"
-        assert [told(order(ACME, key)) for key in ("one", "two")] == [(201, "true")] * 2
-        assert (references("north"), references("south")) == ([], ["acme", "acme"])
 
     def test_a_tenant_that_is_at_work_does_not_move(self, shop: Any, moving: Any) -> None:
         """A worker that runs on would end on the old shard, where its row is gone."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
-from django.db.models import F
 from django.test import Client
 
 from django_idempotency.engine.execution import claiming
 from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
 from tests.concurrency.callers import CALLERS
 from tests.concurrency.held_urls import GO, STARTED
 from tests.shopapp.models import Order
@@ -64,23 +61,6 @@ def test_duplicates_at_once_make_one_order(post: Post, in_threads: Threads, coun
     assert len({a.content for a in answers if a.status_code == 201}) == 1
     assert Order.objects.count() == 1
     assert post("/create", {"a": 1}).headers["Idempotency-Replayed"] == "true"
-
-
-def test_expired_keys_are_taken_over_once(post: Post, in_threads: Threads) -> None:
-    """Twenty late retries make one more order."""
-    post("/create")
-    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
-    barrier = Barrier(20, timeout=30)
-
-    def send(number: int) -> Any:
-        barrier.wait()
-        return post("/create", client=Client()).status_code
-
-    in_threads(20, send)
-    # If all of them met each other, the next retry is the one.
-    post("/create")
-    assert Order.objects.count() == 2
-    assert IdempotencyKey.objects.get().attempt == 2
 
 
 @pytest.mark.only_on("postgresql", "mysql")
@@ -137,19 +117,6 @@ class TestWhileItRuns:
 
         assert in_threads(2, send) == [201, 409]
         assert pauses == []
-
-    def test_waiting_has_an_end(self, post: Post, in_threads: Threads) -> None:
-        """Then it is the conflict."""
-
-        def send(number: int) -> int:
-            if number == 0:
-                return int(post("/held", client=Client()).status_code)
-            assert STARTED.wait(30)
-            status = post("/held_impatient", client=Client()).status_code
-            GO.set()
-            return int(status)
-
-        assert in_threads(2, send) == [201, 409]
 
 
 @pytest.mark.only_on("postgresql")

@@ -167,15 +167,6 @@ def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
     assert everything()[1] == after[1]
 
 
-def test_a_call_that_is_made_again_keeps_its_first_start_and_error(store: Store) -> None:
-    """An operator may have to look the first call up."""
-    worker = a_worker(store)
-    store.journal.note_error(worker, "charge", "it broke")
-    before = IdempotencyStep.objects.values("started_at", "error").get()
-    store.journal.start_call(worker, "charge", again=True)
-    assert IdempotencyStep.objects.values("started_at", "error").get() == before
-
-
 def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:
     """All others are told that the key is in work."""
     outcomes = in_threads(20, lambda number: claim_and_commit(store, CLAIM))

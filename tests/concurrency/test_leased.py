@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from threading import Event
@@ -39,7 +38,6 @@ __all__ = [  # tests and their fixture, which the partitioned table must pass as
     "test_fifty_duplicates_run_once",
 ]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.leased_urls")]
-Threads = Callable[..., list[Any]]
 
 
 @pytest.mark.only_on("postgresql", "mysql")
@@ -155,34 +153,6 @@ def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome:
     else:
         assert (answer.status_code, row.status, row.locked_until) == (500, "failed", None)
     assert (len(GATEWAY.charges), Order.objects.count()) == (1, int(outcome == "an answer"))
-
-
-@pytest.mark.only_on("postgresql")
-def test_a_connection_that_is_cut_between_two_steps_releases_the_key(key: str) -> None:
-    """On a new one: the retry need not wait for the lease."""
-
-    def fail(operation: Any) -> None:
-        cut()
-        raise ValueError("the view fails")
-
-    HOOKS["between"] = fail
-    assert post_empty(key).status_code == 500
-    HOOKS.clear()
-    assert post_empty(key).json()["attempt"] == 2
-    assert GATEWAY.calls == 1
-
-
-@pytest.mark.only_on("postgresql")
-def test_a_connection_that_is_cut_during_a_fetch_loses_nothing(key: str) -> None:
-    """The value is kept on a new one."""
-
-    def rate() -> float:
-        cut()
-        return 1.5
-
-    HOOKS["view"] = lambda request: request.idempotency.fetch("rate", rate)
-    assert post_empty(key, "/hooked").json() == {"result": 1.5}
-    assert IdempotencyStep.objects.get().result == '{"value": 1.5}'
 
 
 def test_a_fetch_whose_answer_is_lost_is_kept_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,16 +71,6 @@ async def reconciled(request: HttpRequest) -> HttpResponse:
     raise AssertionError("unreachable")
 
 
-@idempotent(lease=60, required=False)
-async def optional(request: HttpRequest) -> HttpResponse:
-    operation = get_operation(request)
-    await operation.acall("charge", charge, operation.derive_key("charge"))
-    await operation.acall("again", charge_in_a_thread, operation.derive_key("again"))
-    await operation.arenew()
-    placed = await operation.awrite("order", order, "optional")
-    return JsonResponse({"order": placed.pk, "key": operation.key, "in_doubt": operation.in_doubt}, status=201)
-
-
 async def fail(*args: Any) -> None:
     raise ValueError("the gateway hung up")
 
@@ -89,7 +79,6 @@ urlpatterns = [
     path("pay", protected),
     path("briefly", briefly),
     path("reconciled", reconciled),
-    path("optional", optional),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.concurrency.test_leased_async")]
 
@@ -115,12 +104,6 @@ def test_steps_of_either_kind(key: str, function: Any) -> None:
     assert (len(CALLS), Order.objects.count()) == (1, 1)
     assert first.json()["loop"] is (function is charge)
     assert set(IdempotencyStep.objects.exclude(finished_at=None).values_list("name", flat=True)) == {"charge", "order"}
-
-
-def test_a_plain_function_may_write(key: str) -> None:
-    """In the thread of the request's connection."""
-    HOOKS["order"] = lambda reference: Order.objects.create(reference=reference)
-    assert send(key).json()["order"] == Order.objects.get().pk
 
 
 def test_a_write_and_its_step_are_one_transaction(key: str) -> None:
@@ -208,9 +191,3 @@ def test_the_plain_methods_are_refused_on_the_event_loop(key: str) -> None:
     with pytest.raises(SynchronousOnlyOperation):
         send(key)
     assert "plain" not in CALLS
-
-
-def test_without_a_key_the_steps_just_run() -> None:
-    """Nothing is remembered."""
-    assert send(None, "/optional").json() == {"order": Order.objects.get().pk, "key": None, "in_doubt": []}
-    assert (len(CALLS), IdempotencyKey.objects.count()) == (2, 0)

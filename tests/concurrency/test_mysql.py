@@ -8,7 +8,7 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_idempotency import OperationInProgress
@@ -20,7 +20,6 @@ from tests.claims import a_claim, expire
 from tests.concurrency.callers import CALLERS, impatiently, once, order, references
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
 from tests.servers import eventually
-from tests.shopapp.models import Order
 from tests.sql import ask
 
 __all__ = ["isolation", "store"]  # fixtures
@@ -45,42 +44,6 @@ def without_a_wait(work: Callable[[], Any]) -> Any:
 
     with connection.execute_wrapper(refuse):
         return impatiently(work, seconds=1)
-
-
-def statements(store: Store, work: Callable[[], Any]) -> int:
-    """How many statements the work sends about the package's tables, with those that fail."""
-    sent = []
-
-    def note(execute: Any, sql: str, *rest: Any) -> Any:
-        sent.append(sql)
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(note):
-        work()
-    return sum(store.owns(sql) for sql in sent)
-
-
-class TestStatements:
-    def test_of_a_first_request(self, store: Store) -> None:
-        """The claim and the result."""
-        assert statements(store, lambda: attempt(store)) == 2
-
-    def test_of_a_replay(self, store: Store) -> None:
-        """The claim that finds the key, and the reading."""
-        finish(store)
-        assert statements(store, lambda: attempt(store)) == 2
-
-    def test_of_a_conflict(self, store: Store, in_threads: Threads) -> None:
-        """The claim that finds a lock, and a look at what is committed."""
-        with transaction.atomic():
-            store.claim(a_claim())
-            assert in_threads(1, lambda _: statements(store, lambda: attempt(store))) == [2]
-
-    def test_of_a_takeover(self, store: Store) -> None:
-        """The claim, the reading, the takeover, its new attempt, the steps of the old one, and the result."""
-        finish(store)
-        expire()
-        assert statements(store, lambda: attempt(store)) == 6
 
 
 class TestNoStatementWaits:
@@ -294,24 +257,3 @@ class TestSettingsOfTheServer:
 
         assert in_threads(2, work)[0] == Conflicted()
         assert isinstance(attempt(store, key="another"), Claimed)
-
-
-class TestWhatIsLeft:
-    def test_of_a_connection_that_the_server_has_killed(self, store: Store, in_threads: Threads) -> None:
-        """Nothing: the next request runs."""
-
-        def victim(number: int) -> Any:
-            try:
-                with transaction.atomic():
-                    store.claim(a_claim())
-                    Order.objects.create(reference="lost", amount=1)
-                    id_ = ask("SELECT CONNECTION_ID()")[0]
-                    in_threads(1, lambda _: ask(f"KILL {id_}"))
-                    ask("SELECT 1")
-            except DatabaseError as error:
-                return error
-
-        (error,) = in_threads(1, victim)
-        assert isinstance(error, DatabaseError)
-        assert eventually("the claim to be free", lambda: isinstance(attempt(store), Claimed))
-        assert Order.objects.count() == 0

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, override_settings
@@ -33,10 +34,14 @@ from django_idempotency import (
     idempotent,
     run_once,
 )
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
+from tests.shopapp.models import Order
 
 DEFAULT = object()
 Work = Callable[..., Any]
+RUNS: list[Any] = []
+COMMITS: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,18 @@ class Class(Adapter):
         class Orders(IdempotencyMixin, View):
             idempotency = options
 
+            def post(self, request: Any) -> HttpResponse:
+                return response_of(work(request))
+
+            put = get = post
+
+        return path("orders", Orders.as_view())
+
+
+class Dispatch(Adapter):
+    def route(self, work: Work, options: dict[str, Any]) -> Any:
+        @method_decorator(idempotent(**options), name="dispatch")
+        class Orders(View):
             def post(self, request: Any) -> HttpResponse:
                 return response_of(work(request))
 
@@ -303,9 +320,58 @@ def operation_of(request: Any) -> Any:
 
 
 def all_adapters() -> list[Adapter]:
-    found: list[Adapter] = [Function(), AsyncFunction(), Handler(), Class(), AsyncClass()]
+    found: list[Adapter] = [Function(), AsyncFunction(), Handler(), Class(), Dispatch(), AsyncClass()]
     if find_spec("rest_framework"):
         found += [RestFramework(), RestFrameworkDecorator()]
     if find_spec("ninja"):
         found += [Ninja(), AsyncNinja()]
     return [*found, Once(), AsyncOnce()]
+
+
+def adapters(able: Callable[[Adapter], bool]) -> Any:
+    """A fixture: one after the other of those that can."""
+
+    @pytest.fixture(params=filter(able, all_adapters()), ids=lambda adapter: type(adapter).__name__)
+    def serving(request: pytest.FixtureRequest) -> Iterator[Adapter]:
+        RUNS.clear()
+        COMMITS.clear()
+        with request.param.serving():
+            yield request.param
+
+    return serving
+
+
+def order(status: int = 201) -> Answer:
+    """Make an order; the answer names it, by body and header."""
+    made = Order.objects.create()
+    RUNS.append(made.pk)
+    headers = {"Location": f"/orders/{made.pk}", "X-Shop": "tea"}
+    return Answer(status, json.dumps({"id": made.pk}), headers if status < 300 else {})
+
+
+def create(request: Any) -> Answer:
+    return order()
+
+
+def answers(status: int) -> Callable[[Any], Answer]:
+    return lambda request: order(status)
+
+
+def raises(error: Exception) -> Callable[[Any], Answer]:
+    def work(request: Any) -> Answer:
+        order()
+        raise error
+
+    return work
+
+
+def marks(sent: list[Answer]) -> list[tuple[int, str | None]]:
+    return [(answer.status, answer.replayed) for answer in sent]
+
+
+def counts() -> tuple[int, int]:
+    return Order.objects.count(), IdempotencyKey.objects.count()
+
+
+def code(answer: Answer) -> str:
+    return str(json.loads(answer.body)["code"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,69 +12,28 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency import TransactionBroken
+from django_idempotency.endpoints import list_endpoints
 from django_idempotency.models import IdempotencyKey
-from tests.contracts.adapters import Adapter, Answer, Refusal, all_adapters
+from tests.contracts.adapters import (
+    RUNS,
+    Adapter,
+    Answer,
+    Refusal,
+    adapters,
+    answers,
+    code,
+    counts,
+    create,
+    marks,
+    raises,
+)
 from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = pytest.mark.django_db
-RUNS: list[Any] = []
-COMMITS: list[Any] = []
-
-
-def adapters(able: Callable[[Adapter], bool]) -> Any:
-    """A fixture: one after the other of those that can."""
-
-    @pytest.fixture(params=filter(able, all_adapters()), ids=lambda adapter: type(adapter).__name__)
-    def serving(request: pytest.FixtureRequest) -> Iterator[Adapter]:
-        RUNS.clear()
-        COMMITS.clear()
-        with request.param.serving():
-            yield request.param
-
-    return serving
-
-
 adapter = adapters(lambda adapter: True)
 http = adapters(lambda adapter: adapter.http)
 answering = adapters(lambda adapter: adapter.answers_exceptions)
-"""Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
-
-
-def order(status: int = 201) -> Answer:
-    """Make an order; the answer names it, by body and header."""
-    made = Order.objects.create()
-    RUNS.append(made.pk)
-    headers = {"Location": f"/orders/{made.pk}", "X-Shop": "tea"}
-    return Answer(status, json.dumps({"id": made.pk}), headers if status < 300 else {})
-
-
-def create(request: Any) -> Answer:
-    return order()
-
-
-def answers(status: int) -> Callable[[Any], Answer]:
-    return lambda request: order(status)
-
-
-def raises(error: Exception) -> Callable[[Any], Answer]:
-    def work(request: Any) -> Answer:
-        order()
-        raise error
-
-    return work
-
-
-def marks(sent: list[Answer]) -> list[tuple[int, str | None]]:
-    return [(answer.status, answer.replayed) for answer in sent]
-
-
-def counts() -> tuple[int, int]:
-    return Order.objects.count(), IdempotencyKey.objects.count()
-
-
-def code(answer: Answer) -> str:
-    return str(json.loads(answer.body)["code"])
 
 
 class TestKeys:
@@ -279,3 +237,10 @@ class TestOutcomes:
         assert marks([send(), send()]) == [(201, None)] * 2
         assert Order.objects.count() == 2
         assert any("would" in record.getMessage() for record in caplog.records)
+
+    def test_the_list_of_endpoints_shows_it(self, http: Adapter) -> None:
+        """With its options. Other methods of the route are not protected."""
+        http.protect(create, ttl=90)
+        listed = list_endpoints(http.urls)  # type: ignore[arg-type]
+        shown = {endpoint.method: endpoint.options and endpoint.options.ttl_seconds for endpoint in listed}
+        assert (shown["POST"], shown.get("PUT")) == (90, None)

@@ -1,10 +1,10 @@
-"""The contract of the adapters: the same facts for each way to protect an operation (adapters.py)."""
+"""The contract of the adapters in leased mode, with ATOMIC_REQUESTS, and of many requests at once (adapters.py)."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Barrier, Event, Timer
 from typing import Any
 
@@ -13,65 +13,30 @@ from django.db import IntegrityError, connection, transaction
 
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.contracts.adapters import Adapter, Answer, Refusal, all_adapters, operation_of
+from tests.contracts.adapters import (
+    COMMITS,
+    RUNS,
+    Adapter,
+    Answer,
+    Refusal,
+    adapters,
+    code,
+    counts,
+    create,
+    marks,
+    operation_of,
+    order,
+    raises,
+)
 from tests.leases import lapse
 from tests.shopapp.models import Line, Order
 
 pytestmark = pytest.mark.django_db
 Threads = Callable[..., list[Any]]
-RUNS: list[Any] = []
-COMMITS: list[Any] = []
-
-
-def adapters(able: Callable[[Adapter], bool]) -> Any:
-    """A fixture: one after the other of those that can."""
-
-    @pytest.fixture(params=filter(able, all_adapters()), ids=lambda adapter: type(adapter).__name__)
-    def serving(request: pytest.FixtureRequest) -> Iterator[Adapter]:
-        RUNS.clear()
-        COMMITS.clear()
-        with request.param.serving():
-            yield request.param
-
-    return serving
-
-
 adapter = adapters(lambda adapter: True)
 answering = adapters(lambda adapter: adapter.answers_exceptions)
 under_atomic_requests = adapters(lambda adapter: type(adapter).__name__ != "AsyncNinja")
 """Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
-
-
-def order(status: int = 201) -> Answer:
-    """Make an order; the answer names it, by body and header."""
-    made = Order.objects.create()
-    RUNS.append(made.pk)
-    headers = {"Location": f"/orders/{made.pk}", "X-Shop": "tea"}
-    return Answer(status, json.dumps({"id": made.pk}), headers if status < 300 else {})
-
-
-def create(request: Any) -> Answer:
-    return order()
-
-
-def raises(error: Exception) -> Callable[[Any], Answer]:
-    def work(request: Any) -> Answer:
-        order()
-        raise error
-
-    return work
-
-
-def marks(sent: list[Answer]) -> list[tuple[int, str | None]]:
-    return [(answer.status, answer.replayed) for answer in sent]
-
-
-def counts() -> tuple[int, int]:
-    return Order.objects.count(), IdempotencyKey.objects.count()
-
-
-def code(answer: Answer) -> str:
-    return str(json.loads(answer.body)["code"])
 
 
 class TestLeased:

@@ -10,10 +10,8 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_idempotency import (
@@ -157,16 +155,6 @@ class TestReferTo:
         with pytest.raises(IdempotencyConfigurationError, match=advice):
             seen(post, "/atomic", lambda operation: operation.refer_to(*args))
 
-    def test_in_atomic_mode_it_costs_no_statement(self, post: Post) -> None:
-        """The result carries it."""
-        counts = []
-        for view in (lambda operation: None, lambda operation: operation.refer_to("order", "59")):
-            with CaptureQueriesContext(connection) as queries:
-                seen(post, "/atomic", view, key=f"k{len(counts)}")
-            counts.append(len(queries))
-        assert counts[0] == counts[1]
-        assert IdempotencyKey.objects.get(key="k1").resource_id == "59"
-
     def test_in_leased_mode_it_is_rolled_back_with_its_write(self, post: Post) -> None:
         """Else the key would name an order that does not exist."""
 
@@ -184,20 +172,6 @@ class TestReferTo:
         assert seen(post, "/leased", view) == ("cart", "1")
         assert (row().resource_type, row().resource_id) == ("cart", "1")
 
-    def test_a_failed_attempt_keeps_it_and_the_retry_knows_it(self, post: Post) -> None:
-        """The person on call sees what it is about."""
-
-        def view(operation: Any) -> Any:
-            if operation.attempt == 1:
-                operation.refer_to("order", "59")
-                breaks()
-            return operation.resource
-
-        with pytest.raises(Broken):
-            seen(post, "/leased", view)
-        assert (row().status, row().resource_id) == ("failed", "59")
-        assert seen(post, "/leased", view) == ("order", "59")
-
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize("where", ["/atomic", "/leased"])
     def test_events_and_log_records_name_it(self, post: Post, caplog: pytest.LogCaptureFixture, where: str) -> None:
@@ -211,19 +185,6 @@ class TestReferTo:
         fields = [(record["event"], record["resource_type"], record["resource_id"]) for record in records]
         assert fields == [("completed", "shop.order", "59"), ("replayed", "shop.order", "59")]
         assert caplog.messages[0].endswith(": completed, shop.order 59.")
-
-    @pytest.mark.django_db(transaction=True)
-    def test_a_released_key_names_it_too(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
-        """The person on call reads which order has failed."""
-        caplog.set_level(logging.INFO, "django_idempotency")
-
-        def view(operation: Any) -> None:
-            operation.refer_to("order", "59")
-            breaks()
-
-        with pytest.raises(Broken):
-            seen(post, "/leased", view)
-        assert caplog.messages[0].endswith(": released, order 59, tests.leases.Broken.")
 
 
 class TestFetch:
@@ -246,17 +207,6 @@ class TestFetch:
             seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
         assert IdempotencyStep.objects.count() == 0
         assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
-
-    def test_a_call_in_doubt_cannot_become_one(self, post: Post) -> None:
-        """Another release has renamed things: the doubt is not forgotten."""
-        with pytest.raises(Broken):
-            seen(post, "/leased", lambda operation: operation.call("x", breaks))
-        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
-            seen(post, "/leased", lambda operation: operation.fetch("x", breaks))
-
-    def test_without_a_key_it_just_reads(self, post: Post) -> None:
-        read = seen(post, "/leased/optional", lambda o: o.fetch("rate", dict, [("a", 1)], b=2), key=None)
-        assert read == {"a": 1, "b": 2}
 
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
@@ -294,11 +244,6 @@ class TestAsync:
             seen(post, "/async/leased", view)
         assert seen(post, "/async/leased", view) == {}
 
-    def test_without_a_key_it_just_reads(self, post: Post, settings: Any) -> None:
-        settings.IDEMPOTENCY = {"ENABLED": False}
-        read = seen(post, "/async/leased", lambda operation: operation.afetch("rate", dict, [("a", 1)], b=2))
-        assert read == {"a": 1, "b": 2}
-
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""
 
@@ -333,15 +278,6 @@ class TestOnce:
         """By a required parameter of that name."""
         assert run_once(place, scope="s", key="k").value == ["k", 1]
         assert (row().operation, row().resource_id) == ("tests.integration.test_about.place", "59")
-
-    @pytest.mark.django_db(transaction=True)
-    def test_a_replay_names_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO, "django_idempotency")
-        for _ in range(2):
-            run_once(place, scope="s", key="k")
-        records = [vars(record) for record in caplog.records]
-        fields = [(record["event"], record["resource_id"]) for record in records]
-        assert fields == [("completed", "59"), ("replayed", "59")]
 
     def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
         assert run_once(with_default, scope="s", key="k").value == "mine"

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import io
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
-from django.utils import timezone
 
 from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.engine.protocol.outcomes import Claimed, Snapshot
-from django_idempotency.engine.stores import store_for
-from django_idempotency.maintenance import lookups
+from django_idempotency.engine.conf import Idempotency, resolve
+from django_idempotency.engine.stores import alias_for, alias_of
+from django_idempotency.maintenance import (
+    Forgotten,
+    cleanup_idempotency_keys,
+    find_key,
+    find_resource,
+    forget,
+    forget_scope,
+    half_done,
+    in_doubt,
+    in_flight,
+    needs_attention,
+    recover_idempotency_keys,
+    release_for_retry,
+    stuck,
+)
 from django_idempotency.maintenance.decisions import decisions_of
-from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.maintenance.resolution import record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim
+from django_idempotency.testing import create_key
+from tests.expired import make_keys, make_leased
 from tests.heard import heard
 from tests.shopapp.models import Order
 
@@ -47,7 +62,7 @@ def fails() -> Any:
 
 
 @pytest.fixture
-def in_doubt() -> IdempotencyKey:
+def doubt() -> IdempotencyKey:
     with pytest.raises(OSError, match="hung up"):
         run_once(charge, **HELD)
     with pytest.raises(OutcomeUnknown):
@@ -56,34 +71,22 @@ def in_doubt() -> IdempotencyKey:
     return IdempotencyKey.objects.using("other").get()
 
 
-def test_a_person_releases(in_doubt: IdempotencyKey) -> None:
+def test_a_person_releases(doubt: IdempotencyKey) -> None:
     """The trail keeps the call that was in doubt."""
-    release_for_retry(in_doubt)
-    in_doubt.refresh_from_db()
-    (made,) = decisions_of(in_doubt)
+    release_for_retry(doubt)
+    doubt.refresh_from_db()
+    (made,) = decisions_of(doubt)
     assert [step["name"] for step in made.steps] == ["charge"]
     assert run_once(lambda operation: operation.attempt, **HELD).value == 2
 
 
-def test_a_person_records(in_doubt: IdempotencyKey) -> None:
-    """Any JSON that Django can write."""
-    record_outcome(in_doubt, "charge", {"until": timedelta(days=1)})
-    assert run_once(charge, **HELD).value == {"until": "P1DT00H00M00S"}
-
-
-def test_a_decision_that_cannot_be_carried_out_changes_nothing(in_doubt: IdempotencyKey) -> None:
+def test_a_decision_that_cannot_be_carried_out_changes_nothing(doubt: IdempotencyKey) -> None:
     """It is one transaction on its alias."""
     with pytest.raises(NotResolvable, match="'refund' is not in doubt"):
-        record_outcome(in_doubt, "refund", 1)
-    expires_at = in_doubt.expires_at
-    in_doubt.refresh_from_db()
-    assert in_doubt.expires_at == expires_at
-
-
-def test_a_person_closes(in_doubt: IdempotencyKey) -> None:
-    snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")
-    close_with(in_doubt, snapshot)
-    assert run_once(charge, **HELD).value == "refunded"
+        record_outcome(doubt, "refund", 1)
+    expires_at = doubt.expires_at
+    doubt.refresh_from_db()
+    assert doubt.expires_at == expires_at
 
 
 def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
@@ -157,19 +160,6 @@ def test_a_leased_view_without_a_key() -> None:
     assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
 
 
-def test_what_is_stuck_is_listed_up_to_a_limit() -> None:
-    store = store_for("other")
-    past = timezone.now() - timedelta(hours=1)
-    with transaction.atomic(using="other"):
-        for number in range(3):
-            claimed = store.claim(a_claim(key=str(number), lease=60.0))
-            assert isinstance(claimed, Claimed)
-            store.journal.start_call(claimed, "charge", again=False)
-    IdempotencyKey.objects.using("other").update(locked_until=past)
-    assert (len(lookups.stuck(using="other")[:2]), len(lookups.in_doubt(using="other")[:2])) == (2, 2)
-    assert (lookups.stuck(using="other").count(), lookups.in_doubt(using="other").count()) == (3, 3)
-
-
 def test_a_server_error_rolls_its_alias_back() -> None:
     """What the view has written there, and the claim."""
 
@@ -193,3 +183,112 @@ def test_an_event_waits_for_the_commit_of_its_alias() -> None:
                 assert key not in [event["identity"].key for event in told]
                 transaction.set_rollback(rolls_back, using="other")
     assert [event["identity"].key for event in told] == ["kept"]
+
+
+# --- `IDEMPOTENCY["USING"]`
+
+
+ROUTER = {"DATABASE_ROUTERS": ["tests.routers.OtherIsWritten"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "alias"),
+    [
+        ({}, None, "default"),
+        ({"IDEMPOTENCY": {"USING": "other"}}, None, "other"),
+        ({"IDEMPOTENCY": {"USING": "other"}}, "default", "default"),
+        (ROUTER, None, "other"),
+        ({**ROUTER, "IDEMPOTENCY": {"USING": "default"}}, None, "default"),
+        ({**ROUTER, "IDEMPOTENCY": {"USING": None}}, None, "other"),
+    ],
+)
+def test_the_nearest_one_decides(settings: dict[str, Any], given: str | None, alias: str) -> None:
+    """The given alias, then the setting, then the routers."""
+    with override_settings(**settings):
+        assert alias_for(given) == alias
+
+
+def test_a_view_may_leave_the_choice_to_the_routers() -> None:
+    """Its own `using=None` is nearer than the setting."""
+    with override_settings(IDEMPOTENCY={"USING": "other"}):
+        assert (alias_of(resolve(Idempotency(using=None))), alias_of(resolve())) == ("default", "other")
+
+
+@pytest.fixture
+def _other() -> Any:
+    with override_settings(IDEMPOTENCY={"USING": "other"}):
+        yield
+
+
+@pytest.mark.usefixtures("_other")
+@pytest.mark.django_db(databases=["default", "other"])
+class TestLookingForKeys:
+    """All of it is on `other`, and nothing on `default`."""
+
+    def test_lookups(self) -> None:
+        make_leased("doubt", "failed", doubt=True, using="other")
+        make_leased("done", "failed", using="other")
+        make_leased("stuck", "in_progress", lapsed=True, call=False, using="other")
+        make_leased("running", "in_progress", lapsed=False, using="other")
+        IdempotencyKey.objects.using("other").filter(key="done").update(resource_type="order", resource_id="59")
+        looked = {
+            look: sorted(look().values_list("key", flat=True))
+            for look in (in_doubt, half_done, stuck, in_flight, needs_attention)
+        }
+        assert looked == {
+            in_doubt: ["doubt"],
+            half_done: ["done"],
+            stuck: ["stuck"],
+            in_flight: ["running"],
+            needs_attention: ["done", "doubt", "stuck"],
+        }
+        assert [found.get().key for found in (find_key("doubt"), find_resource("order 59"))] == ["doubt", "done"]
+
+    def test_forgetting(self) -> None:
+        """An erasure that erases nothing would be worse than an error."""
+        make_leased("k", "completed", using="other")
+        make_leased("k2", "completed", using="other")
+        assert forget("s", "k") == Forgotten(deleted=1, kept=0)
+        assert forget_scope("s") == Forgotten(deleted=1, kept=0)
+
+    def test_cleanup_and_recovery(self) -> None:
+        make_keys(2, using="other")
+        make_leased("doubt", "failed", doubt=True, using="other")
+        cleaned = cleanup_idempotency_keys()
+        assert (cleaned.deleted, cleaned.in_doubt) == (2, 1)
+        assert recover_idempotency_keys(older_than=0).left == 1
+
+    def test_decisions(self) -> None:
+        make_leased("doubt", "failed", doubt=True, using="other")
+        release_for_retry(in_doubt().get())
+        assert not in_doubt().exists()
+
+    def test_keys_made_for_a_test(self) -> None:
+        create_key(key="k")
+        assert find_key("k").get()._state.db == "other"
+
+    @pytest.mark.parametrize(
+        ("arguments", "status"),
+        [
+            (["cleanup_idempotency_keys", "--fail-on-stuck"], 3),
+            (["recover_idempotency_keys", "--older-than=0"], 3),
+            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--by=ann", "--reason=T-1", "--apply"], 0),
+        ],
+    )
+    def test_commands(self, arguments: list[str], status: int) -> None:
+        make_leased("doubt", "failed", doubt=True, using="other")
+        returned = 0
+        try:
+            call_command(*arguments, stdout=io.StringIO())
+        except CommandError as error:
+            returned = error.returncode
+        assert (returned, in_doubt().exists()) == (status, status == 3)
+
+    def test_metrics(self) -> None:
+        pytest.importorskip("prometheus_client")
+        from django_idempotency.metrics import KeyCollector
+
+        make_leased("doubt", "failed", doubt=True, using="other")
+        gauges = {gauge.name: gauge.samples for gauge in KeyCollector().collect()}
+        (sample,) = gauges["idempotency_keys_in_doubt"]
+        assert (sample.labels, sample.value) == ({"database": "other"}, 1)

@@ -85,25 +85,6 @@ class TestCommand:
             run(*args)
         assert str(caught.value) == message
 
-    def test_a_signal_in_the_middle_of_a_batch_lets_it_finish(self) -> None:
-        """The handlers of before are back afterwards."""
-        before = signal.getsignal(signal.SIGTERM)
-        make_keys(4)
-
-        class Terminal(io.StringIO):
-            def write(self, text: str) -> int:
-                if "..." in text:
-                    signal.raise_signal(signal.SIGTERM)
-                return super().write(text)
-
-        out = Terminal()
-        with pytest.raises(SystemExit) as caught:
-            call_command("cleanup_idempotency_keys", batch_size=2, verbosity=2, stdout=out)
-        assert caught.value.code == 143
-        assert out.getvalue() == "2 deleted ...\nDeleted 2 expired idempotency keys. Stopped early: more are left.\n"
-        assert IdempotencyKey.objects.count() == 2
-        assert signal.getsignal(signal.SIGTERM) is before
-
 
 @pytest.mark.django_db(databases=["default", "other"])
 class TestSeveralDatabases:

@@ -42,20 +42,6 @@ class TestResolve:
         assert close(id="1000059")[1].endswith("Decided about 1 key.\n")
         assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-2"]
 
-    @pytest.mark.parametrize(
-        "options",
-        [{"key": "order-1"}, {"key": "order-1", "state": "in-doubt"}, {"key": "order-1", "state": ["in-doubt"]}],
-    )
-    def test_one_value_needs_no_list(self, options: dict[str, Any]) -> None:
-        assert close(**options)[1].endswith("Decided about 1 key.\n")
-        assert [key.key for key in IdempotencyKey.objects.filter(status="completed")] == ["order-1"]
-
-    def test_an_integer_is_a_number(self) -> None:
-        assert close(id=self.keys[2].pk)[1].endswith("Decided about 1 key.\n")
-
-    def test_one_operation_needs_no_list(self) -> None:
-        assert close(operation="POST orders/")[1].endswith("Decided about 3 keys.\n")
-
     @pytest.mark.parametrize("name", ["operation", "state", "id"])
     @pytest.mark.parametrize("others", [{}, {"older_than": 0}])
     def test_an_empty_list_selects_nothing(self, name: str, others: dict[str, Any]) -> None:
@@ -74,24 +60,10 @@ class TestRecover:
         status, text, _ = called("recover_idempotency_keys", operation="POST orders/", older_than=0, dry_run=True)
         assert (status, text.splitlines()[-1]) == (3, "Need attention: 1.")
 
-    def test_one_module_needs_no_list(self) -> None:
-        assert called("recover_idempotency_keys", modules="json", older_than=0, dry_run=True)[0] == 3
-
     def test_the_function_refuses_a_text(self) -> None:
         with pytest.raises(ValueError, match="give a list of names") as raised:
             recover_idempotency_keys(operations="POST orders/", older_than=0)
         assert str(raised.value) == "operations='POST orders/': give a list of names, ['POST orders/']."
-
-
-def test_one_pattern_of_endpoints_needs_no_list() -> None:
-    """Letter by letter, "admin/*" would allow everything."""
-    status, _, error = called(
-        "idempotency_endpoints",
-        allow="admin/*",
-        fail_on_unprotected=True,
-        urlconf="tests.integration.endpoint_urls",
-    )
-    assert (status, "not protected" in error) == (1, True)
 
 
 @pytest.mark.parametrize("age", [-1, float("-inf"), float("nan")])

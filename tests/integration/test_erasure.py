@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Barrier
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.maintenance import erasure
+from django_idempotency.keys import key_reference
+from django_idempotency.maintenance import erasure, find_key, in_doubt, in_flight, stuck
 from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory
 from tests.plans import analyze, empty_tables
-from tests.shopapp.models import Order
 
-Post = Callable[..., Any]
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
 NOTHING = Forgotten(deleted=0, kept=0)
@@ -35,14 +36,6 @@ def add_step(row: IdempotencyKey, *, finished: bool) -> None:
     IdempotencyStep.objects.create(
         key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
     )
-
-
-def test_a_forgotten_key_runs_again(post: Post) -> None:
-    """As if it had never been seen."""
-    post("/good", key="k1")
-    assert forget("anonymous", "k1") == Forgotten(deleted=1, kept=0)
-    assert post("/good", key="k1").headers["Idempotency-Replayed"] == "false"
-    assert Order.objects.count() == 2
 
 
 def test_only_this_key_of_this_caller_goes() -> None:
@@ -132,15 +125,6 @@ def test_only_a_saved_user_has_a_scope() -> None:
         scope_of_user(AnonymousUser())
 
 
-def test_no_stored_body_is_loaded() -> None:
-    """Thousands of megabytes would be."""
-    for number in range(3):
-        create_key(f"k{number}", scope="a")
-    with CaptureQueriesContext(connection) as queries:
-        forget_scope("a")
-    assert not [q["sql"] for q in queries if '"body"' in q["sql"] or "`body`" in q["sql"]]
-
-
 @pytest.mark.only_on("postgresql")
 def test_no_table_is_read() -> None:
     """A key is found by its hash or its scope, a scope by its own index."""
@@ -170,22 +154,86 @@ def test_no_table_is_read() -> None:
 def test_a_key_that_somebody_is_taking_over_is_kept(in_threads: Threads) -> None:
     """Its row is locked: it is passed over without waiting."""
     row = create_key("k1", scope="a", status="failed")
-    barrier = Barrier(2, timeout=30)
 
-    def run(number: int) -> Any:
-        if number == 0:
-            with transaction.atomic():
-                IdempotencyKey.objects.select_for_update(no_key=True).get(pk=row.pk)
-                barrier.wait()
-                barrier.wait()
-            return None
-        barrier.wait()
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '5s'")
-            return forget("a", "k1")
-        finally:
-            barrier.wait()
+    def impatiently(number: int) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '5s'")
+        return forget("a", "k1")
 
-    assert in_threads(2, run)[1] == Forgotten(deleted=0, kept=1)
+    with transaction.atomic():
+        IdempotencyKey.objects.select_for_update(no_key=True).get(pk=row.pk)
+        assert in_threads(1, impatiently) == [Forgotten(deleted=0, kept=1)]
     assert forget("a", "k1") == Forgotten(deleted=1, kept=0)
+
+
+# --- finding keys
+
+
+Find = Callable[..., QuerySet[IdempotencyKey]]
+
+
+def found(keys: QuerySet[IdempotencyKey]) -> list[str]:
+    return list(keys.values_list("key", flat=True))
+
+
+def add_call(row: IdempotencyKey, *, finished: bool = False, using: str = "default") -> None:
+    at = row.created_at
+    IdempotencyStep.objects.using(using).create(
+        key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
+    )
+
+
+class TestFindKey:
+    @pytest.mark.parametrize("text", ["8e03978e", '"8e03978e"', ' "8e03978e";a=1 ', key_reference("8e03978e")])
+    def test_by_the_key_the_header_or_the_reference(self, text: str) -> None:
+        """As a customer, a log or a header has it."""
+        create_key("8e03978e")
+        create_key("another")
+        assert found(find_key(text)) == ["8e03978e"]
+
+    def test_each_caller_and_operation_has_a_row(self) -> None:
+        """Oldest first."""
+        rows = [create_key("k", scope=scope, operation=operation) for scope, operation in ("ba", "ac", "aa")]
+        assert list(find_key("k")) == rows
+
+    @pytest.mark.parametrize("key", ["a,b", '"quoted"', "0123456789abcdef", ":a:"])
+    def test_a_key_that_a_bare_header_could_not_carry(self, key: str) -> None:
+        """It was quoted in the header, or came from elsewhere."""
+        create_key(key)
+        assert found(find_key(key)) == [key]
+
+    @pytest.mark.parametrize("text", ["", " ", "no key", "é", "\0", "x" * 256, "8E03978E", "0" * 16])
+    def test_nothing_is_found_by_other_texts(self, text: str) -> None:
+        """Neither an error nor a guess."""
+        create_key("8e03978e")
+        assert found(find_key(text)) == []
+
+
+@pytest.fixture
+def one_of_each() -> None:
+    create_key("completed")
+    add_call(create_key("completed with a doubt that its view has dealt with"))
+    create_key("live", status="in_progress")
+    add_call(create_key("live in a call", status="in_progress"))
+    create_key("stuck", status="abandoned")
+    add_call(create_key("stuck in a call", status="abandoned"))
+    add_call(create_key("failed in a call", status="failed"))
+    add_call(create_key("failed after a call", status="failed"), finished=True)
+
+
+@pytest.mark.usefixtures("one_of_each")
+def test_they_can_be_filtered_and_used_in_other_queries() -> None:
+    """As every QuerySet."""
+    assert found(stuck().filter(pk__in=in_doubt())) == ["stuck in a call"]
+    assert found(IdempotencyKey.objects.filter(pk__in=in_flight(), steps__name="charge")) == ["live in a call"]
+
+
+@pytest.mark.parametrize("find", [in_flight, stuck])
+def test_the_lease_that_ends_first_comes_first(find: Find) -> None:
+    """The order in which they were claimed does not count."""
+    sign = 1 if find is in_flight else -1
+    for key, hours in (("b", 2), ("a", 1), ("c", 3)):
+        row = create_key(key, status="in_progress")
+        until = timezone.now() + timedelta(hours=sign * hours)
+        IdempotencyKey.objects.filter(pk=row.pk).update(locked_until=until)
+    assert found(find()) == (["a", "b", "c"] if find is in_flight else ["c", "b", "a"])

@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import Client
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -18,7 +20,7 @@ from django_idempotency import OperationInProgress, PayloadMismatch, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
-from django_idempotency.testing import create_key
+from tests.factories import UserFactory
 from tests.heard import heard
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -31,12 +33,6 @@ views = pytest.mark.urls("tests.integration.view_urls")
 leased = pytest.mark.urls("tests.integration.leased_urls")
 pytestmark = pytest.mark.django_db(transaction=True)
 CLAIMED, COMPLETED, REPLAYED = ("claimed", 1, ""), ("completed", None, ""), ("replayed", None, "")
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture
@@ -198,19 +194,6 @@ class TestHarm:
         assert IdempotencyKey.objects.get().status == "completed"
         assert cleanup_idempotency_keys().complete
 
-    def test_a_receiver_that_raises_is_logged_by_django(self, caplog: Log) -> None:
-        """The work is done and kept."""
-
-        def receive(**kwargs: Any) -> None:
-            raise RuntimeError("the receiver fails")
-
-        key_event.connect(receive)
-        try:
-            assert [once(lambda: 1), once(lambda: 2)] == [1, 1]
-        finally:
-            key_event.disconnect(receive)
-        assert {record.name for record in caplog.records} == {"django.dispatch"}
-
     @leased
     def test_a_receiver_that_ends_the_worker_releases_the_key(self, post: Post) -> None:
         """As a server does in any line of Python with a worker that takes too long: the next retry runs at once."""
@@ -230,13 +213,6 @@ class TestHarm:
 
 @leased
 class TestLeased:
-    def test_a_first_request_claims_before_the_view_runs(self, post: Post, told: Told) -> None:
-        """Its claim has been committed by then."""
-        before: list[Any] = []
-        GATEWAY.before = lambda: before.extend(told())
-        post("/pay")
-        assert (before, told()) == ([CLAIMED], [COMPLETED])
-
     def test_a_failure_releases_and_the_retry_claims_again(self, post: Post, told: Told) -> None:
         """With the next attempt's number, and without the message of the error."""
         HOOKS["between"] = breaks
@@ -257,22 +233,6 @@ class TestLeased:
         post("/pay")
         assert told() == [("taken_over", 2, ""), COMPLETED]
 
-    def test_a_key_in_doubt_is_held(self, post: Post, told: Told) -> None:
-        """Every retry that is refused tells so."""
-        GATEWAY.before = breaks
-        with pytest.raises(Broken):
-            post("/pay/hold")
-        told()
-        post("/pay/hold")
-        assert told() == [("held", None, "")]
-
-    def test_what_a_person_has_decided_elsewhere_is_told_as_the_loser_sees_it(self, post: Post, told: Told) -> None:
-        """A worker whose key was completed meanwhile delivers a replay."""
-        done = {"status": "completed", "status_code": 200, "body": b"", "headers": "[]", "locked_until": None}
-        HOOKS["between"] = lambda operation: IdempotencyKey.objects.update(**done)
-        assert post("/pay").status_code == 200
-        assert told() == [CLAIMED, REPLAYED]
-
     def test_a_doubt_is_one_error_however_often_the_client_retries(self, post: Post, caplog: Log) -> None:
         """The next attempt that ends in doubt is the next error."""
         caplog.set_level(logging.INFO, "django_idempotency")
@@ -283,18 +243,6 @@ class TestLeased:
             assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
             release_for_retry(row())
-
-    def test_steps_that_an_atomic_view_cannot_continue_are_one_error_too(self, post: Post, caplog: Log) -> None:
-        """The view was leased once. A later attempt is news, and the record names the object."""
-        caplog.set_level(logging.INFO, "django_idempotency")
-        create_key("k", operation="changed", steps={"charge": 1})
-        IdempotencyKey.objects.update(resource_type="shop.order", resource_id="59")
-        for attempt in (7, 8):
-            IdempotencyKey.objects.update(attempt=attempt)
-            assert [post("/changed/atomic", key="k").status_code for _ in range(2)] == [409, 409]
-        assert levels(caplog, "held") == ["ERROR", "INFO"] * 2
-        named = [vars(record)["resource_id"] for record in caplog.records if hasattr(record, "resource_id")]
-        assert named == ["59"] * 4
 
     def test_what_is_remembered_is_bounded(self, post: Post, caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         """A client with many held keys does not fill the memory: an older one is told again."""
@@ -364,3 +312,43 @@ class TestLog:
             once(lambda: 1 // 0)
         (record,) = caplog.records
         assert record.getMessage().endswith(" of o: released, ZeroDivisionError.")
+
+
+# --- requests that are refused without a claim
+
+
+def _error(request: Any, problem: Any) -> HttpResponse:
+    return HttpResponse(problem.code, status=problem.status)
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.parametrize("format_", [None, _error])
+@pytest.mark.parametrize(("key", "event"), [(None, "missing"), ("a secret", "invalid")])
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_request_without_a_usable_key_is_told(
+    post: Post, key: str | None, event: str, format_: Any, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the project's own format of errors, too, and also under ATOMIC_REQUESTS. Only the operation is known."""
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": format_}
+    caplog.set_level(logging.INFO, "django_idempotency")
+    with heard() as events:
+        assert post("/create", key=key).status_code == 400
+    (told,) = events
+    about = told["identity"]
+    assert (told["event"], told["attempt"], told["reason"]) == (event, None, "")
+    assert (about.operation, about.scope, about.key, about.reference) == ("POST create", "", "", "")
+    (record,) = (record for record in caplog.records if record.name == "django_idempotency")
+    assert record.getMessage() == f"Idempotency key (none) of POST create: {event}."
+    assert (record.levelname, vars(record)["key_reference"]) == ("INFO", "")
+    assert "secret" not in str(vars(record))
+
+
+@pytest.mark.urls("tests.integration.view_urls")
+def test_a_replay_that_the_project_keeps_back_is_told(post: Post) -> None:
+    """It is no replay."""
+    client = Client()
+    client.force_login(UserFactory())
+    post("/mine", client=client)
+    with heard() as events:
+        assert post("/mine", client=client, headers={"X-Denied": "1"}).status_code == 403
+    assert [event["event"] for event in events] == ["replay_refused"]

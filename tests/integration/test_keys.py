@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from django import forms
-from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template import engines
 from django.test import Client
@@ -17,16 +18,19 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
+from django_idempotency.engine.protocol.digests import stored_identity
 from django_idempotency.keys import InvalidKey, derived_key, from_form_field, from_header, key_reference
 from django_idempotency.models import IdempotencyKey
-from tests.http import replayed
+from tests.claims import expire
+from tests.heard import heard
+from tests.http import posting_to_a_view, problem, replayed
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_keys")]
 PAGE = """{% load idempotency %}
 <form method="post" enctype="multipart/form-data">{% csrf_token %}{% idempotency_key %}{{ form }}</form>"""
-UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+A_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
 class OrderForm(forms.Form):
@@ -81,7 +85,7 @@ class TestForm:
         """A random UUID in a hidden field. Its name can be another one, and is escaped."""
         tag = engines["django"].from_string("{% load idempotency %}{% idempotency_key %}{% idempotency_key name %}")
         pages = [tag.render({"name": '"once'}) for _ in range(2)]
-        field = f'<input type="hidden" name="%s" value="{UUID}">'
+        field = f'<input type="hidden" name="%s" value="{A_UUID}">'
         for page in pages:
             assert re.fullmatch(field % "idempotency_key" + field % "&quot;once", page)
         assert pages[0] != pages[1]
@@ -93,16 +97,6 @@ class TestForm:
         created = Order.objects.get()
         assert [(r.status_code, r["Location"]) for r in (first, second)] == [(302, f"/orders/{created.pk}")] * 2
         assert [replayed(r) for r in (first, second)] == ["false", "true"]
-
-    def test_an_upload_with_the_form_is_compared_by_its_content(self, browser: Client) -> None:
-        """The form has been parsed for its key."""
-        fields = {**hidden_fields(browser.get("/order")), "reference": "a book"}
-
-        def send(content: bytes) -> Any:
-            return browser.post("/order", {**fields, "image": SimpleUploadedFile("a.png", content)})
-
-        assert [send(content).status_code for content in (b"one", b"one", b"two")] == [302, 302, 422]
-        assert Order.objects.count() == 1
 
     def test_a_corrected_form_has_a_new_key(self, browser: Client) -> None:
         """The page that shows the errors is rendered anew, and is itself replayed to a double click."""
@@ -124,14 +118,6 @@ class TestForm:
 
 
 class TestReaders:
-    def test_another_header(self, post: Post) -> None:
-        """The standard one is not looked at."""
-        headers = {"webhook-id": "msg_1"}
-        assert [replayed(post("/header", {"a": 1}, headers=headers)) for _ in range(2)] == ["false", "true"]
-        assert IdempotencyKey.objects.get().key == "msg_1"
-        response = post("/header")
-        assert response.json()["detail"] == "This operation needs the request header webhook-id, with a unique value."
-
     def test_another_header_has_the_syntax_of_the_standard_one(self, post: Post) -> None:
         """A header that was sent twice arrives as a list. It is refused, and is no second key. Quotes do not count."""
         found = [post("/header", {"a": 1}, headers={"webhook-id": value}) for value in ("w", '"w"', "w,w", "w, w")]
@@ -169,3 +155,63 @@ def test_a_reference_and_a_derived_key_never_change() -> None:
     assert key_reference("abc") == "ba7816bf8f01cfea"
     derived = derived_key(scope="user:auth.User:1", operation="POST payments/", key="abc", step="charge")
     assert derived == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"
+
+
+# --- `late_keys="refuse"`
+
+
+TTL = 3600
+
+
+def made(ago: float) -> str:
+    """A UUID of version 7 that was made so many seconds ago."""
+    stamp = int((time.time() - ago) * 1000).to_bytes(6, "big")
+    random = bytearray(uuid4().bytes[6:])
+    random[0] = 0x70 | random[0] & 0x0F
+    return str(UUID(bytes=stamp + bytes(random)))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("ago", [TTL + 60, -600])
+def test_a_late_key_without_a_row_is_refused(ago: float) -> None:
+    """Or a key of the future, whose age nothing can be said about. It is told, and not one row is written."""
+    send = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: made(ago))
+    with heard() as told:
+        answer = send()
+    assert problem(answer)["code"] == "key-too-old"
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (409, "false")
+    assert [event["event"] for event in told] == ["too_old"]
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_late_retry_is_replayed_as_long_as_its_row_lives() -> None:
+    """An expired row is no answer, and is not taken over."""
+    key, late = made(0), made(TTL + 60)
+    send = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)
+    first = send()
+    assert (first.status_code, first.headers["Idempotency-Replayed"]) == (200, "false")
+    row = IdempotencyKey.objects.get()  # as if it had been claimed under the late key
+    of = stored_identity(scope=row.scope, operation=row.operation, key=late)
+    IdempotencyKey.objects.update(key=late, key_hash=of.key_hash, scope_hash=of.scope_hash)
+    again = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: late)
+    assert again().headers["Idempotency-Replayed"] == "true"
+    expire()
+    assert problem(again())["code"] == "key-too-old"
+    assert (Order.objects.count(), IdempotencyKey.objects.get().attempt) == (1, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("key", ["k", "397c5450-f0c7-4b45-a02c-cb16241222fc"])
+def test_another_key_is_no_usable_key(key: str) -> None:
+    """Nothing says when it was made."""
+    answer = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)()
+    assert problem(answer)["code"] == "invalid-key"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_is_not_forgotten_before_it_is_late() -> None:
+    """Its client's clock may be five minutes ahead, so its row lives five minutes longer than `ttl`."""
+    posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: made(-290))()
+    row = IdempotencyKey.objects.get()
+    assert (row.expires_at - row.created_at).total_seconds() >= TTL + 300

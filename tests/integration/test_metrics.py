@@ -27,12 +27,6 @@ Scrape = Callable[[], dict[tuple[Any, ...], float]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-
-
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
     """Installed for one test."""

@@ -5,19 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import (
     IdempotencyConfigurationError,
+    Operation,
     OperationInProgress,
     PayloadMismatch,
     Result,
+    ResultNotStorable,
     idempotent,
     once,
     run_once,
@@ -31,26 +36,7 @@ pytestmark = pytest.mark.django_db
 NOON = datetime(2026, 11, 22, 12, 0, 0)
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    RUNS.clear()
-
-
-def nested() -> Any:
-    return run_once(place, scope="inner", key="1").replayed
-
-
 class TestAtomic:
-    def test_the_work_runs_once(self) -> None:
-        """Later calls get the result: here a model instance, fetched again."""
-        first = run_once(place, scope="s", key="k")
-        second = run_once(place, scope="s", key="k")
-        assert (first, second) == (Result(first.value, replayed=False), Result(first.value, replayed=True))
-        assert isinstance(second.value, Order)
-        assert (len(RUNS), Order.objects.count()) == (1, 1)
-        row = IdempotencyKey.objects.get()
-        assert (row.scope, row.operation, row.key, row.status) == ("s", "tests.works.place", "k", "completed")
-
     @pytest.mark.parametrize("payloads", [({"a": 1}, {"a": 2}), (b"1", b"2"), ([1], ["1"]), ("1", b"1")])
     def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
         """The key was mixed up; nothing runs."""
@@ -198,9 +184,132 @@ class TestInsideAProtectedView:
         assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
         assert (len(RUNS), Order.objects.count()) == (1, 1)
 
-    def test_they_are_rolled_back_together(self, post: Any) -> None:
-        """The view fails after the work: neither key is used up."""
-        with pytest.raises(ValueError, match="the view fails"):
-            post("/events", headers={"X-Event": "e1", "X-Fail": "1"})
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-        assert post("/events", headers={"X-Event": "e1"}).json()["replayed"] is False
+
+# --- results as text (those of steps are in test_operation.py)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(None, None), ([1, "a"], [1, "a"]), ({"a": (Decimal("1.10"),)}, {"a": ["1.10"]})]
+)
+def test_values_are_json(value: Any, kept: Any) -> None:
+    """The first caller sees what the later ones will."""
+    answers = [run_once(lambda: value, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [answer.value for answer in answers] == [kept, kept]
+
+
+def test_an_instance_is_handed_on_as_it_is() -> None:
+    """The first caller gets the work's own, with whatever it has been given besides its fields."""
+    order = Order.objects.create()
+    assert run_once(lambda: order, scope="s", key="k", operation="o").value is order
+
+
+def test_a_result_that_cannot_be_kept_rolls_back() -> None:
+    """Else a redelivery would have nothing to return."""
+
+    def work() -> object:
+        Order.objects.create()
+        return object()
+
+    with pytest.raises(ResultNotStorable):
+        run_once(work, scope="s", key="k", operation="o")
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+
+def test_what_a_person_closed_it_with_is_its_value() -> None:
+    """Any text that is not a result of ours."""
+    run_once(place, scope="s", key="k")
+    for body, value in ((b"refunded by hand", "refunded by hand"), (b"\xff", "\ufffd"), (None, "")):
+        IdempotencyKey.objects.update(body=body)
+        assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_instance_is_fetched_from_its_own_database() -> None:
+    """Where another database has another object under the same number."""
+    Order.objects.create(pk=7, reference="not this one")
+
+    def work() -> Order:
+        return Order.objects.using("other").create(pk=7, reference="this one")
+
+    answers = [run_once(work, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [(answer.value.reference, answer.replayed) for answer in answers] == [
+        ("this one", False),
+        ("this one", True),
+    ]
+
+
+# --- the `once` decorator
+
+
+class TestDecorator:
+    """Functions are decorated in each test, so that a mutation of the decorator is seen."""
+
+    def test_it_returns_the_result(self) -> None:
+        """As the function would, first time and again; it keeps its name."""
+
+        def handle(event: dict[str, Any]) -> Any:
+            """Handles an event."""
+            RUNS.append(event["id"])
+            return {"order": Order.objects.create(reference=event["id"]).pk}
+
+        handled = once(scope="stripe", key=lambda event: event["id"], operation="o", payload=lambda event: event)(
+            handle
+        )
+        event = {"id": "evt_1", "data": {"a": 1}}
+        assert handled(event) == handled(event)
+        assert RUNS == ["evt_1"]
+        assert (handled.__name__, handled.__doc__) == ("handle", "Handles an event.")
+        with pytest.raises(PayloadMismatch):
+            handled({**event, "data": 1})
+
+    def test_arguments_by_name(self) -> None:
+        """The callables get what the function gets."""
+        named: Any = {name: lambda *, event: event for name in ("scope", "key", "payload")}
+        handled = once(operation="o", **named)(lambda *, event: RUNS.append(event) or event)
+        assert handled(event="e") == handled(event="e") == "e"
+        assert RUNS == ["e"]
+
+    def test_leased(self) -> None:
+        """The operation comes as a keyword argument."""
+
+        def charge(event: str, *, operation: Operation, factor: int = 1) -> Any:
+            return operation.call("charge", lambda: RUNS.append(factor))
+
+        named: Any = {name: lambda event, **_: event for name in ("scope", "key")}
+        handled: Any = once(operation="o", lease=60, **named)(charge)
+        assert [handled("ci", factor=2) for _ in range(2)] == [None, None]
+        assert (RUNS, IdempotencyKey.objects.get().scope) == ([2], "ci")
+
+    @pytest.mark.parametrize("lease", [None, 60])
+    def test_asynchronous(self, lease: int | None) -> None:
+        """A coroutine function stays one."""
+
+        async def charge(event: str = "") -> str:
+            RUNS.append("charged")
+            return "charged"
+
+        async def charge_in_a_step(event: str, operation: Operation) -> Any:
+            return await operation.acall("charge", charge)
+
+        handled: Any = once(scope="queue", key=lambda event: event, operation="o", lease=lease)(
+            charge_in_a_step if lease else charge
+        )
+        assert [async_to_sync(handled)("evt_1") for _ in range(2)] == ["charged"] * 2
+        assert RUNS == ["charged"]
+
+    def test_a_lambda_is_refused_at_decoration(self) -> None:
+        """It has no name that stays."""
+        with pytest.raises(IdempotencyConfigurationError, match="has no name that stays the same"):
+            once(scope="s", key=str)(lambda: None)
+
+
+@pytest.mark.skipif(find_spec("django.tasks") is None, reason="this Django has no tasks")
+@pytest.mark.django_db
+def test_a_task_that_is_delivered_twice() -> None:
+    """The second run returns the first one's result."""
+    backend = {"default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"}}
+    with override_settings(TASKS=backend):
+        from tests.jobs.tasks import place_order
+
+        results = [place_order.enqueue("order") for _ in range(2)]
+    assert results[0].return_value == results[1].return_value == Order.objects.get().pk

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Callable
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection
 
 from django_idempotency import (
     IdempotencyConfigurationError,
     Operation,
     OperationInProgress,
-    OutcomeUnknown,
     Result,
+    arun_once,
     run_once,
 )
 from django_idempotency.engine.stores import store_for
-from tests.works import RUNS, breaks, pay
+from django_idempotency.models import IdempotencyKey
+from tests.shopapp.models import Order
+from tests.works import RUNS, breaks, pay, place
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    RUNS.clear()
-
-
 class TestLeased:
-    def test_waiting_it_looks_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With pauses that grow, while somebody else holds the lease."""
-        store = store_for("default")
-        looks: list[Any] = []
-        claim = store.claim
-
-        def counted(wanted: Any) -> Any:
-            looks.append(wanted)
-            return claim(wanted)
-
-        def meet(operation: Operation) -> None:
-            monkeypatch.setattr(store, "claim", counted)
-            with pytest.raises(OperationInProgress):
-                run_once(pay, scope="s", key="k", lease=60, operation="meet", wait=0.6)
-
-        run_once(meet, scope="s", key="k", lease=60, operation="meet")
-        assert 3 <= len(looks) < 30
-
     def test_a_conflict_says_when_to_come_back(self) -> None:
         """60 seconds at most, also for a lease of an hour. The error keeps that through pickle, as Celery sends it."""
 
@@ -56,16 +39,6 @@ class TestLeased:
             assert raised.value.retry_after == pickle.loads(pickle.dumps(raised.value)).retry_after == 60
 
         run_once(meet, scope="s", key="k", lease=3600, operation="meet")
-
-    def test_a_call_in_doubt_is_held(self) -> None:
-        """A named exception until somebody knows."""
-        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
-        options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "operation": "pay"}
-        with pytest.raises(ValueError, match="it broke"):
-            run_once(work, scope="s", key="k", **options)
-        with pytest.raises(OutcomeUnknown, match="its outcome is unknown"):
-            run_once(work, scope="s", key="k", **options)
-        assert len(RUNS) == 1
 
     def test_reconcile_returns_a_result(self) -> None:
         """Or None to run again; anything else is refused."""
@@ -126,3 +99,60 @@ class TestALeasedClaimThatFails:
         with pytest.raises(DatabaseError):
             self.run()
         assert self.run() == 1
+
+
+# --- `arun_once`
+
+
+class TestAsynchronous:
+    async def work(self) -> int:
+        RUNS.append(connection.in_atomic_block)
+        return (await Order.objects.acreate()).pk
+
+    def test_coroutine_functions_and_plain_ones(self) -> None:
+        """In the transaction, once."""
+
+        async def twice() -> list[Any]:
+            kinds = [(self.work, "async"), (place, "plain")]
+            return [await arun_once(work, scope="s", key=key) for work, key in kinds for _ in range(2)]
+
+        answers = async_to_sync(twice)()
+        assert [answer.replayed for answer in answers] == [False, True, False, True]
+        assert answers[0].value == answers[1].value
+        assert Order.objects.count() == 2
+
+    def test_a_plain_function_may_return_what_has_to_be_awaited(self) -> None:
+        """As managers' asynchronous methods do."""
+        answer = async_to_sync(arun_once)(lambda: self.work(), scope="s", key="k", operation="awaited")
+        assert answer.value == Order.objects.get().pk
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("lease", [None, 60])
+    def test_cancelled_during_the_claim_it_runs_nothing(self, lease: Any) -> None:
+        """As with a time-out around a `wait`: nobody would see the charge. The key is free for a retry."""
+
+        async def pay(*operation: Operation) -> int:
+            return await self.work()
+
+        cancels: list[Any] = []
+        told = Event()
+
+        def claim(execute: Any, *statement: Any) -> Any:
+            if cancels:
+                cancels.pop()()
+                assert told.wait(30)
+            return execute(*statement)
+
+        async def client() -> None:
+            task = asyncio.create_task(arun_once(pay, scope="s", key="k", operation="pay", lease=lease))
+            cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            told.set()
+
+        with connection.execute_wrapper(claim):
+            async_to_sync(client)()
+        assert RUNS == []
+        assert not IdempotencyKey.objects.exclude(status="failed").exists()
+        async_to_sync(arun_once)(pay, scope="s", key="k", operation="pay", lease=lease)
+        assert Order.objects.count() == 1

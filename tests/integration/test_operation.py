@@ -9,11 +9,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, ResultNotStorable
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, Operation, ResultNotStorable, run_once
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, lapse, row
@@ -21,12 +22,6 @@ from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 class TestSteps:
@@ -51,9 +46,6 @@ class TestSteps:
         """Said before anything is called."""
         with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
             self.run(post, lambda operation: operation.call(name, breaks))
-
-    def test_the_longest_name_and_arguments_by_name(self, post: Post) -> None:
-        assert self.run(post, lambda operation: operation.call("x" * 100, dict, amount=5)) == {"amount": 5}
 
     def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
         """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
@@ -107,12 +99,13 @@ class TestSteps:
         with pytest.raises(Order.DoesNotExist):
             self.run(post, order)
 
-    def test_a_call_cannot_become_a_write(self, post: Post) -> None:
+    @pytest.mark.parametrize("verb", ["write", "fetch"])
+    def test_a_call_cannot_become_another_step(self, post: Post, verb: str) -> None:
         """Another release has renamed things: the doubt is not forgotten."""
         with pytest.raises(Broken):
             self.run(post, lambda operation: operation.call("x", breaks))
         with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
-            self.run(post, lambda operation: operation.write("x", breaks))
+            self.run(post, lambda operation: getattr(operation, verb)("x", breaks))
 
     @pytest.mark.parametrize("step", ["call", "write"])
     def test_steps_are_refused_inside_a_transaction(self, post: Post, step: str) -> None:
@@ -136,20 +129,6 @@ class TestSteps:
             with pytest.raises(IdempotencyConfigurationError, match=advice):
                 self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
 
-    def test_derived_keys(self, post: Post) -> None:
-        """UUIDs, one for each name, the same in every attempt."""
-        seen: list[list[str]] = []
-
-        def derive(operation: Any) -> None:
-            seen.append([operation.derive_key("charge"), operation.derive_key("refund")])
-            raise Broken
-
-        for _ in range(2):
-            with pytest.raises(Broken):
-                self.run(post, derive)
-        assert seen[0] == seen[1]
-        assert len({UUID(key) for key in seen[0]}) == 2
-
     def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
         """Before the call. So a person knows whether the other side can look the call up by its derived key."""
 
@@ -159,10 +138,6 @@ class TestSteps:
 
         self.run(post, pay)
         assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": False}
-
-    def test_the_client_can_see_its_key(self, post: Post, key: str) -> None:
-        """And which attempt it is."""
-        assert self.run(post, lambda operation: [operation.key, operation.attempt]) == [key, 1]
 
 
 class TestFence:
@@ -181,23 +156,6 @@ class TestFence:
         )
         assert Order.objects.count() == 0
         assert row().status == "in_progress"
-
-    def test_it_cannot_call(self, post: Post) -> None:
-        """Nor start to."""
-
-        def late(request: Any) -> None:
-            self.taken_over()
-            request.idempotency.call("charge", GATEWAY.charge, "k")
-
-        HOOKS["view"] = late
-        assert post("/hooked").status_code == 409
-        assert GATEWAY.calls == 0
-
-    def test_it_cannot_record_a_result_complete_or_fail(self, post: Post) -> None:
-        """Not after a call, at the end, or by an exception, even if the view swallows the error."""
-        GATEWAY.after = self.taken_over
-        assert post("/pay").status_code == 409
-        assert IdempotencyStep.objects.get().finished_at is None
 
     @pytest.mark.parametrize("end", [lambda: None, breaks])
     def test_it_cannot_end_the_operation(self, post: Post, end: Any) -> None:
@@ -234,3 +192,81 @@ class TestFence:
         HOOKS["between"] = lambda operation: IdempotencyKey.objects.all().delete()
         assert post("/pay").status_code == 409
         assert Order.objects.count() == 0
+
+
+# --- the steps of a view that runs without a key
+
+
+def test_without_a_key_the_steps_just_run(client: Any) -> None:
+    """required=False: each request charges, with a derived key of its own."""
+    answers = [client.post("/pay/optional", {}, content_type="application/json") for _ in range(2)]
+    assert [a.status_code for a in answers] == [201, 201]
+    assert "Idempotency-Replayed" not in answers[0].headers
+    assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
+
+
+def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
+    """The same view must work with a key."""
+
+    async def charge(*, amount: int = 0) -> int:
+        return amount
+
+    operation = Operation(None, steps_on="default")
+    operation.renew()  # nothing to renew
+    with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
+        operation.call("one", charge)
+    with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
+        operation.write("two", charge)
+    with pytest.raises(IdempotencyConfigurationError, match=r"'rate'.*charge.*operation\.afetch\('rate'"):
+        operation.fetch("rate", charge)
+    assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
+
+
+@pytest.mark.parametrize("step", ["acall", "afetch"])
+def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
+    """It may ask the database, or block. A function that returns an awaitable is awaited."""
+    operation = Operation(None, steps_on="default")
+
+    async def later() -> str:
+        return "awaited"
+
+    async def steps() -> tuple[Any, Any]:
+        run: Any = getattr(operation, step)
+        return await run("order", Order.objects.create, reference="unkeyed"), await run("later", lambda: later())
+
+    order, awaited = async_to_sync(steps)()
+    assert (Order.objects.get(), order.reference, awaited) == (order, "unkeyed", "awaited")
+
+
+# --- names of steps are compared byte by byte on every database
+
+
+PAIRS = (("charge", "Charge"), ("cafe", "café"), ("a", "a "))
+calls: list[str] = []
+
+
+def run(work: Callable[[Operation], Any]) -> Any:
+    return run_once(work, scope="s", key="k", operation="pay", lease=60).value
+
+
+def steps(kind: str, *names: str) -> Callable[[Operation], Any]:
+    """Work that runs a step under each of these names."""
+    return lambda operation: [
+        getattr(operation, kind)(name, lambda name=name: calls.append(name) or name) for name in names
+    ]
+
+
+@pytest.mark.parametrize("names", PAIRS)
+@pytest.mark.parametrize("kind", ["call", "fetch", "write"])
+def test_capitals_accents_and_spaces_make_another_step(kind: str, names: tuple[str, str]) -> None:
+    """In one attempt, and in the retry, which gets each step's own result."""
+    calls.clear()
+
+    def dies(operation: Operation) -> None:
+        steps(kind, *names)(operation)
+        raise Broken
+
+    with pytest.raises(Broken):
+        run(dies)
+    assert run(steps(kind, *names)) == list(names)
+    assert calls == list(names)

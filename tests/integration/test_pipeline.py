@@ -6,34 +6,49 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.test import Client
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 
-from django_idempotency import IdempotencyConfigurationError, get_operation
+from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation, idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.factories import UserFactory
-from tests.http import posting_to_a_view, replayed
+from django_idempotency.views import IdempotencyMixin
+from tests.http import posting_to_a_view, problem, replayed, same
+from tests.integration import view_urls
+from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 
-def test_a_replay_never_skips_the_login(post: Post) -> None:
-    """Logged out, the retry is sent to the login page and not marked."""
-    client = Client()
-    client.force_login(UserFactory())
-    post("/mine", client=client)
-    client.logout()
-    response = post("/mine", client=client)
-    assert (response.status_code, replayed(response)) == (302, None)
+def test_callers_without_any_credential_can_be_refused(post: Post) -> None:
+    """anonymous="refuse" answers 403 and runs nothing."""
+    assert problem(post("/known_callers"))["title"] == "Idempotency-Key needs an identified caller"
+    assert post("/known_callers", headers={"X-Api-Key": "a"}).status_code == 200
+    assert Order.objects.count() == 1
+
+
+def test_the_projects_scope_must_be_text() -> None:
+    with pytest.raises(IdempotencyConfigurationError, match="return a non-empty str"):
+        posting_to_a_view(scope=lambda request: "")()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.edge_urls")
-def test_a_protected_view_that_calls_another_is_refused(post: Post) -> None:
+def test_a_protected_view_that_calls_another_is_refused(rf: RequestFactory) -> None:
     """It would meet its own claim; nothing of it stays."""
+
+    @idempotent
+    def outer(request: HttpRequest) -> HttpResponse:
+        Order.objects.create()
+        return view_urls.create(request)
+
     with pytest.raises(IdempotencyConfigurationError, match="protected twice"):
-        post("/outer")
+        outer(rf.post("/", headers={"Idempotency-Key": "k"}))
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 
@@ -48,3 +63,157 @@ def test_outside_of_a_protected_view_there_is_no_operation(rf: Any) -> None:
     """And the error of `get_operation` says how to get one."""
     with pytest.raises(IdempotencyConfigurationError, match="Protect the view with"):
         get_operation(rf.post("/"))
+
+
+# --- how the decorator takes its options
+
+
+def test_a_handler_named_put_protects_put(client: Client, key: str) -> None:
+    """Whoever decorates it wants that."""
+    responses = [client.put("/handlers", headers={"Idempotency-Key": key}) for _ in range(2)]
+    assert [replayed(r) for r in responses] == ["false", "true"]
+
+
+class Both(View):
+    @method_decorator(idempotent(methods=("POST", "PATCH")))
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(Order.objects.create().pk))
+
+    patch = post
+
+
+class Calling(Both):
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return self.post(request)
+
+
+@pytest.mark.parametrize("view_class", [Both, Calling])
+def test_a_handler_named_post_protects_the_methods_that_are_named(rf: Any, key: str, view_class: type[View]) -> None:
+    """Also under another name, or called by another handler."""
+    answers = [view_class.as_view()(rf.patch("/", headers={"Idempotency-Key": key})) for _ in range(2)]
+    assert [replayed(answer) for answer in answers] == ["false", "true"]
+
+
+def test_options_are_given_by_keyword_or_as_one_value() -> None:
+    """Not both."""
+    with pytest.raises(IdempotencyConfigurationError, match="not both"):
+        idempotent(Idempotency(ttl=1), wait=1)
+    with pytest.raises(IdempotencyConfigurationError, match="by keyword only"):
+        idempotent(view, ttl=1)  # type: ignore[call-overload]
+    with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
+        idempotent(tll=1)
+    assert idempotent(Idempotency(ttl=1))(view).__name__ == "view"
+
+
+def test_it_refuses_something_that_is_no_view() -> None:
+    """Without a request there is nothing to protect."""
+    with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
+        idempotent(lambda: None)()
+
+
+# --- options that are `async def`
+
+
+async def is_allowed(request: HttpRequest) -> bool:
+    """Asks the database, as a check of a permission would."""
+    return "X-Denied" not in request.headers and await Order.objects.aexists()
+
+
+class Answer:
+    async def __call__(self, request: Any) -> Any:
+        return "x"
+
+
+@csrf_exempt
+@idempotent(may_replay=is_allowed)
+def plain(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+@csrf_exempt
+@idempotent(may_replay=lambda request: is_allowed(request))
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    order = await Order.objects.acreate()
+    return JsonResponse({"id": order.pk}, status=201)
+
+
+urlpatterns = [path("plain", plain), path("async", asynchronous)]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls("tests.integration.test_pipeline")
+@pytest.mark.parametrize("url", ["/plain", "/async"])
+def test_an_asynchronous_may_replay_is_awaited(client: Client, url: str) -> None:
+    """Not awaited, it would show each response to everybody."""
+
+    def send(**headers: str) -> tuple[int, str]:
+        answer = client.post(url, headers={"Idempotency-Key": "k", **headers})
+        return answer.status_code, answer.headers["Idempotency-Replayed"]
+
+    assert [send(), send(), send(**{"X-Denied": "1"})] == [(201, "false"), (201, "true"), (403, "false")]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls("tests.integration.test_pipeline")
+@pytest.mark.parametrize("name", ["scope", "key", "record"])
+@pytest.mark.parametrize("given", [is_allowed, Answer()])
+def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., Any]) -> None:
+    """Where they are declared."""
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}=.*: it is not awaited: give a def function\."):
+        Idempotency(**{name: given})  # type: ignore[arg-type]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls("tests.integration.test_pipeline")
+@pytest.mark.parametrize("name", ["KEY_VALIDATOR", "ERROR_RESPONSE"])
+def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
+    """On the first request at the latest."""
+    settings.IDEMPOTENCY = {name: is_allowed}
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
+        client.post("/plain", headers={"Idempotency-Key": "k"})
+
+
+# --- a middleware may set the method in lower case: `View.dispatch` takes any case, so the protection does too
+
+
+class Mixin(IdempotencyMixin, View):
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+class Handler(View):
+    @method_decorator(idempotent)
+    def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+class Asynchronous(View):
+    @idempotent
+    async def patch(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
+
+
+@idempotent
+def function(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"id": Order.objects.create().pk}, status=201)
+
+
+@pytest.mark.parametrize("view", [Mixin.as_view(), Handler.as_view(), async_to_sync(Asynchronous.as_view()), function])
+def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> None:
+    """The retry, in upper case or not, gets the first answer. A safe method passes."""
+
+    def send(method: str) -> Any:
+        request = rf.patch("/", headers={"Idempotency-Key": "k"})
+        request.method = method
+        return view(request)
+
+    answers = [send(method) for method in ("patch", "patch", "PATCH")]
+    assert [replayed(answer) for answer in answers] == ["false", "true", "true"]
+    assert same(answers[0], answers[2])
+    assert IdempotencyKey.objects.get().operation.startswith("PATCH ")
+    assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is function else 1)
+
+
+def test_a_request_without_a_method_passes() -> None:
+    """As one that a test has made by hand."""
+    assert replayed(function(HttpRequest())) is None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required, login_required, permission_required, user_passes_test
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -24,7 +25,6 @@ from django.views.decorators import cache, clickjacking, common, csrf, debug, gz
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
 from django_idempotency.checks import check_urls
 from django_idempotency.views import IdempotencyMixin
-from tests.integration import edge_urls
 from tests.integration.placement_urls import Above, Private, view
 from tests.shopapp.models import Order
 
@@ -219,6 +219,12 @@ class Answering(View):
         return HttpResponse("ran")
 
 
+class PrivateDispatch(LoginRequiredMixin, View):
+    @idempotent
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(request, *args, **kwargs)
+
+
 class OwnProtected(View):
     """Its instance is the first argument."""
 
@@ -246,7 +252,7 @@ ON_DISPATCH = method_decorator(idempotent(required=False), name="dispatch")
         (lambda: ON_DISPATCH(method_decorator(CHECK, name="dispatch")(handlers())), "user_passes_test"),
         (lambda: method_decorator([idempotent, CHECK], name="dispatch")(handlers()), "user_passes_test"),
         (lambda: Above, "dispatch of Above above django.contrib.auth.mixins.LoginRequiredMixin.dispatch"),
-        (lambda: edge_urls.Private, "dispatch of Private above tests.integration.edge_urls.Private.dispatch"),
+        (lambda: PrivateDispatch, f"dispatch of PrivateDispatch above {__name__}.PrivateDispatch.dispatch"),
         (lambda: ON_DISPATCH(handlers(post=apost)), "dispatch of the asynchronous view Orders"),
     ],
 )
@@ -323,13 +329,6 @@ def checked_urls(monkeypatch: pytest.MonkeyPatch, settings: Any, view: Any) -> l
     return [message.id for message in check_urls()]
 
 
-def test_options_that_contradict_each_other_are_e007(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """And not an error of the check."""
-    attributes = {"post": checked_post, "idempotency": Idempotency(on_abandoned="hold")}
-    impossible = type("Impossible", (IdempotencyMixin, View), attributes)
-    assert checked_urls(monkeypatch, settings, impossible.as_view()) == ["django_idempotency.E007"]
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"idempotency_actions": {"create": None}}, {"idempotency": {"methods": ["PUT"]}}]
 )
@@ -350,3 +349,10 @@ def test_the_mixin_of_the_rest_framework_refuses_a_checked_action(
         assert checked_urls(monkeypatch, settings, route()) == []
     else:
         assert "permission_classes" in refused(lambda: route()(rf.post("/")))
+
+
+def test_options_that_contradict_each_other_are_e007(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """And not an error of the check."""
+    attributes = {"post": checked_post, "idempotency": Idempotency(on_abandoned="hold")}
+    impossible = type("Impossible", (IdempotencyMixin, View), attributes)
+    assert checked_urls(monkeypatch, settings, impossible.as_view()) == ["django_idempotency.E007"]

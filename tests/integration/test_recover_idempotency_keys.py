@@ -13,8 +13,6 @@ from django.http import HttpResponse
 from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
-from tests.expired import without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 
@@ -109,26 +107,6 @@ def test_a_dry_run_says_what_would_be_asked() -> None:
     )
 
 
-def test_keys_that_nothing_can_reconcile_are_one_line() -> None:
-    """They hold up no key that can be asked about, and are counted: exit status 3."""
-    for _ in range(2):
-        create_key(operation="POST mail", in_doubt=["mail"])
-    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
-    text, status = failing("--older-than=0")
-    first, second, last = text.splitlines()
-    assert first.startswith("2 keys of POST mail: left, no imported view and no imported @once function has this")
-    assert second.endswith(" POST pay/reconcile: completed, reconcile has answered 201.")
-    assert (last, status) == ("Completed 1 idempotency key. Need attention: 2.", 3)
-
-
-def test_only_what_was_chosen() -> None:
-    """By operation and age. The default age leaves the key to its client."""
-    assert run("--operation=POST other").endswith("\nCompleted 0 idempotency keys. Need attention: 0.\n")
-    out = io.StringIO()
-    call_command("recover_idempotency_keys", "--import=tests.works", stdout=out)
-    assert out.getvalue() == "Completed 0 idempotency keys. Need attention: 0.\n"
-
-
 def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
     """The key at hand is completed."""
     with pytest.raises(Broken):
@@ -154,17 +132,6 @@ def post_to_other(client: Any) -> None:
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-@pytest.mark.parametrize("chosen", [("--all-databases",), ("--database=default", "--database=other")])
-def test_several_databases(chosen: tuple[str, ...], client: Any) -> None:
-    """One call for cron. Each line names its database."""
-    post_to_other(client)
-    HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
-    completed = f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201.\n"
-    summary = "Completed 1 idempotency key. Need attention: 0.\n"
-    assert run(*chosen) == f"default: {completed}default: {summary}other: {completed}other: {summary}"
-
-
-@pytest.mark.django_db(databases=["default", "other"])
 def test_what_is_left_on_the_last_database_alerts(client: Any) -> None:
     """Exit status 3, and 1 if a `reconcile` raised there."""
     row().delete()
@@ -173,11 +140,3 @@ def test_what_is_left_on_the_last_database_alerts(client: Any) -> None:
     assert failing("--older-than=0", "--all-databases")[1] == 3
     HOOKS["reconcile"] = breaks
     assert failing("--older-than=0", "--all-databases")[1] == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_only_database_fails() -> None:
-    """Exit status 1. The error is the database's."""
-    with without_tables("default"), pytest.raises(CommandError, match="django_idempotency_idempotencykey") as caught:
-        run()
-    assert caught.value.returncode == 1

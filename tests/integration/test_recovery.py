@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, LeaseLost
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
-from django_idempotency.maintenance.decisions import Decision, decisions_of, with_decision
+from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.maintenance.resolution import close_with, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -27,12 +27,6 @@ from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture
@@ -120,14 +114,6 @@ class TestWhatReconcileDoes:
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
 
-    def test_earlier_decisions_stay_in_the_trail(self) -> None:
-        """The decision of the recovery comes behind them."""
-        released = Decision(action="release", at="2026-01-01T00:00:00+00:00", by="ada", attempt=1)
-        IdempotencyKey.objects.update(decisions=with_decision(row(), released))
-        HOOKS["reconcile"] = records
-        assert only().outcome == "left"
-        assert [made.by for made in decisions_of(row())] == ["ada", "recover_idempotency_keys"]
-
     def test_if_it_raises_the_key_is_as_it_was(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
         """The doubt remains, and the next run asks again."""
         HOOKS["reconcile"] = breaks
@@ -138,23 +124,6 @@ class TestWhatReconcileDoes:
         assert (row().status, in_doubt().count()) == ("failed", 1)
         assert "reconcile raised" in caplog.text
         HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
-        assert only().outcome == "completed"
-
-    def test_what_is_no_response_is_refused(self) -> None:
-        """As an error of reconcile."""
-        HOOKS["reconcile"] = lambda operation: {"charge": 1}
-        assert "return an HttpResponse, or None" in only().reason
-
-    def test_a_late_worker_cannot_write(self) -> None:
-        """The key is taken over under its fence: another attempt."""
-
-        def settle(operation: Any) -> HttpResponse:
-            key = row()
-            assert (key.status, key.attempt) == ("in_progress", 2)
-            assert key.locked_until is not None
-            return HttpResponse()
-
-        HOOKS["reconcile"] = settle
         assert only().outcome == "completed"
 
 
@@ -221,17 +190,6 @@ class TestBounds:
         HOOKS["reconcile"] = lambda operation: HttpResponse()
         assert recover(max_seconds=60)[0].completed == 1
 
-    def test_a_dry_run_asks_nothing(self) -> None:
-        """And says what would be asked."""
-        before = row()
-        assert only(dry_run=True).reason == "tests.integration.leased_urls.reconciled"
-        assert (row().updated_at, row().attempt) == (before.updated_at, 1)
-
-    @pytest.mark.parametrize("name", ["max_seconds", "older_than"])
-    def test_impossible_numbers_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} must be (at least )?[01]"):
-            recover(**{name: -1})
-
 
 class TestWhatCannotBeAsked:
     def test_without_reconcile_they_are_one_count_an_operation(self, post: Post) -> None:
@@ -284,15 +242,6 @@ def test_a_dead_worker_is_asked_about(post: Post) -> None:
     assert b"charge" in post("/pay/reconcile").content
 
 
-def test_half_done_is_asked_about(post: Post) -> None:
-    """Charged, and failed before the order: no doubt, and the client does not come back."""
-    HOOKS["between"] = breaks
-    with pytest.raises(Broken):
-        post("/pay/reconcile")
-    HOOKS["reconcile"] = lambda operation: HttpResponse(operation.results["charge"]["charge"])
-    assert only().outcome == "completed"
-
-
 @pytest.mark.django_db(transaction=True)
 def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture) -> None:
     """One record for each key, without the key itself. Before it comes that of the event, as for a retry."""
@@ -319,10 +268,6 @@ def test_on_another_database() -> None:
     HOOKS["reconcile"] = lambda operation: HttpResponse()
     assert recover(using="other")[0] == Recovered(completed=1, failed=0, left=0, complete=True)
     assert row().status == "failed"
-
-
-def test_nothing_needs_attention() -> None:
-    assert recover() == (Recovered(completed=0, failed=0, left=0, complete=True), [])
 
 
 def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, settings: Any) -> None:

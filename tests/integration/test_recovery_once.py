@@ -8,7 +8,6 @@ import pytest
 
 from django_idempotency import Result, once
 from django_idempotency.maintenance import Asked, recover_idempotency_keys
-from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import HOOKS, reconciled
 from tests.leases import Broken, breaks
 
@@ -39,19 +38,3 @@ def test_a_decorated_function_is_found() -> None:
     HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
     assert recover().outcome == "completed"
     assert pay(breaks) == {"id": 1}
-
-
-def test_another_value_is_refused() -> None:
-    HOOKS["reconcile"] = lambda operation: {"id": 1}
-    assert "return Result(value, replayed=False)" in recover().reason
-
-
-def test_an_unknown_operation_is_left() -> None:
-    """run_once cannot be found."""
-    IdempotencyKey.objects.update(operation="gone.pay")
-    asked = recover()
-    assert (asked.outcome, asked.keys, "run_once without the decorator cannot be found" in asked.reason) == (
-        "left",
-        1,
-        True,
-    )

@@ -20,19 +20,13 @@ from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), body=b"refunded by hand")
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture(params=["failed", "abandoned"])
@@ -69,14 +63,6 @@ def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -
     assert (GATEWAY.calls, len(GATEWAY.charges)) == (2, 1)
 
 
-def test_recorded_the_call_has_its_result(post: Post, in_doubt: IdempotencyKey) -> None:
-    """The retry goes on from there, and the gateway is not called."""
-    record_outcome(row(), "charge", {"charge": "ch_1"})
-    answer = post("/pay/hold")
-    assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
-    assert (GATEWAY.calls, Order.objects.get().reference) == (1, "ch_1")
-
-
 def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
     """The view does not run."""
     close_with(row(), CLOSED)
@@ -94,47 +80,6 @@ def test_a_decision_does_not_shorten_the_life_of_a_key(post: Post, in_doubt: Ide
     IdempotencyKey.objects.update(expires_at=month)
     decisions(in_doubt)[decision]()
     assert row().expires_at == month
-
-
-@pytest.mark.parametrize("decision", range(3))
-def test_a_live_lease_is_refused(post: Post, decision: int) -> None:
-    """Somebody is at work."""
-    refused: list[NotResolvable] = []
-
-    def decide() -> None:
-        with pytest.raises(NotResolvable, match="a worker holds a live lease") as caught:
-            decisions(row())[decision]()
-        refused.append(caught.value)
-
-    GATEWAY.before = decide
-    assert post("/pay/hold").status_code == 201
-    assert len(refused) == 1
-
-
-@pytest.mark.parametrize("decision", range(3))
-def test_what_was_not_seen_is_refused(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
-    """A later attempt, a completed key, one that is gone: nothing is changed."""
-    with pytest.raises(NotResolvable):
-        decisions(row(), attempt=2)[decision]()
-    close_with(row(), CLOSED)
-    before = list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())
-    with pytest.raises(NotResolvable):
-        decisions(in_doubt)[decision]()
-    assert (list(IdempotencyKey.objects.values()), list(IdempotencyStep.objects.values())) == before
-    IdempotencyKey.objects.all().delete()
-    with pytest.raises(NotResolvable):
-        decisions(in_doubt)[decision]()
-
-
-def test_a_result_of_the_worker_cannot_be_recorded(in_doubt: IdempotencyKey) -> None:
-    """The result stands, and the key is left as it was. So is a step that does not exist."""
-    IdempotencyStep.objects.update(finished_at=timezone.now(), result='{"value": 1}')
-    before = list(IdempotencyKey.objects.values())
-    for step in ("charge", "nothing"):
-        with pytest.raises(NotResolvable, match=f"The call '{step}' is not in doubt"):
-            record_outcome(row(), step, 2)
-    assert list(IdempotencyKey.objects.values()) == before
-    assert IdempotencyStep.objects.get().result == '{"value": 1}'
 
 
 @pytest.mark.parametrize("name", ["CHARGE", "chargé", "charge "])
@@ -185,24 +130,6 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     assert IdempotencyStep.objects.get(name="mail").result == "7"
     in_doubt.refresh_from_db()
     assert [made.attempt for made in decisions_of(in_doubt)] == [1, 1]
-
-
-def test_a_correction_is_encrypted(post: Post, in_doubt: IdempotencyKey, settings: Any) -> None:
-    """As the result that it replaces, in the step and in the trail."""
-    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    for charge in ("ch 1", "ch 2"):
-        record_outcome(row(), "charge", {"charge": charge})
-    stored = f"{IdempotencyKey.objects.values().get()}{IdempotencyStep.objects.values().get()}"
-    assert "ch " not in stored  # ciphertext has no spaces
-    assert [made.replaced for made in decisions_of(row())] == [None, '{"value": {"charge": "ch 1"}}']
-    assert post("/pay/hold").json()["charge"] == "ch 2"
-
-
-def test_a_row_can_be_recorded(post: Post, in_doubt: IdempotencyKey) -> None:
-    """For a step that returns a model instance."""
-    order = Order.objects.create(reference="by hand")
-    record_outcome(row(), "charge", order)
-    assert IdempotencyStep.objects.get().result == f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
 
 
 """No dict, or without what each decision and each step in doubt has."""

@@ -29,19 +29,12 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.admin_pages import make_key
 from tests.expired import make_keys, make_leased
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
-from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), body=b"refunded by hand")
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 @pytest.fixture(params=["failed", "abandoned"])
@@ -58,34 +51,8 @@ def in_doubt(request: pytest.FixtureRequest, post: Post) -> IdempotencyKey:
     return row()
 
 
-def decisions(key: IdempotencyKey) -> list[Callable[[], None]]:
-    return [
-        lambda: release_for_retry(key),
-        lambda: record_outcome(key, "charge", {"charge": "ch_1"}),
-        lambda: close_with(key, CLOSED),
-    ]
-
-
 class TestSeen:
     """A decision carries what it saw, and is refused when another one came first."""
-
-    def test_the_version_is_compared(self, in_doubt: IdempotencyKey) -> None:
-        """By `updated_at`: the attempt stays as it was after a decision."""
-        seen = row()
-        record_outcome(seen, "charge", "ch_1")
-        before = list(IdempotencyKey.objects.values())
-        late: list[Callable[[], None]] = [
-            lambda: release_for_retry(seen),
-            lambda: record_outcome(seen, "charge", "ch_2"),
-            lambda: close_with(seen, CLOSED),
-        ]
-        for decide in late:
-            with pytest.raises(NotResolvable, match="another attempt or decision came first"):
-                decide()
-        assert list(IdempotencyKey.objects.values()) == before
-        assert IdempotencyStep.objects.get().result == '{"value": "ch_1"}'
-        record_outcome(row(), "charge", "ch_2")
-        assert IdempotencyStep.objects.get().result == '{"value": "ch_2"}'
 
     def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
         """A late worker may have finished its call since the key was shown: then an answer needs a word."""
@@ -128,34 +95,11 @@ def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: C
         assert len(decisions_of(key)) == 1
 
 
-@pytest.mark.parametrize("value", [object(), float("nan")])
-def test_an_outcome_is_json(in_doubt: IdempotencyKey, value: Any) -> None:
-    """As every result."""
-    with pytest.raises((TypeError, ValueError)):
-        record_outcome(row(), "charge", value)
-
-
 @pytest.mark.parametrize("status", [100, 500, 599])
 def test_a_closing_answer_is_final(in_doubt: IdempotencyKey, status: int) -> None:
     """200 to 499."""
     with pytest.raises(ValueError, match=f"status {status} is no final answer"):
         close_with(row(), Snapshot(status_code=status, headers=(), body=b""))
-
-
-@pytest.mark.parametrize("decision", range(3))
-def test_a_worker_that_wakes_up_commits_nothing_more(post: Post, decision: int) -> None:
-    """Its lease was over when a person decided: no result, no order, no completion of its own."""
-
-    def decided_meanwhile() -> None:
-        IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(seconds=1))
-        decisions(row())[decision]()
-
-    GATEWAY.after = decided_meanwhile
-    answer = post("/pay/hold")
-    assert (answer.status_code, answer.content) == ((200, CLOSED.body) if decision == 2 else (409, answer.content))
-    assert Order.objects.count() == 0
-    step = IdempotencyStep.objects.first()
-    assert (step.result if step else None) == (None, '{"value": {"charge": "ch_1"}}', None)[decision]
 
 
 class TestMany:
@@ -181,31 +125,12 @@ class TestMany:
         for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
             assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "down")]
 
-    def test_arguments_are_those_of_the_decision(self) -> None:
-        """Beside the key, what was seen of it, and its database."""
-        assert resolve_all(keys_in_doubt(), record_outcome, "call", {"id": 1}) == Resolved(resolved=2, refused=0)
-        assert set(IdempotencyStep.objects.filter(name="call").values_list("result", flat=True)) == {
-            None,  # of "running"
-            '{"value": {"id": 1}}',
-        }
-
     def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
         """A completed key, one with a live lease, one that needs a word. The others are resolved all the same."""
         IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
         every = IdempotencyKey.objects.all()
         assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
         assert list(self.statuses().values()) == ["completed", "completed", "in_progress", "in_progress"]
-
-    @pytest.mark.parametrize("change", [{"attempt": 2}, {"updated_at": datetime(2026, 1, 1, tzinfo=UTC)}])
-    def test_what_was_listed_is_decided_about(self, change: dict[str, Any]) -> None:
-        """A query that was read already is not asked again: not about a key that fails meanwhile, nor one that has
-        changed."""
-        listed = keys_in_doubt().order_by("pk")
-        assert [key.key for key in listed] == ["doubt 1", "doubt 2"]
-        IdempotencyKey.objects.filter(key="doubt 1").update(**change)
-        make_leased("doubt 3", "failed", doubt=True)
-        assert resolve_all(listed, close_with, CLOSED) == Resolved(resolved=1, refused=1)
-        assert [self.statuses()[f"doubt {number}"] for number in (1, 2, 3)] == ["failed", "completed", "failed"]
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_each_is_decided_about_in_its_own_database(self) -> None:

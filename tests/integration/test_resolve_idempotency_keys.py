@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
-from django.test.utils import CaptureQueriesContext, override_settings
-from django.utils import timezone
+from django.db import DatabaseError
+from django.test.utils import override_settings
 
 from django_idempotency.engine.execution.operation import decode
 from django_idempotency.engine.stores.sealing import MARK
@@ -18,41 +17,12 @@ from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.expired import make_leased
-from tests.resolving import resolve
+from tests.resolving import get, listed, resolve, rows
 from tests.shopapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("keys_of_each_kind")]
 SETTLED = "--finished-calls-are-settled"
 DECISIONS = (["--close=410", SETTLED], ["--release", "--calls-did-not-happen"], ["--record", 'call="ch_1"'])
-
-
-@pytest.fixture(autouse=True)
-def _keys() -> None:
-    make_leased("doubt", "failed", doubt=True)
-    make_leased("half", "failed")
-    make_leased("stuck", "in_progress", lapsed=True, call=False)
-    make_leased("running", "in_progress", lapsed=False, doubt=True)
-    make_leased("done", "completed")
-    IdempotencyKey.objects.update(policy="retry")
-    resource = {"resource_type": "order", "resource_id": "59"}
-    IdempotencyKey.objects.filter(key="doubt").update(policy="hold", operation="POST refund/", worker="w:7", **resource)
-    IdempotencyKey.objects.filter(key="half").update(updated_at=timezone.now() - timedelta(days=7))
-    IdempotencyKey.objects.filter(key="stuck").update(updated_at=timezone.now())
-    IdempotencyKey.objects.filter(key="running").update(locked_until=datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC))
-
-
-def rows() -> list[dict[str, Any]]:
-    return [*IdempotencyKey.objects.order_by("pk").values(), *IdempotencyStep.objects.order_by("pk").values()]
-
-
-def listed(*args: str) -> list[str]:
-    keys = {str(key.pk): key.key for key in IdempotencyKey.objects.all()}
-    lines = [line for line in resolve(*args)[1].splitlines() if ", policy " in line and "selects nothing" not in line]
-    return sorted(keys[line.split()[0]] for line in lines)
-
-
-def get(key: str) -> IdempotencyKey:
-    return IdempotencyKey.objects.get(key=key)
 
 
 class TestList:
@@ -117,12 +87,6 @@ class TestList:
     def test_that_no_key_needs_attention_is_no_error(self) -> None:
         IdempotencyKey.objects.all().delete()
         assert resolve() == (0, "0 keys. Decide by --release, --record or --close.\n")
-
-    def test_the_steps_of_all_keys_are_read_at_once(self) -> None:
-        """However many keys there are."""
-        with CaptureQueriesContext(connection) as queries:
-            resolve()
-        assert sum('FROM "django_idempotency_idempotencystep"' in q["sql"].partition(" WHERE")[0] for q in queries) <= 1
 
     @pytest.mark.django_db(databases=["default", "other"])
     @override_settings(DATABASE_ROUTERS=["tests.routers.ReadsFromOther"])
@@ -316,9 +280,3 @@ class TestOneKeyOfTwoCallers:
         assert self.closed() == ["user:victim"]
         assert resolve(f"--id={self.victim.pk}", f"--id={self.other.pk}", "--close=410", "--apply")[0] == 3
         assert self.closed() == ["user:victim", "user:mallory"]
-
-    def test_another_option_may_choose_one(self) -> None:
-        """Then the key is of one operation."""
-        IdempotencyKey.objects.filter(pk=self.other.pk).update(operation="POST refund/")
-        assert resolve("--key=order-4711", "--operation=POST refund/", "--close=410", "--apply")[0] == 0
-        assert self.closed() == ["user:mallory"]

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from django_idempotency.engine.stores.sealing import MARK
-from django_idempotency.maintenance import record_outcome, release_for_retry
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.maintenance import record_outcome
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.expired import make_leased
-from tests.resolving import resolve
+from tests.resolving import get, listed, resolve, rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("keys_of_each_kind")]
 SETTLED = "--finished-calls-are-settled"
-
-
-@pytest.fixture(autouse=True)
-def _keys() -> None:
-    make_leased("doubt", "failed", doubt=True)
-    make_leased("half", "failed")
-    make_leased("stuck", "in_progress", lapsed=True, call=False)
-    make_leased("running", "in_progress", lapsed=False, doubt=True)
-    make_leased("done", "completed")
-    IdempotencyKey.objects.update(policy="retry")
-    resource = {"resource_type": "order", "resource_id": "59"}
-    IdempotencyKey.objects.filter(key="doubt").update(policy="hold", operation="POST refund/", worker="w:7", **resource)
-    IdempotencyKey.objects.filter(key="half").update(updated_at=timezone.now() - timedelta(days=7))
-    IdempotencyKey.objects.filter(key="stuck").update(updated_at=timezone.now())
-    IdempotencyKey.objects.filter(key="running").update(locked_until=datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC))
-
-
-def rows() -> list[dict[str, Any]]:
-    return [*IdempotencyKey.objects.order_by("pk").values(), *IdempotencyStep.objects.order_by("pk").values()]
-
-
-def listed(*args: str) -> list[str]:
-    keys = {str(key.pk): key.key for key in IdempotencyKey.objects.all()}
-    lines = [line for line in resolve(*args)[1].splitlines() if ", policy " in line and "selects nothing" not in line]
-    return sorted(keys[line.split()[0]] for line in lines)
-
-
-def get(key: str) -> IdempotencyKey:
-    return IdempotencyKey.objects.get(key=key)
 
 
 class TestWhyNot:
@@ -119,12 +89,6 @@ class TestCorrection:
         IdempotencyKey.objects.filter(pk=self.row.pk).update(**changed)
         assert resolve(selected, f"--record={step}=1", "--apply")[0] == 3
         assert self.results() == ['{"value": {"id": "ch_1"}}', '{"value": 1}']
-
-    def test_a_released_step_has_nothing_to_correct(self) -> None:
-        """Its trail has the name of the step; the step itself is gone."""
-        self.row.steps.filter(name="charge").delete()
-        release_for_retry(get("recorded"))
-        assert resolve("--key=recorded", "--record=charge=1", "--apply")[0] == 3
 
     def test_a_trail_that_cannot_be_read_gets_no_decision(self) -> None:
         """The decision would be added to it. The error says what is missing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Event
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from django.db import transaction
 from django_idempotency import run_once
 from django_idempotency.maintenance import running_transactions
 from django_idempotency.models import IdempotencyKey
-from tests.roles import unprivileged
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -58,34 +56,6 @@ def test_a_transaction_of_several_keys_is_listed_once() -> None:
 
 
 @postgresql
-def test_the_oldest_is_the_first(in_threads: Any) -> None:
-    """Each with its state: one waits for its worker, the other runs a statement."""
-    seen: list[Any] = []
-    claimed, asked = Event(), Event()
-
-    def old() -> None:
-        claimed.set()
-        assert asked.wait(30)
-
-    def act(number: int) -> None:
-        if number == 0:
-            once(old)
-            return
-        assert claimed.wait(30)
-        try:
-            with transaction.atomic():
-                once(lambda: 1, "another")
-                seen.extend(running_transactions() or ())
-        finally:
-            asked.set()
-
-    in_threads(2, act)
-    assert [running.keys for running in seen] == [1, 1]
-    assert seen[0].seconds > seen[1].seconds
-    assert [running.state for running in seen] == ["idle in transaction", "active"]
-
-
-@postgresql
 @pytest.mark.parametrize("lock", ["pg_advisory_xact_lock(1)", "pg_advisory_xact_lock(1, 2)"])
 def test_a_lock_of_the_application_is_no_key(lock: str) -> None:
     """Alone it does not count. Where the key table is written as well, a number of 64 bits cannot be told from ours."""
@@ -101,17 +71,6 @@ def test_a_lock_of_the_application_is_no_key(lock: str) -> None:
 def test_a_key_under_a_lease_is_not_listed() -> None:
     """Its claim is committed: `in_flight` finds it."""
     assert once(lambda operation: held(), lease=60) == []
-
-
-@postgresql
-def test_a_role_without_rights_sees_the_transaction_and_not_its_age() -> None:
-    """PostgreSQL hides what other roles do."""
-
-    def work() -> Any:
-        with unprivileged():
-            return [(running.keys, running.seconds, running.state) for running in running_transactions() or ()]
-
-    assert once(work) == [[1, None, None]]
 
 
 @pytest.mark.only_on("sqlite", "mysql")

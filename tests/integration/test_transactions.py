@@ -1,24 +1,47 @@
-"""The package opens the transaction itself: what that means for the transactions of the view and of its caller."""
+"""The package opens the transaction itself: what that means for the view, for its caller, and for ATOMIC_REQUESTS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import Client
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncRequestFactory, Client, RequestFactory, override_settings
+from django.urls import path
 
-from django_idempotency import TransactionBroken
+from django_idempotency import Operation, TransactionBroken, arun_once, idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from tests.integration import view_urls
+from tests.leases import Broken
 from tests.shopapp.models import Order
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.edge_urls")]
+ENDS: dict[str, Callable[[], Any]] = {
+    "durable": lambda: transaction.atomic(durable=True).__enter__(),
+    "commits": transaction.commit,
+    "autocommits": lambda: transaction.set_autocommit(True),
+    "closes": connection.close,
+    "create": lambda: None,
+}
+
+
+@idempotent
+def view(request: HttpRequest, end: str) -> HttpResponse:
+    """Write, and do this to the transaction."""
+    Order.objects.create()
+    ENDS[end]()
+    return HttpResponse(status=int(request.GET.get("status", 201)))
+
+
+urlpatterns = [path("<str:end>", view)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.test_transactions")]
 
 
 @pytest.mark.parametrize(
@@ -48,17 +71,6 @@ def test_a_view_that_closes_its_connection_promises_nothing(post: Post, status: 
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 
-def test_inside_an_outer_transaction_it_is_a_savepoint(post: Post) -> None:
-    """What rolls back outside rolls the key back too: order and key, or neither."""
-    with transaction.atomic():
-        assert post("/create").headers["Idempotency-Replayed"] == "false"
-        assert post("/create").headers["Idempotency-Replayed"] == "true"
-        transaction.set_rollback(True)
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-    assert post("/create").headers["Idempotency-Replayed"] == "false"
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (1, 1)
-
-
 @pytest.mark.only_on("postgresql", "mysql")
 @pytest.mark.urls("tests.integration.leased_urls")
 def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_threads: Callable[..., Any]) -> None:
@@ -72,76 +84,6 @@ def test_a_refusal_leaves_no_lock_in_the_outer_transaction(post: Post, in_thread
     with transaction.atomic():
         assert post("/changed/atomic", key="k").status_code == 409
         assert in_threads(1, lock) == [True]
-
-
-def test_a_failing_view_leaves_the_outer_transaction_usable(post: Post) -> None:
-    """Only the savepoint is rolled back."""
-    with transaction.atomic():
-        Order.objects.create(reference="outer")
-        with pytest.raises(RuntimeError):
-            post("/durable")
-        Order.objects.create(reference="after")
-    assert list(Order.objects.order_by("pk").values_list("reference", flat=True)) == ["outer", "after"]
-
-
-@contextmanager
-def unreachable() -> Iterator[None]:
-    """The server listens nowhere any more."""
-    database = connections["default"]
-    before = {name: database.settings_dict[name] for name in ("HOST", "PORT")}
-    database.close()
-    database.settings_dict.update(HOST="127.0.0.1", PORT="1")
-    try:
-        yield
-    finally:
-        database.close()
-        database.settings_dict.update(before)
-
-
-@pytest.mark.only_on("postgresql")
-def test_r19_an_unreachable_database_fails_closed(post: Post) -> None:
-    """The database's own error, and never an unprotected run: no order is there when it is back."""
-    with unreachable(), pytest.raises(OperationalError):
-        post("/create")
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-    assert post("/create").headers["Idempotency-Replayed"] == "false"
-
-
-@pytest.mark.only_on("postgresql")
-def test_r19_a_bad_key_is_refused_without_any_database(post: Post) -> None:
-    """Nobody has to be asked."""
-    with unreachable():
-        assert post("/create", key="a,b").status_code == 400
-
-
-@pytest.mark.only_on("postgresql")
-def test_a_serialization_failure_inside_an_outer_transaction_propagates(
-    post: Post, in_threads: Callable[..., Any]
-) -> None:
-    """Only the outermost can start afresh."""
-    snapshot_taken, committed = Event(), Event()
-
-    def winner() -> None:
-        assert snapshot_taken.wait(30)
-        post("/create", client=Client())
-        committed.set()
-
-    def loser() -> str:
-        _repeatable_read()
-        with pytest.raises(OperationalError) as caught, transaction.atomic():  # noqa: PT012
-            Order.objects.count()
-            snapshot_taken.set()
-            assert committed.wait(30)
-            post("/create", client=Client())
-        return str(getattr(caught.value.__cause__, "sqlstate", None))
-
-    assert in_threads(2, lambda number: (winner, loser)[number]()) == [None, "40001"]
-    assert Order.objects.count() == 1
-
-
-def _repeatable_read() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 @pytest.mark.only_on("sqlite")
@@ -168,3 +110,125 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
     assert response.json()["title"] == "The idempotency store is busy"
     assert Order.objects.count() == 0
     assert post("/create").status_code == 201
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.urls("tests.integration.view_urls")
+class TestAtomicRequests:
+    def test_an_optional_key_keeps_the_transaction(self, post: Post) -> None:
+        """Passing through is as Django would have done."""
+        assert post("/optional", key=None).json()["atomic"] is True
+
+    def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
+        """non_atomic_requests is respected."""
+        assert post("/opted_out", key=None).json() == {"atomic": False}
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.urls("tests.integration.view_urls")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_another_alias_is_taken_over_only_if_it_is_atomic(post: Post) -> None:
+    """using="other" has no ATOMIC_REQUESTS here, so nothing is to be opened for a request that passes through."""
+    assert post("/elsewhere", key=None).status_code == 400
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        assert post("/elsewhere", key=None).status_code == 201
+
+
+def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
+    """A view that is called directly, as in a unit test, passes through."""
+    with transaction.atomic():
+        assert view_urls.create(rf.put("/")).status_code == 201
+    assert Order.objects.count() == 1
+
+
+# --- tasks that outlive their work
+
+
+Work = Callable[[], Awaitable[Any]]
+
+
+async def in_a_view(work: Work) -> None:
+    async def create_order(request: HttpRequest) -> HttpResponse:
+        await work()
+        return HttpResponse(status=201)
+
+    await idempotent(create_order)(AsyncRequestFactory().post("/", headers={"Idempotency-Key": "k"}))
+
+
+async def in_a_function(work: Work) -> None:
+    await arun_once(work, scope="s", key="k", operation="order")
+
+
+async def in_a_step(work: Work) -> None:
+    async def pay(operation: Operation) -> None:
+        await operation.awrite("order", work)
+
+    await arun_once(pay, scope="s", key="k", operation="pay", lease=60)
+
+
+async def in_a_synchronous_view(work: Work) -> None:
+    def create_order(request: HttpRequest) -> HttpResponse:
+        async_to_sync(work)()
+        return HttpResponse(status=201)
+
+    await sync_to_async(idempotent(create_order))(RequestFactory().post("/", headers={"Idempotency-Key": "k"}))
+
+
+async def in_a_synchronous_step(work: Work) -> None:
+    def pay(operation: Operation) -> None:
+        operation.write("order", async_to_sync(work))
+
+    await arun_once(pay, scope="s", key="k", operation="pay", lease=60)
+
+
+@pytest.mark.parametrize("run", [in_a_view, in_a_function, in_a_step, in_a_synchronous_view, in_a_synchronous_step])
+def test_a_task_left_behind_by_gather_does_not_write(run: Callable[[Work], Awaitable[None]]) -> None:
+    """`gather` raises the first error at once, and the others go on. Above us is a bridge of the same connection: under
+    WSGI Django's own, in a command the project's."""
+
+    async def fails() -> None:
+        raise Broken
+
+    async def client() -> list[Any]:
+        ended, left_behind = asyncio.Event(), []
+
+        async def places() -> None:
+            left_behind.append(asyncio.current_task())
+            assert not await Order.objects.aexists()  # inside the transaction
+            await ended.wait()
+            await Order.objects.acreate()
+
+        async def work() -> None:
+            await asyncio.gather(places(), fails())
+
+        with pytest.raises(Broken):
+            await run(work)
+        ended.set()
+        return await asyncio.gather(*left_behind, return_exceptions=True)
+
+    (error,) = async_to_sync(client)()
+    assert isinstance(error, RuntimeError)
+    assert not Order.objects.exists()
+
+
+def test_a_task_beside_the_work_is_not_in_its_transaction() -> None:
+    """It waits for the thread, and its row stays when the work is rolled back."""
+
+    async def client() -> None:
+        begun = asyncio.Event()
+
+        async def fails() -> None:
+            begun.set()
+            await asyncio.sleep(0)  # the other task asks for the thread
+            raise Broken
+
+        async def beside() -> None:
+            await begun.wait()
+            await Order.objects.acreate()
+
+        work = arun_once(fails, scope="s", key="k", operation="order")
+        failed, _ = await asyncio.gather(work, beside(), return_exceptions=True)
+        assert isinstance(failed, Broken)
+
+    async_to_sync(client)()
+    assert Order.objects.count() == 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -81,14 +79,6 @@ class ByRequest(Handlers):
         return None if "off" in self.request.GET else {"methods": ("PUT",)}
 
 
-class Asynchronous(IdempotencyMixin, View):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"loop": asyncio.get_running_loop().is_running()})
-
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
-
-
 urlpatterns = [
     path("create", Create.as_view()),
     path("first", MixinFirst.as_view()),
@@ -98,20 +88,7 @@ urlpatterns = [
     path("unprotected", Unprotected.as_view()),
     path("again", Again.as_view()),
     path("by_request", ByRequest.as_view()),
-    path("async", Asynchronous.as_view()),
 ]
-
-
-def test_a_create_view_creates_once(client: Client, key: str) -> None:
-    """The redirect is replayed to its user; another user's key is another one."""
-    data, headers = {"reference": "a book", "amount": 1}, {"Idempotency-Key": key}
-    for user in (UserFactory(), UserFactory()):
-        client.force_login(user)
-        first, second = (client.post("/create", data, headers=headers) for _ in range(2))
-        location = f"/done/{Order.objects.latest('pk').pk}"
-        assert [(r.status_code, r["Location"]) for r in (first, second)] == [(302, location)] * 2
-        assert (replayed(first), replayed(second)) == ("false", "true")
-    assert Order.objects.count() == 2
 
 
 @pytest.mark.parametrize("path", ["/create", "/first"])
@@ -147,21 +124,6 @@ def test_a_safe_method_is_not_asked_about(client: Client) -> None:
     assert client.get("/by_request").status_code == 200
 
 
-def test_safe_and_unknown_methods_pass(client: Client, key: str) -> None:
-    """No header where no key was honoured."""
-    headers = {"Idempotency-Key": key}
-    for method, status in (("get", 200), ("options", 200), ("delete", 405)):
-        response = getattr(client, method)("/handlers", headers=headers)
-        assert (response.status_code, replayed(response)) == (status, None)
-
-
-class TestAsynchronous:
-    @pytest.mark.usefixtures("atomic_requests")
-    def test_a_safe_method_passes(self) -> None:
-        """Without a transaction, which only a thread could open."""
-        assert async_to_sync(AsyncClient().get)("/async").json() == {"loop": True}
-
-
 @pytest.mark.django_db(transaction=True)
 class TestTransactions:
     @pytest.mark.usefixtures("atomic_requests")
@@ -170,10 +132,6 @@ class TestTransactions:
         assert client.get("/handlers").json() == {"atomic": True}
         for url in ("/unprotected", "/by_request?off", "/by_request"):
             assert post(url).json()["atomic"] is True
-
-    def test_without_atomic_requests_they_have_none(self, client: Client) -> None:
-        """As without the mixin."""
-        assert client.get("/handlers").json() == {"atomic": False}
 
 
 class TestRefusals:

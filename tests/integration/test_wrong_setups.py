@@ -4,6 +4,7 @@ test_placement.py, test_checks.py, ../unit/test_options.py and ../ninja/test_dec
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
@@ -19,7 +20,6 @@ from django.test import RequestFactory, modify_settings
 
 import django_idempotency
 from django_idempotency import idempotent, run_once
-from django_idempotency.checks import check_project
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.sql import NO_TABLE, TABLE, instead
 
@@ -117,18 +117,6 @@ def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
     )
 
 
-def test_a_database_without_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it is and by what the settings say."""
-    from django_idempotency.engine.stores import store_for
-
-    monkeypatch.setattr(connection, "vendor", "oracle")
-    store_for.cache_clear()
-    with pytest.raises(IdempotencyConfigurationError) as caught:
-        store_for("default")
-    engine = connection.settings_dict["ENGINE"]
-    assert f"(ENGINE {engine!r}), for which django-idempotency has no store. Use" in str(caught.value)
-
-
 @modify_settings(INSTALLED_APPS={"remove": ["django_idempotency"]})
 def test_an_app_that_is_not_installed() -> None:
     """Whatever is imported first, the models are needed."""
@@ -155,13 +143,6 @@ def test_a_framework_that_is_not_installed(
         runpy.run_path(str(PACKAGE / file))
 
 
-@pytest.mark.urls("tests.integration.view_urls")
-def test_a_wrong_setting_is_told_once(settings: Any) -> None:
-    """And not again for each protected route."""
-    settings.IDEMPOTENCY = {"TLL": 5}
-    assert [message.id for message in check_project(None)] == ["django_idempotency.E001"]
-
-
 @pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
 def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
     """Not by that of the wrapper."""
@@ -169,3 +150,31 @@ def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
 
     with pytest.raises(IdempotencyConfigurationError, match=r"the authentication of the REST framework view view\."):
         idempotent(api_view(["POST"])(view))
+
+
+@pytest.mark.django_db
+def test_nothing_is_imported_that_is_not_used() -> None:
+    """A plain project on SQLite gets no framework, no driver, no metrics and no admin with the decorator."""
+    script = """
+import sys
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_idempotency"], ROOT_URLCONF="none", SECRET_KEY="s",
+                   DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+django.setup()
+from django.core.management import call_command
+from django.test import RequestFactory
+from django_idempotency import idempotent
+call_command("migrate", verbosity=0)
+from django.http import HttpResponse
+def answer(request):
+    return HttpResponse(status=201)
+view = idempotent(operation="o")(answer)
+view(RequestFactory().post("/", headers={"Idempotency-Key": "k"}, content_type="application/json"))
+unwanted = ("rest_framework", "drf_spectacular", "ninja", "prometheus_client", "psycopg", "MySQLdb",
+            "django.contrib.admin", "django_idempotency.admin", "django_idempotency.testing",
+            "django_idempotency.rest_framework", "django_idempotency.ninja", "django_idempotency.metrics")
+print([name for name in unwanted if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.db import IntegrityError, connection, transaction
 from django.http import (
     FileResponse,
@@ -94,11 +93,6 @@ def handled(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent
-def nothing(request: HttpRequest) -> Any:
-    order(request)
-
-
-@idempotent
 def template(request: HttpRequest) -> HttpResponse:
     body = engines["django"].from_string("{{ orders }} in {{ atomic }}")
     order(request)
@@ -143,12 +137,6 @@ def moved(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(f"/handlers?id={order(request)}")
 
 
-@idempotent(max_body_bytes=6_000_000)
-def large(request: HttpRequest) -> HttpResponse:
-    order(request)
-    return HttpResponse(b"0123456789" * 500_000)
-
-
 @idempotent
 def too_large(request: HttpRequest) -> HttpResponse:
     order(request)
@@ -166,45 +154,9 @@ def upload(request: HttpRequest) -> HttpResponse:
     return JsonResponse({name: [f.name, f.size] for name, f in request.FILES.items()} | dict(request.POST.items()))
 
 
-@idempotent
-def upload_own_handlers(request: HttpRequest) -> HttpResponse:
-    request.upload_handlers = [TemporaryFileUploadHandler(request)]
-    return upload.__wrapped__(request)
-
-
-@idempotent
-def read_raw(request: HttpRequest) -> HttpResponse:
-    order(request)
-    return HttpResponse(str(len(request.read())))
-
-
-@idempotent
-def read_body(request: HttpRequest) -> HttpResponse:
-    order(request)
-    return HttpResponse(str(len(request.body)))
-
-
 @idempotent(required=False)
 def optional(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
-
-
-@idempotent
-def depth(request: HttpRequest) -> HttpResponse:
-    """How many transactions are open around ours."""
-    return JsonResponse({"savepoints": len(connection.savepoint_ids)})
-
-
-class Depth(View):
-    @method_decorator(idempotent)
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return depth.__wrapped__(request)
-
-
-@method_decorator(idempotent, name="dispatch")
-class DepthDispatched(View):
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return depth.__wrapped__(request)
 
 
 @idempotent(using="other")
@@ -218,18 +170,8 @@ def mine(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "user": request.user.username})
 
 
-@idempotent(scope=lambda request: request.headers["X-Tenant"])
-def tenant(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request)})
-
-
 @idempotent(anonymous="refuse")
 def known_callers(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request)})
-
-
-@idempotent(key=lambda request: request.POST.get("event"), fingerprint=("amount",))
-def by_field(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request)})
 
 
@@ -246,46 +188,17 @@ class Handlers(View):
         return JsonResponse({"id": order(request)})
 
 
-@method_decorator(idempotent(ttl=3600), name="dispatch")
-class Dispatched(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"atomic": connection.in_atomic_block})
-
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": order(request)}, status=201)
-
-
 @transaction.non_atomic_requests
 @idempotent(required=False)
 def opted_out(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"atomic": connection.in_atomic_block})
 
 
+FUNCTIONS = (
+    *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, template, mirror, empty, moved),
+    *(stream, download, too_large, secret, upload, optional, elsewhere, mine, known_callers, opted_out),
+)
 urlpatterns = [
-    *(
-        path(view.__name__, view)
-        for view in (
-            *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, nothing, template, mirror),
-            *(
-                empty,
-                moved,
-                stream,
-                download,
-                large,
-                too_large,
-                secret,
-                upload,
-                upload_own_handlers,
-                read_raw,
-                read_body,
-            ),
-            *(optional, elsewhere, mine, tenant, known_callers, by_field, opted_out),
-        )
-    ),
-    path("create/<int:number>", lambda request, number: create(request)),
+    *(path(view.__name__, view) for view in FUNCTIONS),
     path("handlers", Handlers.as_view()),
-    path("depth", depth),
-    path("depth_handler", Depth.as_view()),
-    path("depth_dispatch", DepthDispatched.as_view()),
-    path("dispatched", Dispatched.as_view()),
 ]

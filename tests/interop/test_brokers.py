@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.brokers import RABBITMQ, rabbitmq_server, redis_server
+from tests.interop.brokers import redis_server
 from tests.interop.deliveries import results
 from tests.servers import DEADLINE, eventually, running
 from tests.shopapp.models import Order
@@ -22,7 +22,6 @@ Consumer = Callable[[str], AbstractContextManager[subprocess.Popen[bytes]]]
 """Starts a consumer of this name."""
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="NOT RUN: no redis-server here")
-needs_rabbitmq = pytest.mark.skipif(not RABBITMQ.exists(), reason="NOT RUN: no rabbitmq-server here")
 on_demand = pytest.mark.skipif("INTEROP" not in os.environ, reason="NOT RUN: it takes longer, tox run -e interop")
 
 
@@ -73,12 +72,3 @@ def test_celery_with_redis(key: str) -> None:
     pytest.importorskip("redis", reason="NOT RUN: no client for Redis here")
     with redis_server() as socket:
         one_effect_with_celery(f"redis+socket://{socket}", key, visibility_timeout=0.1)
-
-
-@on_demand
-@needs_rabbitmq
-def test_celery_with_rabbitmq(key: str) -> None:
-    """The broker delivers again when the connection of the first worker has ended."""
-    pytest.importorskip("celery", reason="NOT RUN: no Celery here")
-    with rabbitmq_server() as url:
-        one_effect_with_celery(url, key)

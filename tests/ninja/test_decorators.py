@@ -66,7 +66,6 @@ def refused(act: Callable[[], Any], *texts: str) -> None:
 def test_above_the_route_decorator(api: NinjaAPI) -> None:
     """Django Ninja would never call what it returns."""
     view = api.post("/orders")(lambda request: None)
-
     refused(lambda: idempotent_operation(view), "stands above the route decorator of test_above")
 
 
@@ -78,18 +77,19 @@ def test_around_the_whole_operation(decorator: Any, api: NinjaAPI, make: Any) ->
     refused(lambda: api.post("/b")(decorate_view(decorator)(lambda request: None)), "Django Ninja's authentication")
 
 
-def test_the_plain_decorator_around_all_operations(api: NinjaAPI, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("decorator", "mode", "text"),
+    [
+        (idempotent, {"mode": "view"}, "above Django Ninja's authentication"),
+        # Django Ninja does not tell its default from a decorator above the route decorator, which it would never call.
+        (idempotent_operation(ttl=1), {}, 'Use mode="view"'),
+    ],
+)
+def test_around_all_operations(api: NinjaAPI, make: Any, decorator: Any, mode: Any, text: str) -> None:
     """When the URLs are made."""
     api.post("/a")(make)
-    api.add_decorator(idempotent, mode="view")
-    refused(lambda: api.urls, "above Django Ninja's authentication")
-
-
-def test_the_default_mode_of_an_api(api: NinjaAPI, make: Any) -> None:
-    """Django Ninja does not tell it from a decorator above the route decorator, which it would never call."""
-    api.post("/a")(make)
-    api.add_decorator(idempotent_operation(ttl=1))
-    refused(lambda: api.urls, 'Use mode="view"')
+    api.add_decorator(decorator, **mode)
+    refused(lambda: api.urls, text)
 
 
 @pytest.mark.django_db
@@ -220,24 +220,20 @@ def items() -> Any:
     return items
 
 
-def test_a_stream_of_items_is_refused_by_the_route(api: NinjaAPI, items: Any) -> None:
-    """They are written when the transaction is over."""
-    streaming = pytest.importorskip("ninja.streaming")
-    with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
-        api.post("/items", response=streaming.JSONL[dict])(idempotent_operation(items))
+@pytest.mark.parametrize("by", ["route", "urls"])
+def test_a_stream_of_items_is_refused(api: NinjaAPI, items: Any, by: str) -> None:
+    """They are written when the transaction is over. A safe operation is left alone."""
+    streamed = pytest.importorskip("ninja.streaming").JSONL[dict]
+    if by == "urls":
+        api.add_decorator(idempotent_operation, mode="view")
+        api.get("/items", response=streamed, operation_id="safe")(lambda request: items(request))
+    protected = idempotent_operation(items) if by == "route" else items
 
+    def route() -> Any:
+        return api.post("/items", response=streamed, operation_id="unsafe")(protected) and api.urls
 
-def test_a_stream_of_items_is_refused_by_the_urls(api: NinjaAPI, items: Any) -> None:
-    """If an API protects its operations. A safe one is left alone."""
-    streaming = pytest.importorskip("ninja.streaming")
-    api.add_decorator(idempotent_operation, mode="view")
-    api.get("/items", response=streaming.JSONL[dict], operation_id="safe")(items)
-    assert api.urls
-    other = NinjaAPI(urls_namespace="other", docs_url=None, openapi_url=None)
-    other.add_decorator(idempotent_operation, mode="view")
-    other.post("/items", response=streaming.JSONL[dict], operation_id="unsafe")(items)
     with pytest.raises(IdempotencyConfigurationError, match="items streams its items"):
-        assert other.urls
+        route()
 
 
 def test_outside_of_django_ninja(rf: Any, make: Any) -> None:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
 pytest.importorskip("ninja")
 
@@ -108,26 +107,6 @@ def test_what_the_project_declares_stays(api: Any) -> None:
     assert found["responses"]["422"]["description"].startswith("Sold out.\nIdempotency-Key is already used")
 
 
-def test_what_is_not_protected_is_as_without_us(api: Any) -> None:
-    """Another operation, one that is hidden, and `ENABLED = False`."""
-    api.post("/plain", operation_id="plain")(make())
-    routed(api, include_in_schema=False)
-    found = schema(api)
-    assert list(found["paths"]) == ["/api/plain"]
-    assert "dempotency" not in str(found)
-
-
-def test_settings_are_followed(api: Any, settings: Any) -> None:
-    """Header names, and the project's own errors, whose form nobody knows."""
-    settings.IDEMPOTENCY = {"HEADER": "X-Key", "ERROR_RESPONSE": lambda request, problem: None}
-    found = operation(routed(api))
-    assert headers(found) == [("X-Key", True)]
-    assert "application/problem+json" not in str(found)
-    assert schema(api)["components"]["schemas"] == {}
-    settings.IDEMPOTENCY = {"ENABLED": False}
-    assert headers(operation(api)) == []
-
-
 def test_it_serves_a_projects_own_class(key: str) -> None:
     """In front of its bases. The class may extend the schema, as Django Ninja advises."""
 
@@ -143,12 +122,3 @@ def test_it_serves_a_projects_own_class(key: str) -> None:
     api = routed(ShopAPI(urls_namespace=key))
     assert headers(operation(api)) == [(HEADER, True)]
     assert schema(api)["x-shop"] == 1
-
-
-def test_the_page_of_the_schema_has_it(client: Any) -> None:
-    """Django Ninja finds the prefix of the API by itself."""
-    from tests.ninja import schema_urls
-
-    with override_settings(ROOT_URLCONF=schema_urls):
-        found = client.get("/shop/openapi.json").json()
-    assert headers(found["paths"]["/shop/orders"]["post"]) == [(HEADER, True)]

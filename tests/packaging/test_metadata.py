@@ -33,7 +33,7 @@ def test_each_version_that_is_promised_is_tried():
 
 
 def test_it_depends_on_django_alone():
-    """And on asgiref, which Django brings: tests/integration/test_outliving_tasks.py fails with its 3.8. Everything
+    """And on asgiref, which Django brings: tests/integration/test_transactions.py fails with its 3.8. Everything
     else is an extra."""
     assert PROJECT["dependencies"] == ["asgiref>=3.9.1", "django>=5.2"]
     assert PROJECT["requires-python"] == ">=3.11"

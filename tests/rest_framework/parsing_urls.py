@@ -7,10 +7,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from django.urls import path
-from rest_framework import parsers
+from rest_framework import parsers, permissions
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from django_idempotency import idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Order
 
@@ -102,4 +103,27 @@ class OrderView(IdempotencyMixin, APIView):
         return Response({"id": Order.objects.create().pk}, status=201)
 
 
-urlpatterns = [path("orders", OrderView.as_view())]
+class Looks(permissions.BasePermission):
+    """Looks at the parsed body before the handler does: then the stream has been read."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return request.data is not None
+
+
+class Guarded(OrderView):
+    permission_classes = [Looks]
+
+
+class ByField(APIView):
+    permission_classes = [Looks]
+
+    @idempotent(fingerprint=("a",))
+    def post(self, request: Any) -> Response:
+        return Response({"id": Order.objects.create().pk}, status=201)
+
+
+urlpatterns = [
+    path("orders", OrderView.as_view()),
+    path("guarded", Guarded.as_view()),
+    path("field", ByField.as_view()),
+]

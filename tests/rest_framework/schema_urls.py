@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.urls import include, path
-from django.utils.decorators import method_decorator
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
@@ -45,13 +44,6 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
     def event(self, request: Any) -> Response: ...
 
 
-class Decorated(CreateAPIView):
-    serializer_class = OrderSerializer
-
-    @method_decorator(idempotent(anonymous="refuse"))
-    def post(self, request: Any) -> Response: ...
-
-
 class Plain(CreateAPIView):
     serializer_class = OrderSerializer
 
@@ -89,11 +81,6 @@ class Mixed(IdempotencyMixin, CreateAPIView):
     schema = MixedSchema()
 
 
-class WithoutMixin(IdempotencyMixin, CreateAPIView):
-    serializer_class = OrderSerializer
-    schema = AutoSchema()
-
-
 class Dynamic(IdempotencyMixin, CreateAPIView):
     serializer_class = OrderSerializer
 
@@ -105,11 +92,9 @@ router = SimpleRouter()
 router.register("orders", OrderViewSet)
 urlpatterns = [
     path("", include(router.urls)),
-    path("decorated/", Decorated.as_view()),
     path("plain/", Plain.as_view()),
     path("function/", function),
     path("declared/", Declared.as_view()),
     path("mixed/", Mixed.as_view()),
-    path("without-mixin/", WithoutMixin.as_view()),
     path("dynamic/", Dynamic.as_view()),
 ]

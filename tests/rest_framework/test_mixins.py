@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
-from django.test import Client
+from django.core.checks import Error
+from django.test import Client, override_settings
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -16,8 +19,10 @@ pytest.importorskip("rest_framework")
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency.checks import check_urls
 from django_idempotency.endpoints.listing import declarations_of
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
@@ -91,17 +96,10 @@ def test_a_view_that_decides_by_request_is_judged_on_that_request(rf: Any, key: 
         Orders.as_view()(request)
 
 
-@pytest.mark.parametrize(
-    ("path", "marks"),
-    [
-        ("/orders/secret/", ["false", "true"]),
-        ("/orders/optional/", ["false", "true"]),
-        ("/orders/preview/", [None, None]),
-    ],
-)
+@pytest.mark.parametrize(("path", "marks"), [("optional", ["false", "true"]), ("preview", [None, None])])
 def test_actions_have_options_of_their_own(post: Post, path: str, marks: list[Any]) -> None:
-    """An Idempotency, a dict, or None for an unprotected action."""
-    assert [replayed(post(path)) for _ in range(2)] == marks
+    """A dict, or None for an unprotected action. An `Idempotency` is below."""
+    assert [replayed(post(f"/orders/{path}/")) for _ in range(2)] == marks
 
 
 def test_action_options_fall_through_to_the_class(post: Post) -> None:
@@ -147,41 +145,49 @@ class TestTransactions:
         assert post("/dynamic/?off").json()["atomic"] is True
 
     @pytest.mark.usefixtures("atomic_requests")
-    @pytest.mark.parametrize("path", ["/fails/?error=invalid", "/browsable/"])
-    def test_a_final_exception_is_kept_under_atomic_requests(self, post: Post, path: str) -> None:
+    def test_a_final_exception_is_kept_under_atomic_requests(self, post: Post) -> None:
         """The framework's set_rollback() and a renderer that reads the database do no harm."""
-        first, second = (post(path) for _ in range(2))
+        first, second = (post("/browsable/") for _ in range(2))
         assert (first.status_code, replayed(first), replayed(second)) == (400, "false", "true")
         assert not Order.objects.exists()
 
 
 class TestRefusals:
-    def test_the_mixin_after_the_frameworks_classes(self) -> None:
+    @pytest.mark.parametrize(
+        ("bases", "message"),
+        [
+            ((APIView, IdempotencyMixin), r"class Wrong\(IdempotencyMixin, …, APIView\)"),
+            ((IdempotencyMixin, View), "not a view of the REST framework"),
+        ],
+    )
+    def test_the_mixin_without_the_frameworks_dispatch_below(self, bases: Any, message: str) -> None:
         """A TypeError when the class is made, with the right order."""
-        with pytest.raises(TypeError, match=r"class Wrong\(IdempotencyMixin, …, APIView\)"):
-            type("Wrong", (APIView, IdempotencyMixin), {})
+        with pytest.raises(TypeError, match=message):
+            type("Wrong", bases, {})
 
-    def test_the_mixin_on_a_plain_view(self) -> None:
-        """It needs the REST framework's dispatch."""
-        with pytest.raises(TypeError, match="not a view of the REST framework"):
-            type("Plain", (IdempotencyMixin, View), {})
-
-    def test_impossible_options_of_the_class(self) -> None:
+    @pytest.mark.parametrize(
+        ("attributes", "message"),
+        [
+            ({"idempotency": {"tll": 1}}, "Did you mean 'ttl'"),
+            ({"idempotency_actions": {"create": {"ttl": 0}}}, "idempotency option ttl=0"),
+        ],
+    )
+    def test_impossible_options_of_the_class(self, attributes: Any, message: str) -> None:
         """They are named when the class is made."""
-        with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
-            type("Wrong", (IdempotencyMixin, APIView), {"idempotency": {"tll": 1}})
-        with pytest.raises(IdempotencyConfigurationError, match="idempotency option ttl=0"):
-            type("Wrong", (IdempotencyMixin, APIView), {"idempotency_actions": {"create": {"ttl": 0}}})
+        with pytest.raises(IdempotencyConfigurationError, match=message):
+            type("Wrong", (IdempotencyMixin, APIView), attributes)
 
-    def test_the_decorator_above_api_view(self) -> None:
+    @pytest.mark.parametrize(
+        ("view", "message"),
+        [
+            (api_view(["POST"])(lambda request: Response()), r'@api_view\(\["POST"\]\)\n    @idempotent'),
+            (api_urls.Decorated.as_view(), "above the authentication of the REST framework view"),
+        ],
+    )
+    def test_the_decorator_above_the_framework(self, view: Any, message: str) -> None:
         """Refused at decoration, with the right order."""
-        with pytest.raises(IdempotencyConfigurationError, match=r'@api_view\(\["POST"\]\)\n    @idempotent'):
-            idempotent(api_view(["POST"])(lambda request: Response()))
-
-    def test_the_decorator_around_as_view(self) -> None:
-        """Refused at decoration."""
-        with pytest.raises(IdempotencyConfigurationError, match="above the authentication of the REST framework view"):
-            idempotent(api_urls.Decorated.as_view())
+        with pytest.raises(IdempotencyConfigurationError, match=message):
+            idempotent(view)
 
     def test_the_decorator_on_dispatch(self, rf: Any) -> None:
         """Refused on the first request, before the view runs."""
@@ -214,3 +220,26 @@ def test_options_fall_through_the_classes() -> None:
     assert Off().get_idempotency_options() is None
     view = On()
     assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (200, 0)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (
+            {"idempotency_actions": {"create": None, "craete": None}},
+            ".idempotency_actions names 'craete', but the class has no such method. "
+            "Correct the name, or remove the entry.",
+        ),
+        (
+            {"idempotency_options": {"ttl": 60}},
+            " has the attribute idempotency_options, which has no effect. Call the attribute idempotency.",
+        ),
+    ],
+)
+def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
+    """An error, with the name to correct."""
+    wrong: Any = type("Wrong", (IdempotencyMixin, ViewSet), {"create": lambda self, request: None, **attributes})
+    urls: Any = ModuleType("urls_of_this_test")
+    urls.urlpatterns = [path("orders", wrong.as_view({"post": "create"}))]
+    with override_settings(ROOT_URLCONF=urls):
+        assert [*check_urls()] == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]

@@ -23,9 +23,9 @@ MULTIPART = "multipart/form-data"
 def send(client: Any) -> Callable[..., list[int]]:
     """The statuses of these bodies under one key: 201 is the first answer or its replay, 422 another request."""
 
-    def statuses(*bodies: bytes | str, content_type: str = JSON) -> list[int]:
+    def statuses(*bodies: bytes | str, content_type: str = JSON, path: str = "/orders") -> list[int]:
         headers = {"Idempotency-Key": "k"}
-        sent = [client.generic("POST", "/orders", body, content_type=content_type, headers=headers) for body in bodies]
+        sent = [client.generic("POST", path, body, content_type=content_type, headers=headers) for body in bodies]
         assert Order.objects.count() == 1
         return [response.status_code for response in sent]
 
@@ -65,9 +65,24 @@ def test_a_body_is_parsed_once(send: Any, monkeypatch: pytest.MonkeyPatch, conte
         (FORM, "a=1&a=2", "a=2&a=1", 422),
     ],
 )
-def test_the_parser_decides_what_is_equal(send: Any, content_type: str, one: str, two: str, status: int) -> None:
-    """What the view cannot tell apart is one request; what it can is two."""
-    assert send(one, two, content_type=content_type) == [201, status]
+@pytest.mark.parametrize("path", ["/orders", "/guarded"])
+def test_the_parser_decides_what_is_equal(
+    send: Any, path: str, content_type: str, one: str, two: str, status: int
+) -> None:
+    """What the view cannot tell apart is one request; what it can is two. A permission may have read it before."""
+    assert send(one, two, content_type=content_type, path=path) == [201, status]
+
+
+@pytest.mark.parametrize("path", ["/orders", "/guarded"])
+def test_files_are_compared_by_their_content(send: Any, path: str) -> None:
+    """Also if the form has been read before."""
+    forms = [encode_multipart("x", {"a": "1", "f": SimpleUploadedFile("f", content)}) for content in (b"1", b"1", b"2")]
+    assert send(*forms, content_type=f"{MULTIPART}; boundary=x", path=path) == [201, 201, 422]
+
+
+def test_fields_are_chosen_from_what_was_read(send: Any) -> None:
+    """Only `a` counts."""
+    assert send('{"a":1,"b":1}', '{"a":1,"b":2}', '{"a":2,"b":1}', path="/field") == [201, 201, 422]
 
 
 @pytest.mark.parametrize(

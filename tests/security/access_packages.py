@@ -56,28 +56,26 @@ def checks() -> Iterator[tuple[str, Any]]:
     from django.contrib.auth import decorators, mixins
 
     perm = "auth.view_user"
-    with_permission = {"permission_required": perm, "raise_exception": True}
+    asking = {"permission_required": perm, "raise_exception": True}
     yield "django permission_required", decorators.permission_required(perm, raise_exception=True)
-    yield "django PermissionRequiredMixin", type("Check", (mixins.PermissionRequiredMixin,), with_permission)
+    yield "django PermissionRequiredMixin", type("Check", (mixins.PermissionRequiredMixin,), asking)
     if "rules" in FOUND:
         from rules.contrib import views
 
         yield "rules permission_required", views.permission_required(perm, raise_exception=True)
-        yield "rules PermissionRequiredMixin", type("Check", (views.PermissionRequiredMixin,), with_permission)
+        yield "rules PermissionRequiredMixin", type("Check", (views.PermissionRequiredMixin,), asking)
     if "guardian" in FOUND:
         from guardian.decorators import permission_required_or_403
         from guardian.mixins import PermissionRequiredMixin
 
         yield "guardian permission_required_or_403", permission_required_or_403(perm, accept_global_perms=True)
-        globally = {"accept_global_perms": True, "return_403": True, "get_permission_object": lambda self: None}
-        yield (
-            "guardian PermissionRequiredMixin",
-            type("Check", (PermissionRequiredMixin,), {**with_permission, **globally}),
-        )
+        asking_globally = {**asking, "accept_global_perms": True, "return_403": True}
+        asking_globally["get_permission_object"] = lambda self: None
+        yield "guardian PermissionRequiredMixin", type("Check", (PermissionRequiredMixin,), asking_globally)
     if "braces" in FOUND:
         from braces.views import PermissionRequiredMixin as Braces
 
-        yield "braces PermissionRequiredMixin", type("Check", (Braces,), with_permission)
+        yield "braces PermissionRequiredMixin", type("Check", (Braces,), asking)
     if "oauth2_provider" in FOUND:
         from oauth2_provider.decorators import protected_resource
         from oauth2_provider.views.mixins import ProtectedResourceMixin
@@ -117,25 +115,17 @@ def orders(check: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "wrong: the view", lambda: idempotent(of(check, post=post).as_view())
         return
     checked_post = method_decorator(check)(post)
+    check_dispatch = method_decorator(check, name="dispatch")
     yield "right: a function", lambda: check(idempotent(view))
     yield "right: one list", lambda: of(post=method_decorator([check, idempotent])(post)).as_view()
     yield "right: the handler", lambda: of(post=method_decorator(check)(protected_post)).as_view()
-    yield (
-        "right: dispatch, then dispatch",
-        lambda: method_decorator(check, name="dispatch")(on_dispatch(of(post=post))).as_view(),
-    )
-    yield (
-        "right: dispatch, then the mixin",
-        lambda: method_decorator(check, name="dispatch")(of(IdempotencyMixin, post=post)).as_view(),
-    )
+    yield "right: dispatch, then dispatch", lambda: check_dispatch(on_dispatch(of(post=post))).as_view()
+    yield "right: dispatch, then the mixin", lambda: check_dispatch(of(IdempotencyMixin, post=post)).as_view()
     yield "wrong: a function", lambda: idempotent(check(view))
     yield "wrong: one list", lambda: of(post=method_decorator([idempotent, check])(post)).as_view()
     yield "wrong: the handler", lambda: of(post=method_decorator(idempotent)(checked_post)).as_view()
     yield "wrong: dispatch over the handler", lambda: on_dispatch(of(post=checked_post)).as_view()
-    yield (
-        "wrong: dispatch over dispatch",
-        lambda: on_dispatch(method_decorator(check, name="dispatch")(of(post=post))).as_view(),
-    )
+    yield "wrong: dispatch over dispatch", lambda: on_dispatch(check_dispatch(of(post=post))).as_view()
     yield "wrong: the mixin", lambda: of(IdempotencyMixin, post=checked_post).as_view()
     yield "wrong: the view", lambda: idempotent(of(post=checked_post).as_view())
 

@@ -86,16 +86,8 @@ if REST_FRAMEWORK_INSTALLED:
 
         return type("View", (*bases, APIView), {"post": post, "patch": post, "authentication_classes": []}).as_view()
 
-    def rest_decorated(view: Callable[[Any], HttpResponse]) -> Any:
-        @idempotent
-        def post(self: Any, request: Any) -> HttpResponse:
-            return view(request)
-
-        return type("View", (APIView,), {"post": post, "authentication_classes": []}).as_view()
-
     REST_VIEWS = {**VIEWS, "data": data}
     urlpatterns += [
         *(path(f"bare/rest/{name}", rest_view(view)) for name, view in REST_VIEWS.items()),
         *(path(f"protected/rest/{name}", rest_view(view, IdempotencyMixin)) for name, view in REST_VIEWS.items()),
-        *(path(f"protected/decorated/{name}", rest_decorated(view)) for name, view in REST_VIEWS.items()),
     ]

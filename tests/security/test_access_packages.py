@@ -12,37 +12,16 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ORDERS_OF_A_DECORATOR = {
-    "right: a function",
-    "right: one list",
-    "right: the handler",
-    "right: dispatch, then dispatch",
-    "right: dispatch, then the mixin",
-    "wrong: a function",
-    "wrong: one list",
-    "wrong: the handler",
-    "wrong: dispatch over the handler",
-    "wrong: dispatch over dispatch",
-    "wrong: the mixin",
-    "wrong: the view",
-}
-ORDERS_OF_A_MIXIN = {
-    "right: the handler",
-    "right: the mixin first",
-    "right: the mixin second",
-    "wrong: dispatch",
-    "wrong: the view",
-}
 CHECKS = [
-    ("django permission_required", ORDERS_OF_A_DECORATOR),
-    ("django PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
-    ("rules permission_required", ORDERS_OF_A_DECORATOR),
-    ("rules PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
-    ("guardian permission_required_or_403", ORDERS_OF_A_DECORATOR),
-    ("guardian PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
-    ("braces PermissionRequiredMixin", ORDERS_OF_A_MIXIN),
-    ("oauth2_provider protected_resource", ORDERS_OF_A_DECORATOR),
-    ("oauth2_provider ProtectedResourceMixin", ORDERS_OF_A_MIXIN),
+    "django permission_required",
+    "django PermissionRequiredMixin",
+    "rules permission_required",
+    "rules PermissionRequiredMixin",
+    "guardian permission_required_or_403",
+    "guardian PermissionRequiredMixin",
+    "braces PermissionRequiredMixin",
+    "oauth2_provider protected_resource",
+    "oauth2_provider ProtectedResourceMixin",
 ]
 
 
@@ -55,18 +34,17 @@ def outcomes() -> Any:
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize(("name", "orders"), CHECKS, ids=[name for name, _ in CHECKS])
-def test_no_replay_skips_a_check_that_has_changed_its_mind(name: str, orders: set[str], outcomes: Any) -> None:
+@pytest.mark.parametrize("name", CHECKS)
+def test_no_replay_skips_a_check_that_has_changed_its_mind(name: str, outcomes: Any) -> None:
     """In the right order the third answer is 403. In the wrong order the view does not run at all."""
     package = name.split()[0]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    assert set(outcomes[name]) == orders
-    for order, outcome in outcomes[name].items():
-        if order.startswith("right"):
-            assert outcome == [201, 201, 403], order
-        else:
-            assert " above " in outcome, order
+    right = {order: outcome for order, outcome in outcomes[name].items() if order.startswith("right")}
+    wrong = {order: outcome for order, outcome in outcomes[name].items() if order.startswith("wrong")}
+    assert (len(right), len(wrong)) == ((3, 2) if "Mixin" in name else (5, 7))
+    assert [order for order, outcome in right.items() if outcome != [201, 201, 403]] == []
+    assert [order for order, outcome in wrong.items() if " above " not in outcome] == []
 
 
 @pytest.mark.parametrize(

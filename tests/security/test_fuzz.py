@@ -215,27 +215,6 @@ def test_the_rest_framework_leaves_it_to_the_handler_what_it_reads(attacker: Cli
     compare(attacker, name, body, "application/json")
 
 
-@pytest.mark.skipif(not REST_FRAMEWORK_INSTALLED, reason="about the REST framework")
-@pytest.mark.parametrize("body", [b"{", nested(100_000)])
-def test_the_decorator_leaves_it_to_the_handler_as_the_mixin_does(attacker: Client, body: bytes) -> None:
-    """Raw bytes are taken and replayed, parsed data is refused every time."""
-    key = {"HTTP_IDEMPOTENCY_KEY": "k"}
-    answers = [send(attacker, "/protected/decorated/body", body, "application/json", **key) for _ in range(2)]
-    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "true"]
-    bare = send(attacker, "/bare/rest/data", body, "application/json")
-    refused = send(attacker, "/protected/decorated/data", body, "application/json", **key)
-    assert refused.status_code == bare.status_code == (400 if body == b"{" else 500)
-    assert "Idempotency-Replayed" not in refused.headers
-
-
-@pytest.mark.skipif(not REST_FRAMEWORK_INSTALLED, reason="about the REST framework")
-def test_observing_does_not_turn_a_malformed_body_into_an_empty_one(attacker: Client, settings: Any) -> None:
-    """The handler that asks for `data` gets the parser's error, and does not run with nothing."""
-    settings.IDEMPOTENCY = {"OBSERVE": True}
-    answer = send(attacker, "/protected/rest/data", b"{", "application/json", HTTP_IDEMPOTENCY_KEY="k")
-    assert (answer.status_code, RUNS) == (400, [])
-
-
 def test_bytes_that_no_charset_has_are_told_apart(attacker: Client) -> None:
     """Two fields that a parser would show as the same replacement character are two requests to a view of bytes."""
     key = {"HTTP_IDEMPOTENCY_KEY": "k", "content_type": "application/x-www-form-urlencoded"}

@@ -145,14 +145,6 @@ class TestAdmin:
                 assert "k-secret" not in answer.content.decode()
         assert IdempotencyKey.objects.values().get() == before
 
-    def test_a_stranger_is_sent_to_the_login(self, client: Client) -> None:
-        """From every page."""
-        row = create_key("k-secret", status="failed")
-        for page in self.pages(row):
-            for answer in (client.get(page), client.post(page)):
-                assert answer.status_code == 302, page
-                assert answer.headers["Location"].startswith("/admin/login/")
-
     def test_whoever_may_only_look_decides_nothing(self) -> None:
         """403, and the key stays as it is."""
         row = create_key(status="failed")

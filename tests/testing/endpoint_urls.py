@@ -7,11 +7,10 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from threading import current_thread, main_thread
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path
@@ -82,10 +81,6 @@ def visitor(request: HttpRequest) -> HttpResponse:
 SECRET = b"shared with the sender"
 
 
-def now() -> datetime:
-    return datetime.now(tz=UTC)
-
-
 def event_id(request: HttpRequest) -> str | None:
     try:
         return str(json.loads(request.body)["id"])
@@ -104,15 +99,11 @@ def by_event(request: HttpRequest) -> HttpResponse:
     return idempotent(key=event_id, operation="event")(order)(request)
 
 
-def standard(request: HttpRequest) -> HttpResponse:
-    """Standard Webhooks."""
-    from standardwebhooks import Webhook, WebhookVerificationError
-
-    try:
-        Webhook(settings.WEBHOOK_SECRET).verify(request.body, dict(request.headers), json_parse=False)
-    except (WebhookVerificationError, ValueError):
+def signed(request: HttpRequest) -> HttpResponse:
+    """Has the key in a header, and the signature of the body in another."""
+    if request.headers.get("X-Signature") != hmac.new(SECRET, request.body, "sha256").hexdigest():
         return HttpResponse(status=401)
-    return idempotent(key=from_header("webhook-id"), operation="standard")(order)(request)
+    return idempotent(key=from_header("X-Event"), operation="signed")(order)(request)
 
 
 def in_steps(request: HttpRequest) -> HttpResponse:
@@ -189,18 +180,6 @@ def check_then_act(request: HttpRequest) -> HttpResponse:
     return JsonResponse(body, status=201, headers={"Idempotency-Replayed": str(replayed).lower()})
 
 
-def check_then_fail(request: HttpRequest) -> HttpResponse:
-    """The same with a unique key, which makes the others fail instead of wait."""
-    key = request.headers.get("Idempotency-Key")
-    if key is None:
-        return HttpResponse("no key", status=400)
-    kept = Ledger.objects.filter(entry=key).first()
-    HOOKS["between"]()
-    if kept is None:
-        Ledger.objects.create(entry=key)
-    return HttpResponse(status=201, headers={"Idempotency-Replayed": str(kept is not None).lower()})
-
-
 def works_anyway(request: HttpRequest) -> HttpResponse:
     """Does something for each duplicate, outside of what is protected."""
     response = good(request)
@@ -216,22 +195,10 @@ def works_without_a_key(request: HttpRequest) -> HttpResponse:
     return good(request)
 
 
-def busy_at_once(request: HttpRequest) -> HttpResponse:
+def sent_away(request: HttpRequest) -> HttpResponse:
     """Sends everybody away who is not alone."""
-    return HttpResponse(status=503, headers={"Retry-After": "1"}) if HOOKS["between"]() else good(request)
-
-
-@idempotent(record=lambda response: current_thread() is main_thread())
-def kept_alone(request: HttpRequest) -> HttpResponse:
-    HOOKS["inside"]()
-    return order(request)
-
-
-def forgets(request: HttpRequest) -> HttpResponse:
-    """Keeps its answer only as long as requests come one by one."""
-    response = kept_alone(request)
-    HOOKS["afterwards"]()
-    return response
+    status = HOOKS["between"]()
+    return HttpResponse(status=status) if status else good(request)
 
 
 VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]

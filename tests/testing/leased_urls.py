@@ -67,17 +67,9 @@ CALLABLES: dict[str, Callable[[], Callable[[], Any]]] = {
     "method": lambda: Charge().method,
     "lambda": lambda: lambda: charge(),
     "partial": lambda: partial(charge, ""),
-    "class": lambda: Charged,
     "function": lambda: charge,
 }
 """By the name in the query: makes what an attempt calls."""
-
-
-class Charged(dict[str, str]):
-    """A class is called, and its instance is the result."""
-
-    def __init__(self) -> None:
-        super().__init__(charge())
 
 
 @idempotent(lease=LEASE)
@@ -131,14 +123,6 @@ def writes_at_last(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=LEASE)
-def fetches(request: HttpRequest) -> HttpResponse:
-    """A read may be made twice."""
-    operation: Any = get_operation(request)
-    operation.fetch("rate", charge)
-    return JsonResponse({})
-
-
-@idempotent(lease=LEASE)
 def in_words(request: HttpRequest) -> HttpResponse:
     """Answers with text, which is another one each time."""
     return HttpResponse(f"order {get_operation(request).write('order', Order.objects.create).pk}")
@@ -179,10 +163,14 @@ def fails_later(request: HttpRequest) -> HttpResponse:
 @idempotent(lease=LEASE)
 def differs(request: HttpRequest) -> HttpResponse:
     """Takes other steps with each request."""
-    operation = get_operation(request)
     for number in range(2 - next(COUNTER)):
-        operation.write(f"order {number}", Order.objects.create)
+        get_operation(request).write(f"order {number}", Order.objects.create)
     return HttpResponse()
+
+
+@idempotent(lease=LEASE)
+def refuses_later(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=400 if next(COUNTER) else 200)
 
 
 def _place(operation: Any) -> dict[str, Any]:

@@ -29,11 +29,6 @@ class OrderViewSet(IdempotencyMixin, ViewSet):
         return Response({"pk": pk})
 
 
-class OptionalViewSet(OrderViewSet):
-    def get_idempotency_options(self) -> Idempotency | None:
-        return Idempotency(required=self.request.auth is not None)
-
-
 class OrderView(APIView):
     @idempotent(wait=1)
     def post(self, request: Request, pk: int) -> Response:
@@ -46,13 +41,7 @@ def create_order(request: HttpRequest, amount: int) -> dict[str, int]:
     return {"amount": amount}
 
 
-@idempotent_operation
-async def create_another(request: HttpRequest, amount: int) -> dict[str, int]:
-    return {"amount": amount}
-
-
 def the_signatures_are_kept(request: Request, plain: HttpRequest) -> None:
     assert_type(OrderViewSet().create(request), Response)
     assert_type(OrderView().post(request, pk=1), Response)
     assert_type(create_order(plain, 1), dict[str, int])
-    print(create_another, OptionalViewSet)

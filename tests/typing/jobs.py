@@ -22,17 +22,8 @@ def event_id(event: dict[str, Any]) -> str:
     return str(event["id"])
 
 
-def tenant(event: dict[str, Any]) -> str:
-    return f"tenant:{event['tenant']}"
-
-
 @once(scope="queue", key=event_id, ttl=60)
 def ship(event: dict[str, Any]) -> int:
-    return len(event)
-
-
-@once(scope=tenant, key=event_id, payload=dict)
-async def ship_later(event: dict[str, Any]) -> int:
     return len(event)
 
 
@@ -50,5 +41,4 @@ async def the_types_are_kept(event: dict[str, Any]) -> None:
     assert_type(await arun_once(place_order_later, scope="queue", key="3"), Result[dict[str, int]])
     assert_type(await arun_once(place_order, scope="queue", key="4"), Result[dict[str, int]])
     assert_type(ship(event), int)
-    assert_type(await ship_later(event), int)
     assert_type(charge(event), int)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
-import re
 import sys
 from copy import deepcopy
 from datetime import timedelta
@@ -22,7 +20,6 @@ from django_idempotency.engine.conf import (
     resolve,
 )
 from django_idempotency.engine.conf.options import is_final
-from django_idempotency.engine.conf.settings import Settings
 from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.at_rest import OLD
@@ -113,15 +110,6 @@ def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
     """Not only when a view resolves its options."""
     with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
         Idempotency(lease=60, ttl=30)
-
-
-@pytest.mark.parametrize(("described", "count"), [(Idempotency, 21), (Settings, 12)])
-def test_the_docstring_describes_each_option_and_setting(described: Any, count: int) -> None:
-    """One line for each, in the order of the fields."""
-    _, _, attributes = inspect.getdoc(described).partition("\nAttributes:\n")  # type: ignore[union-attr]
-    names = re.findall(r"(?m)^    (\w+): \S", attributes)
-    assert names == [name for name in described.__dataclass_fields__ if name != "options"]
-    assert len(names) == count
 
 
 def test_type_checkers_know_the_same_options() -> None:

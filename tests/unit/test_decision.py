@@ -14,11 +14,9 @@ from django_idempotency.engine.protocol.decision import (
     StoredKey,
     TakeOver,
     decide,
-    resumed,
 )
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.outcomes import (
-    Claimed,
     ClaimRequest,
     Completed,
     Conflicted,
@@ -113,57 +111,28 @@ def test_the_decision_is_the_tables(case: Case, outcome: Decision) -> None:
     assert decide(found, request(fingerprint=sent)) == outcome
 
 
-@pytest.mark.parametrize("other", [{"scope": "user:2"}, {"operation": "PATCH orders/"}, {"key": "ABC"}])
-def test_each_part_of_the_identity_counts(other: dict[str, str]) -> None:
-    """A row that shares only the hashes shows nothing."""
-    assert decide(stored(**other), request()) == Mismatched()
-
-
 def test_a_row_without_a_fingerprint_matches_every_payload() -> None:
     """The first request compared nothing, so later ones cannot."""
     assert decide(stored(fingerprint=None), request()) == REPLAY
 
 
-def test_a_completed_row_without_a_result_is_a_bug() -> None:
-    """It is never answered with anything made up."""
-    with pytest.raises(RuntimeError, match="Bug: idempotency key row 7 is 'completed' without a result"):
-        decide(stored(status_code=None), request())
-
-
-def granted(**changes: Any) -> Claimed:
-    identity = request().identity
-    hashes = {"key_hash": identity.key_hash, "scope_hash": identity.scope_hash}
-    return Claimed(id=7, attempt=4, **hashes, **changes)
-
-
-@pytest.mark.parametrize(
-    ("status", "doubts", "repeats_calls", "outcome"),
-    [
-        ("failed", (), False, granted()),
-        ("failed", (), True, granted()),
-        ("failed", ("charge",), True, granted(in_doubt=("charge",))),
-        ("failed", ("charge",), False, InDoubt()),
-        ("in_progress", (), False, granted(abandoned=True)),
-        ("in_progress", (), True, granted(abandoned=True)),
-        ("in_progress", ("charge",), True, granted(abandoned=True, in_doubt=("charge",))),
-        ("in_progress", ("charge",), False, InDoubt()),
-    ],
-)
-def test_a_key_is_resumed_unless_a_call_in_doubt_must_not_be_made_again(
-    status: str, doubts: tuple[str, ...], repeats_calls: bool, outcome: Claimed | InDoubt
-) -> None:
-    """The next attempt, with what is known about the one before; a held key keeps its attempt."""
-    assert resumed(stored(status=Status(status)), request(repeats_calls=repeats_calls), doubts) == outcome
-
-
-@pytest.mark.parametrize("repeats_calls", [False, True])
-@pytest.mark.parametrize("status", ["failed", "in_progress"])
-def test_a_write_in_doubt_is_never_repeated(status: str, repeats_calls: bool) -> None:
-    """No other side would recognise the repetition, as a gateway does by the derived key."""
-    found = stored(status=Status(status))
-    assert resumed(found, request(repeats_calls=repeats_calls), (), ("order",)) == InDoubt()
-
-
 def test_the_model_has_the_same_states() -> None:
     """The rules do not import the model, so the words stand in two places."""
     assert [status.value for status in Status] == IdempotencyKey.Status.values
+
+
+# --- when a duplicate of a running request should come back
+
+
+@pytest.mark.parametrize(
+    ("lease_left", "seconds"),
+    [(0, 1), (-1e9, 1), (0.2, 1), (1.1, 2), (29.5, 30), (60, 60), (60.1, 60), (86400 * 365, 60)],
+)
+def test_a_retry_comes_when_the_lease_is_over(lease_left: float, seconds: int) -> None:
+    """Rounded up, so that no retry comes a moment too early; 1 to 60 seconds."""
+    assert Conflicted(lease_left=lease_left).retry_after == seconds
+
+
+def test_without_a_lease_it_comes_soon() -> None:
+    """An atomic request ends with its transaction."""
+    assert Conflicted().retry_after == 1

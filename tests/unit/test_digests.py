@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from uuid import UUID
 
 import pytest
 
 from django_idempotency.engine.protocol.digests import (
-    derived_key,
     digest,
     hash_of,
     identify,
@@ -39,12 +37,6 @@ def test_parts_are_told_apart() -> None:
     assert digest(b"ab", b"") != digest(b"a", b"b")
 
 
-def test_an_identity_has_both() -> None:
-    """One row of the table."""
-    identity = identify(scope="s", operation="o", key="k")
-    assert (identity.key_hash, identity.scope_hash) == (key_hash("k"), scope_hash("s", "o", "k"))
-
-
 def test_a_hash_is_no_scope() -> None:
     """Whoever reads a hashed scope in the table and sends it as a scope is another caller."""
     stored = identify(scope="x" * 256, operation="o", key="k")
@@ -54,14 +46,3 @@ def test_a_hash_is_no_scope() -> None:
     assert sent.scope_hash != stored.scope_hash
     assert (kept_scope("scope"), kept_scope("x" * 255)) == ("scope", "x" * 255)
     assert kept_scope("\ud800").startswith("scope:")  # no database takes half a surrogate pair
-
-
-def test_derived_keys_never_change() -> None:
-    """A gateway must know the retry by the key that another release has sent: this UUID is a contract."""
-    identity = identify(scope="user:auth.User:1", operation="POST payments/", key="abc")
-    assert derived_key(identity, "charge") == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"
-    assert UUID(derived_key(identity, "charge")).version == 5
-    assert derived_key(identity, "charge") != derived_key(identity, "refund")
-    assert derived_key(identity, "charge") != derived_key(
-        identify(scope="user:auth.User:2", operation="POST payments/", key="abc"), "charge"
-    )

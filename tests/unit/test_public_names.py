@@ -8,8 +8,17 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 import django_idempotency
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    NotRun,
+    OperationInProgress,
+    OutcomeUnknown,
+    PayloadMismatch,
+    StoreBusy,
+)
 from tests.acceptance.reference import public
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +71,17 @@ def test_the_package_exports_its_public_names() -> None:
         assert getattr(django_idempotency, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'run'"):
         django_idempotency.run  # noqa: B018
+
+
+# --- who catches what
+
+
+def test_a_set_up_error_is_djangos_and_pythons() -> None:
+    """Whoever catches either gets it."""
+    assert issubclass(IdempotencyConfigurationError, ImproperlyConfigured)
+    assert issubclass(IdempotencyConfigurationError, TypeError)
+
+
+def test_the_exceptions_have_one_base() -> None:
+    """For a consumer that only wants to know whether to acknowledge."""
+    assert all(issubclass(e, NotRun) for e in (OperationInProgress, OutcomeUnknown, PayloadMismatch, StoreBusy))

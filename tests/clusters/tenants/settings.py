@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 
-from tests.clusters.tenants.scope import tenant_and_user
+from tests.acceptance.pages import blocks
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES as _DATABASES
 
+_documented: dict[str, object] = {}
+exec(blocks("docs/databases.md")["shop/scopes.py"], _documented)  # the recipe
 DATABASES = {
     "default": {
         **_DATABASES["default"],
@@ -21,6 +23,6 @@ SHARED_APPS = ["django_tenants", "tests.clusters.tenants", "django_idempotency"]
 INSTALLED_APPS = [*SHARED_APPS, *(app for app in TENANT_APPS if app not in SHARED_APPS)]
 MIDDLEWARE = ["django_tenants.middleware.main.TenantMainMiddleware"]
 ROOT_URLCONF = "tests.clusters.tenants.urls"
-IDEMPOTENCY = {"SCOPE": tenant_and_user}
+IDEMPOTENCY = {"SCOPE": _documented["tenant_and_user"]}
 TENANT_LIMIT_SET_CALLS = "TENANT_LIMIT_SET_CALLS" in os.environ
 TEMPLATES: list[object] = []

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from django_idempotency.models import IdempotencyKey
-from tests.admin_pages import staff
+from tests.admin_pages import make_key, staff, step
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 
@@ -32,3 +32,12 @@ def in_doubt(post: Callable[..., Any]) -> IdempotencyKey:
 @pytest.fixture
 def operator() -> Client:
     return staff("view_idempotencykey", "resolve_idempotencykey", "view_response")
+
+
+@pytest.fixture
+def keys() -> list[IdempotencyKey]:
+    """Three failed keys under "retry", each with a call in doubt."""
+    rows = [make_key(f"k-{number}", status="failed", policy="retry") for number in range(3)]
+    for made in rows:
+        step(made)
+    return rows

@@ -18,7 +18,7 @@ from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance import record_outcome
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import LIST, address, decide, detail, make_key, staff, step
+from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, page_of, preview, send, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import as_if_killed, row
@@ -33,36 +33,6 @@ ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail":
 """JSON with two halves of surrogate pairs."""
 
 
-def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
-    return client.get(address(key, decision)).content.decode()
-
-
-def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
-    """The page after the first click."""
-    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
-
-
-def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
-    ticked = [str(row.pk) for row in rows]
-    return client.post(reverse(LIST), {"action": action, "index": "0", "_selected_action": ticked, **data}, follow=True)
-
-
-def confirm(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
-    """Enter the form of the second page, and confirm its preview."""
-    given = {"seen": " ".join(map(version, rows)), "reason": "T-7", **data}
-    page = send(client, action, rows, **given)
-    previewed = (page.context or {}).get("previewed")
-    return send(client, action, rows, **given, previewed=previewed) if previewed else page
-
-
-@pytest.fixture
-def keys() -> list[IdempotencyKey]:
-    rows = [make_key(f"k-{number}", status="failed", policy="retry") for number in range(3)]
-    for made in rows:
-        step(made)
-    return rows
-
-
 class TestWho:
     def test_buttons_are_for_those_who_may_and_while_they_apply(self, in_doubt: IdempotencyKey) -> None:
         """The safe decisions come first, and only the harmful one is red. Recording needs a doubt."""
@@ -75,17 +45,6 @@ class TestWho:
         IdempotencyStep.objects.all().delete()
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
         assert [address(in_doubt, decision) in page for decision in DECISIONS] == [False, True, True]
-
-    @pytest.mark.parametrize("decision", DECISIONS)
-    @pytest.mark.parametrize("permissions", [(VIEW,), (RESOLVE,), ()])
-    def test_a_page_needs_both_permissions(
-        self, in_doubt: IdempotencyKey, decision: str, permissions: tuple[str, ...]
-    ) -> None:
-        """403, and nothing is changed."""
-        client = staff(*permissions)
-        assert client.get(address(in_doubt, decision)).status_code == 403
-        decide(client, in_doubt, decision)
-        assert (row().decisions, IdempotencyStep.objects.get().finished_at) == (None, None)
 
     @pytest.mark.parametrize("action", ["answer_selected", "release_selected"])
     def test_an_action_needs_the_permission(self, keys: list[IdempotencyKey], action: str) -> None:
@@ -212,14 +171,6 @@ class TestWhatHappens:
         assert entry.user_id == int(operator.session["_auth_user_id"])
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
         assert entry.get_change_message() in operator.get(history).content.decode()
-
-    def test_pages_do_not_run_what_a_client_sent(self, operator: Client) -> None:
-        """Keys and scopes are a client's text."""
-        key = make_key("<script>x</script>", scope="<b>", operation="<i>", status="failed")
-        for page in (detail(key), address(key, "release")):
-            text = operator.get(page).content.decode()
-            assert "<script>x" not in text
-            assert "&lt;script&gt;x" in text
 
 
 class TestRefused:

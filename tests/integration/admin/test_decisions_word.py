@@ -16,7 +16,7 @@ from django_idempotency.admin.decisions import version
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import LIST, address, decide, detail, make_key, staff, step
+from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, page_of, preview, staff, step
 from tests.at_rest import NEW
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, breaks, row
@@ -34,28 +34,6 @@ HALF = r'{"\ud800": "\udfff"}'
 """JSON with two halves of surrogate pairs."""
 
 
-def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
-    return client.get(address(key, decision)).content.decode()
-
-
-def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
-    """The page after the first click."""
-    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
-
-
-def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
-    ticked = [str(row.pk) for row in rows]
-    return client.post(reverse(LIST), {"action": action, "index": "0", "_selected_action": ticked, **data}, follow=True)
-
-
-def confirm(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:
-    """Enter the form of the second page, and confirm its preview."""
-    given = {"seen": " ".join(map(version, rows)), "reason": "T-7", **data}
-    page = send(client, action, rows, **given)
-    previewed = (page.context or {}).get("previewed")
-    return send(client, action, rows, **given, previewed=previewed) if previewed else page
-
-
 def statuses() -> list[str]:
     return list(IdempotencyKey.objects.order_by("pk").values_list("status", flat=True))
 
@@ -66,14 +44,6 @@ def fail_in_doubt(post: Post, key: str) -> IdempotencyKey:
         post("/pay/hold", key=key)
     GATEWAY.after = lambda: None
     return IdempotencyKey.objects.get(key=key)
-
-
-@pytest.fixture
-def keys() -> list[IdempotencyKey]:
-    rows = [make_key(f"k-{number}", status="failed", policy="retry") for number in range(3)]
-    for made in rows:
-        step(made)
-    return rows
 
 
 class TestWord:
@@ -88,10 +58,6 @@ class TestWord:
         page = page_of(operator, in_doubt, "release")
         assert (DANGER in page, LOOKED in page) == (True, asked)
         assert ("Released for retry." in decide(operator, row(), "release", confirmed="")) is not asked
-
-    def test_without_a_doubt_there_is_no_danger(self, operator: Client) -> None:
-        page = page_of(operator, make_key(status="failed", policy="hold"), "release")
-        assert (DANGER in page, LOOKED in page) == (False, False)
 
     def test_an_answer_after_finished_calls(self, operator: Client) -> None:
         """The results are shown: what was charged must exist, or the money went back."""
@@ -175,20 +141,6 @@ class TestRecord:
         assert "A past result" not in page
         assert "The return value of the call" in page
 
-    def test_an_example_with_half_a_character_is_shown(self, operator: Client, post: Post) -> None:
-        """As JSON spells it."""
-        post("/pay/hold", key="k-1")
-        IdempotencyStep.objects.filter(name="charge").update(result=f'{{"value": {HALF}}}')
-        key = fail_in_doubt(post, "k-2")
-        assert r"\ud800" in page_of(operator, key, "record")
-
-    def test_an_envelope_that_the_step_returns_is_accepted(self, operator: Client, post: Post) -> None:
-        """The example shows it."""
-        post("/pay/hold", key="k-1")
-        IdempotencyStep.objects.filter(name="charge").update(result='{"value": {"value": "ch_1"}}')
-        key = fail_in_doubt(post, "k-2")
-        assert "Recorded the outcome" in decide(operator, key, "record", result='{"value": "ch_2"}')
-
     def test_a_row_is_recorded_as_it_is_shown(self, in_doubt: IdempotencyKey) -> None:
         """Of a step that returns a model instance."""
         order = Order.objects.create(reference="by hand")
@@ -233,16 +185,6 @@ class TestSelected:
         trail = [decisions_of(row) for row in IdempotencyKey.objects.order_by("pk")]
         assert [[(made.action, made.reason) for made in made_] for made_ in trail] == [[("answer", "T-7")]] * 2 + [[]]
         assert LogEntry.objects.count() == 2
-
-    def test_they_are_released(self, operator: Client, keys: list[IdempotencyKey]) -> None:
-        """The danger is named first."""
-        page = send(operator, "release_selected", keys).content.decode()
-        assert DANGER in page
-        assert "3 keys have a call in doubt." in page
-        assert all(f">{row.key}</a>" in page for row in keys)
-        assert IdempotencyKey.objects.filter(steps__isnull=False).count() == 3
-        confirm(operator, "release_selected", keys)
-        assert IdempotencyKey.objects.filter(steps__isnull=False).count() == 0
 
     def test_a_key_that_has_changed_is_left_alone(self, operator: Client, keys: list[IdempotencyKey]) -> None:
         """A worker has started another attempt, or holds the key, since the page was opened."""

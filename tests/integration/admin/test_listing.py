@@ -16,7 +16,7 @@ from django_idempotency import run_once
 from django_idempotency.admin import overview as limits
 from django_idempotency.admin.overview import Number, attention, overview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import HOUR, LIST, fill, make_key, staff, step
+from tests.admin_pages import HOUR, LIST, make_key, staff, step
 from tests.sql import ask
 
 pytestmark = pytest.mark.django_db
@@ -108,11 +108,6 @@ class TestStates:
         assert str(attention(found)).endswith("+")
         assert str(Number("failed", 2000, limited=True)) == "2,000+"
 
-    def test_they_count_what_this_person_may_see(self) -> None:
-        """A project whose admin shows the keys of one tenant counts those."""
-        found = overview(IdempotencyKey.objects.filter(key__startswith="live"))
-        assert {name: number for name, number in numbers(found).items() if number != "0"} == {"in_flight": "2"}
-
     def test_what_needs_attention_comes_first_with_what_to_do(self, admin_client: Client, settings: Any) -> None:
         """Before everything else on the page: a line for each operation and state, with its number and the oldest."""
         settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
@@ -152,7 +147,7 @@ def test_open_transactions_that_hold_keys_are_shown() -> None:
     operator, other = run_once(work, scope="s", key="k", operation="o").value
     (pid,) = ask("SELECT pg_backend_pid()")
     assert f"Database process {pid}, application “" in operator
-    assert "active, open for 0 s, keys: 1" in operator
+    assert re.search(r"active, open for \d+ s, keys: 1<", operator)
     assert "At work without a lease" not in other
 
 
@@ -172,19 +167,12 @@ def test_an_empty_table_is_no_error(admin_client: Client) -> None:
 @pytest.mark.parametrize(("status", "extra"), [("completed", 0), ("failed", 2)])
 def test_badges_cost_two_queries_for_a_whole_page(admin_client: Client, status: str, extra: int) -> None:
     """The clock and the steps. None, if all keys are completed."""
-    fill([timezone.now()] * 5, status=status)
+    for number in range(5):
+        make_key(f"k-{number}", status=status)
     with CaptureQueriesContext(connection) as queries:
         admin_client.get(reverse(LIST), {"p": "1"})
     clocks = ("SELECT statement_timestamp", "SELECT UTC_TIMESTAMP", "SELECT strftime", "idempotencystep")
     assert sum(any(part in query["sql"] for part in clocks) for query in queries) == extra
-
-
-def test_without_the_permission_nothing_is_asked() -> None:
-    """Not even a count."""
-    client = staff("view_response")
-    with CaptureQueriesContext(connection) as queries:
-        assert client.get(reverse(LIST)).status_code == 403
-    assert not [q for q in queries if "django_idempotency_idempotencykey" in q["sql"]]
 
 
 class TestFilters:

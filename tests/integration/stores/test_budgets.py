@@ -14,7 +14,6 @@ from tests.claims import a_claim
 from tests.contracts.races import attempt, isolation
 from tests.http import post_empty
 from tests.integration import leased_urls, view_urls
-from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -33,12 +32,6 @@ CLAIM_AND_RESULT = {"sqlite": 5, "MariaDB": 6, "MySQL": 6}
 """Two more than the bare view."""
 CLAIM_AND_READING = {"sqlite": 4, "MariaDB": 5, "MySQL": 5}
 """One more than the bare view."""
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
 
 
 def database() -> str:
@@ -115,20 +108,3 @@ class TestLeasedMode:
     def test_a_call_and_a_write(self, key: str) -> None:
         """A claim, two steps and the result, each in a transaction of its own."""
         assert sent(lambda: post_empty(key)) == {"sqlite": 21, "MariaDB": 26, "MySQL": 26}[database()]
-
-    def test_a_duplicate_sends_the_claim_and_the_reading(self, key: str) -> None:
-        """As in atomic mode."""
-        post_empty(key)
-        assert sent(lambda: post_empty(key)) == CLAIM_AND_READING[database()]
-
-    def test_a_conflict_too(self, key: str) -> None:
-        """While the first request is in the middle of its call."""
-        found = []
-
-        def retry() -> None:
-            GATEWAY.before = lambda: None
-            found.append(sent(lambda: post_empty(key)))
-
-        GATEWAY.before = retry
-        assert post_empty(key).status_code == 201
-        assert found == [CLAIM_AND_READING[database()]]

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from django_idempotency import Operation, run_once
-from django_idempotency.engine.stores import store_for
+from django_idempotency import run_once
 from django_idempotency.models import IdempotencyKey
 from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import lapse, row
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped
-from tests.works import RUNS, pay
+from tests.works import pay
 
 pytestmark = [
     pytest.mark.only_on("postgresql"),
@@ -29,13 +28,6 @@ pytestmark = [
 def tap() -> Iterator[Tap]:
     with tapped() as tap:
         yield tap
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
-    RUNS.clear()
 
 
 def test_nothing_happens_twice_whichever_answer_is_lost(tap: Tap, key: str) -> None:
@@ -94,19 +86,6 @@ def test_a_connection_that_cannot_be_opened_is_an_error(monkeypatch: pytest.Monk
     with pytest.raises(OperationalError):
         run_once(pay, scope="s", key="k", lease=60, operation="pay")
     assert connection.connection is None
-
-
-def test_the_end_of_a_call_may_be_sent_twice() -> None:
-    """The second finds the first one's result, and leaves it."""
-    store = store_for("default")
-
-    def work(operation: Operation) -> Any:
-        value = operation.call("charge", lambda: 1)
-        store.journal.finish_call(operation._claim, "charge", '{"value": 2}')
-        return value
-
-    assert run_once(work, scope="s", key="k", lease=60, operation="o").value == 1
-    assert IdempotencyKey.objects.get().steps.get().result == '{"value": 1}'
 
 
 def test_no_transaction_is_open_between_the_steps(key: str) -> None:

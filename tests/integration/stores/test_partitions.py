@@ -137,28 +137,6 @@ class TestCleanup:
             assert in_threads(1, clean) == [KEYS - 1]
 
 
-@pytest.mark.parametrize("end", ["complete", "release"])
-def test_a_statement_of_the_claims_owner_reads_one_partition(store: Store, end: str) -> None:
-    """Its plan names one partition, by the hashes. So a request locks one partition and its indexes."""
-    statements: list[tuple[str, Any]] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        statements.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with transaction.atomic():
-        claimed = store.claim(a_claim(lease=60))
-        with connection.execute_wrapper(note):
-            getattr(store.journal if end == "fence" else store, end)(
-                claimed, *([SNAPSHOT] if end == "complete" else [])
-            )
-    ((sql, params),) = statements
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {sql}", params)
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert len(set(re.findall(r"idempotency_part_\d+", plan))) == 1, plan
-
-
 def test_names_and_room_are_those_of_the_plain_table() -> None:
     """For migrations to come, and for HOT updates."""
     with connection.cursor() as cursor:

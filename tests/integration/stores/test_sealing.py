@@ -25,7 +25,7 @@ from tests.contracts import stores
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
-from tests.works import RUNS, pay, place
+from tests.works import RUNS, place
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -140,14 +140,6 @@ class TestAtRest:
         assert b"s3cret" not in everything()
         assert post("/hooked").json() == {"result": {"s3cret": 1.5}}
 
-    @pytest.mark.parametrize("options", [{}, {"lease": 60}], ids=["atomic", "leased"])
-    def test_run_once_returns_what_it_has_kept(self, options: dict[str, Any]) -> None:
-        """Encrypted in between."""
-        work: Any = pay if options else place
-        first, second = (run_once(work, scope="s", key="k", **options) for _ in range(2))
-        assert (second.value, second.replayed) == (first.value, True)
-        assert b'"shopapp.Order"' not in everything()
-
     def test_what_an_operator_enters_is_encrypted(self, post: Post) -> None:
         """The outcome of a call and a response are bound to their row as all others are, and are read again."""
         GATEWAY.after = breaks
@@ -221,15 +213,6 @@ class TestKeys:
             settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
             assert post("/pay").json()["attempt"] == 3
             assert (GATEWAY.calls, Order.objects.count()) == (1, 1)
-
-        def test_run_once_runs_nothing(self, settings: Any, setting: Any, message: str) -> None:
-            """In atomic mode, where the claim may have ended its transaction already."""
-            run_once(place, scope="s", key="k")
-            settings.IDEMPOTENCY = setting
-            with pytest.raises(NotDecryptable) as caught:
-                run_once(place, scope="s", key="k")
-            assert message in str(caught.value)
-            assert (len(RUNS), Order.objects.count()) == (1, 1)
 
         def test_what_needs_no_decryption_goes_on(self, settings: Any, setting: Any, message: str) -> None:
             """A mismatch is a mismatch, and a key that has expired is free: it is not stuck for ever."""

@@ -1,0 +1,50 @@
+"""Every Python block of the pages runs, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.acceptance.pages import PAGES, ROOT, blocks
+from tests.shopapp import models
+
+ELSEWHERE = "shop/reports.py"
+"""This is a part of the shop's own module: test_long_running.py. And test_tutorial.py types all of its page."""
+BLOCKS = [(page, name) for page in PAGES if page != "docs/tutorial.md" for name in blocks(page) if name != ELSEWHERE]
+
+
+@pytest.fixture
+def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the blocks import, or read, of a project."""
+    monkeypatch.setattr(models, "Show", models.Order, raising=False)
+    monkeypatch.setenv("IDEMPOTENCY_KEYS", f"{'n' * 43}= {'o' * 43}=")
+    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=None))
+    monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("_the_projects_own")
+@pytest.mark.parametrize(("page", "name"), BLOCKS)
+def test_every_block_runs(run: Any, page: str, name: str) -> None:
+    """As a module of a project. What the most important blocks do is told in the other files here."""
+    run(page, name, INSTALLED_APPS=[])
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    """Relative links name a file that exists, and a heading in it."""
+    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", (ROOT / page).read_text()):
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """The headings as a code forge and MyST make links of them."""
+    headings = re.findall(r"(?m)^#+ (.*)", page.read_text())
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
