@@ -33,7 +33,7 @@ class Cleanup:
 
     Attributes:
         deleted: how many keys were deleted.
-        batches: in how many transactions.
+        batches: how many transactions that took.
         complete: whether every expired key is gone, except those that another transaction held.
         stuck, in_doubt, half_done: how many keys are in these states. A key can be in several.
         unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
