@@ -76,7 +76,7 @@ class NotResolvable(IdempotencyError):
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A step returned a value that cannot be kept: no JSON and no saved model instance, or more than 1 MiB of JSON.
+    """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
 
     After an external call, the step counts as done, without a value. A local write is rolled back.
     """
