@@ -129,8 +129,10 @@ SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite"
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 TOLD = {
     "operation.call": "leased.md#writing-steps",
+    "operation.derive_key": "leased.md#the-derived-key",
     "operation.fetch": "leased.md#writing-steps",
     "operation.refer_to": "leased.md#what-it-is-about",
+    "operation.results": "leased.md#let-your-code-find-out",
     "operation.status_url": "leased.md#the-status-page",
     "operation.write": "leased.md#writing-steps",
     "Fingerprint": "options.md#unstable-fields",
@@ -164,6 +166,10 @@ TOLD = {
     "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
     "KeyCollector": "monitoring.md",
+    "install": "monitoring.md",
+    "from_form_field": "views.md#double-clicks-on-a-form",
+    "from_header": "events.md#webhooks",
+    "list_endpoints": "endpoints.md#in-ci",
     "derived_key": "leased.md#the-derived-key",
     "key_reference": "monitoring.md#logs",
     "idempotent_operation": "ninja.md",
