@@ -41,16 +41,16 @@ class IdempotencyError(Exception):
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
-    """A decorator, mixin, option or setting is used in a way that cannot protect the view, or a migration is missing.
+    """A decorator, mixin, option or setting cannot protect the view as it is used, or a migration is missing.
 
-    Raised when the code is imported if the mistake shows then, else on the first request, before the view runs.
+    Raised at import if the mistake shows then, else on the first request, before the view runs.
     """
 
 
 class ClaimLost(IdempotencyError):
     """The row of the claim is not there at the end: nothing of the view's transaction was committed.
 
-    The view deleted the row, truncated the table, or left the connection in another schema or database.
+    The view deleted the row, or left the connection in another schema or database.
     """
 
 
@@ -76,23 +76,19 @@ class NotResolvable(IdempotencyError):
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A step returned a value that cannot be kept, so a retry could not return the value.
+    """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
 
-    The value is neither JSON nor a saved model instance, or it is longer than 1 MiB of JSON. After an external call the
-    step is marked as done, without a value. A local write is rolled back.
+    After an external call, the step counts as done, without a value. A local write is rolled back.
     """
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error without an `atomic()` of its own around the failing statement.
-
-    Or the view caught a deadlock or a serialization failure: the whole transaction is lost with it, in each block.
+    """The view caught a deadlock, or another database error without an `atomic()` of its own around the statement.
 
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
-    On SQLite, a constraint or trigger that says ROLLBACK ends the transaction, and `executescript` commits it. With
-    psycopg2, a raw ROLLBACK ends it. What the view writes after that is committed by itself. Then the key is held for
-    a person, and no retry runs. In leased mode, a `write` that returns after such a rollback raises this.
+    If a statement has ended the transaction, such as `executescript` on SQLite, the key is held for a person, because
+    later writes are committed. In leased mode, a `write` raises this exception.
     """
 
 
@@ -101,10 +97,7 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker runs the same operation right now. Try again later: a queue should deliver the message again.
-
-    `retry_after` is the number of seconds to wait: 1, or with `lease` what is left of the lease, 60 at most.
-    """
+    """Another worker runs the same operation right now. Try again after `retry_after` seconds, 60 at most."""
 
     retry_after: int = 1
 
@@ -112,9 +105,8 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and it is unknown what took effect. Nothing runs twice.
 
-    Either an external call has no result, and `on_abandoned="hold"` forbids to repeat the call. Or the work has ended
-    its own transaction (a raw COMMIT, DDL on MariaDB) and did not come to its end. The key waits for `reconcile` or a
-    person. Try again later.
+    An external call has no result under `on_abandoned="hold"`, or the work has ended its own transaction and then
+    failed. The key waits for `reconcile` or a person. Try again later.
     """
 
 
@@ -123,7 +115,7 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """The store did not answer in time. Try again later.
+    """The store did not answer in time: SQLite's write lock was not free, or a migration holds the key table.
 
-    SQLite's write lock was not free. Or, on PostgreSQL, a time-out ended the claim: a migration holds the key table.
+    Try again later.
     """

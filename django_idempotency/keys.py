@@ -37,7 +37,7 @@ class KeyReader:
 
     Attributes:
         read: `callable(request) -> str | None`; may raise `InvalidKey`.
-        source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
+        source: the name of the place, which ends the sentence "This operation needs …" of the error answer.
     """
 
     read: Callable[[Any], str | None]
@@ -50,8 +50,7 @@ class KeyReader:
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
     """Read a form's field, such as the one that `{% idempotency_key %}` renders.
 
-    Django parses the form before the view runs. So a view cannot set `request.upload_handlers` any more, as is true
-    behind the CSRF middleware.
+    Django parses the form before the view runs, so the view cannot set `request.upload_handlers`.
 
     Args:
         name: the name of the field.
@@ -67,8 +66,7 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
 def from_header(name: str) -> KeyReader:
     """Read another request header: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`.
 
-    The value has the syntax of `Idempotency-Key`, with or without quotes. A list is refused with 400: servers make a
-    list of a header that was sent twice, and a list would count as another key.
+    The value has the syntax of `Idempotency-Key`. A header that was sent twice is refused with 400.
 
     Args:
         name: the name of the header.

@@ -39,14 +39,13 @@ class Endpoint:
     """One unsafe method of one route.
 
     Attributes:
-        method: "POST", for example; "ANY" for an unprotected function that does not declare its methods.
+        method: such as "POST"; "ANY" for an unprotected function that does not declare its methods.
         route: as in `request.resolver_match.route`.
         name: the argument of `reverse`, or the empty string.
-        view: dotted name of the function, the class, or the class and its action.
-        options: resolved, every option has a value; None: not protected.
+        view: dotted name of the function, or of the class and its action.
+        options: every option with its value; None: not protected.
         note: why the endpoint is not protected, or a fact that the options do not show.
-        own: False for a view of Django's admin or of this package, for Django's `RedirectView`, and for a format suffix
-            (`orders.json`) of another route.
+        own: False for views of Django and of this package, and for format suffixes (`orders.json`) of another route.
     """
 
     method: str

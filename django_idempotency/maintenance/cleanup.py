@@ -33,12 +33,9 @@ class Cleanup:
 
     Attributes:
         deleted: how many keys were deleted.
-        batches: in how many transactions.
+        batches: how many transactions that took.
         complete: whether every expired key is gone, except those that another transaction held.
-        stuck: keys in progress that no worker holds. They wait for a retry; those without a lease, for a person.
-        in_doubt: failed or stuck keys with a step that may have taken effect, and keys whose work has ended its own
-            transaction. A key can be both stuck and in doubt.
-        half_done: failed or stuck keys with a finished external call. A key can be all three.
+        stuck, in_doubt, half_done: how many keys are in these states. A key can be in several.
         unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
     """
 

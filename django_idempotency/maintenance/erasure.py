@@ -113,7 +113,7 @@ def scope_of_user(user: Any) -> str:
     """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
 
     Args:
-        user: as `request.user` is.
+        user: such as `request.user`.
 
     Returns:
         The scope, for `forget` and `forget_scope`.

@@ -89,7 +89,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a step in doubt: it was started, has no result, and may have taken effect.
+    """Find failed and stuck keys with a step that was started and has no result. The step may have taken effect.
 
     Also found are keys in progress without a lease, as by `stuck`. Reads a partial index of unfinished steps. A key can
     be both stuck and in doubt.
@@ -107,7 +107,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a finished call: it took effect outside, and the operation did not end.
+    """Find failed and stuck keys with a finished call. The call took effect outside, but the operation did not end.
 
     Such a key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
 
@@ -139,7 +139,9 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find the keys that refer to an object: see `Operation.refer_to`. Reads the partial index of resources.
+    """Find the keys that refer to an object: see `Operation.refer_to`.
+
+    Reads the partial index of resources.
 
     Args:
         text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). Capitals of the type do not matter.

@@ -54,12 +54,12 @@ class Asked:
     """What came of one key, or of all keys of an operation about which nothing can be asked.
 
     Attributes:
-        reference: names the key in logs. Empty: nothing can be asked about any key of the operation.
-        operation: its operation.
-        outcome: "completed": retries get the answer. "left": it still needs attention. "failed": `reconcile` raised,
-            and the key is as it was. "passed": another worker has it, or has settled it. "would ask": a dry run.
+        reference: names the key in logs. Empty: this is about all keys of the operation.
+        operation: the name of the operation.
+        outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised), "passed" (another
+            worker was faster) or "would ask" (a dry run).
         reason: why, in words.
-        keys: how many keys it is about.
+        keys: how many keys this is about.
     """
 
     reference: str
@@ -80,7 +80,7 @@ class Recovered:
     Attributes:
         completed: how many keys were completed.
         failed: of how many keys `reconcile` raised.
-        left: how many keys need attention after the run: of those that were claimed first longer ago than `older_than`.
+        left: how many keys, claimed longer ago than `older_than`, still need attention.
         complete: whether every key was looked at; else a limit or `stop` has ended the run.
     """
 

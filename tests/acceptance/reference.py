@@ -12,7 +12,7 @@ import ast
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -103,15 +103,21 @@ def docstring(value: Any) -> str:
 
 def described(level: str, name: str, value: Any, page: str | None) -> list[str]:
     text = docstring(value)
-    if page:  # the page has what stands between the first line and the arguments
-        listed = SECTION.search(text)
-        text = f"{summary(value)} [More]({page}).\n\n{text[listed.start() :] if listed else ''}"
-    return [f"{level} `{name}{signature(name, value)}`", "", prose(text).strip(), ""]
+    if page:
+        text = f"{summary(value)} [More]({page})."
+    known = () if isinstance(value, type) else common_arguments()
+    return [f"{level} `{name}{signature(name, value)}`", "", prose(text, known).strip(), ""]
+
+
+def common_arguments() -> list[str]:
+    """The arguments that the page explains above the names, once for all functions: "* `by`, `reason`: …"."""
+    head = (DOCS / "api.md").read_text().partition("<!--")[0]
+    return [name for names in re.findall(r"(?m)^\* (`.*?): ", head) for name in re.findall(r"`(\w+)`", names)]
 
 
 def signature(name: str, value: Any) -> str:
-    """The parameters without their types. Nothing for what nobody calls."""
-    if isinstance(value, type) or not callable(value):
+    """The parameters without their types. Nothing for what no project calls, and for what a command calls."""
+    if isinstance(value, type) or not callable(value) or name in COMMANDS:
         return ""
     given = inspect.signature(value)
     parameters = [p.replace(annotation=p.empty) for p in given.parameters.values() if p.name != "self"]
@@ -123,8 +129,10 @@ SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite"
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 TOLD = {
     "operation.call": "leased.md#writing-steps",
+    "operation.derive_key": "leased.md#the-derived-key",
     "operation.fetch": "leased.md#writing-steps",
     "operation.refer_to": "leased.md#what-it-is-about",
+    "operation.results": "leased.md#let-your-code-find-out",
     "operation.status_url": "leased.md#the-status-page",
     "operation.write": "leased.md#writing-steps",
     "Fingerprint": "options.md#unstable-fields",
@@ -132,8 +140,14 @@ TOLD = {
     "get_operation": "leased.md#what-it-is-about",
     "idempotent": "views.md",
     "once": "events.md",
-    "run_once": "events.md",
     "problem_response": "events.md#webhooks",
+    "Asked": "operations.md#recovery",
+    "Cleanup": "operations.md#cleanup",
+    "Forgotten": "operations.md#forget-a-key-or-a-user",
+    "Recovered": "operations.md#recovery",
+    "Resolved": "leased.md#let-a-person-decide",
+    "Endpoint": "endpoints.md#in-ci",
+    "RunningTransaction": "monitoring.md#atomic-mode-at-work",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -152,22 +166,27 @@ TOLD = {
     "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
     "KeyCollector": "monitoring.md",
+    "install": "monitoring.md",
+    "from_form_field": "views.md#double-clicks-on-a-form",
+    "from_header": "events.md#webhooks",
+    "list_endpoints": "endpoints.md#in-ci",
     "derived_key": "leased.md#the-derived-key",
     "key_reference": "monitoring.md#logs",
-    "Endpoint": "endpoints.md",
     "idempotent_operation": "ninja.md",
     "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
     "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
 }
-"""Names that another page explains: the reference has their first line and their arguments."""
+"""Names that another page explains: the reference has their first line."""
+RAISED = {*import_module("django_idempotency.exceptions").__all__, "InvalidKey"} - {"IdempotencyConfigurationError"}
+"""Of those, the lists speak. Any function may raise the last one, and the page says so once."""
 NOTE = re.compile(r" ?See Note \[[^]]+\]\.")
 """For readers of the code."""
 SECTION = re.compile(r"(?m)^(Args|Attributes|Raises|Returns):\n((?:[ ]{4,}.*(?:\n|$))+)")
 
 
-def prose(text: str) -> str:
+def prose(text: str, known: Collection[str] = ()) -> str:
     """A docstring as Markdown. What it lists, `name: what it means`, becomes an item of a list."""
-    text = SECTION.sub(section, NOTE.sub("", text))
+    text = SECTION.sub(lambda found: section(found, known), NOTE.sub("", text))
     lines: list[str] = []
     for line in re.sub(r"\n[ ]{4,}", " ", text).splitlines():
         item = re.fullmatch(r"([a-z_*]+(?:(?:, | and )[a-z_*]+)*): (.+)", line)
@@ -177,16 +196,17 @@ def prose(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
-def section(found: re.Match[str]) -> str:
-    """A section of a docstring in Google's style."""
+def section(found: re.Match[str], known: Collection[str]) -> str:
+    """A section of a docstring in Google's style, without the arguments that are known."""
     lines = re.sub(r"\n[ ]{4,}", " ", dedent(found[2])).splitlines()
     if found[1] == "Returns":
-        return f"Returns: {' '.join(lines)}\n"
-    items = [line.partition(": ") for line in lines]
-    if found[1] == "Raises":  # another part says what each one means
-        raised = dict.fromkeys(f"`{name}`" for name, _, _ in items if name != "IdempotencyConfigurationError")
+        return ""  # the first line of a docstring says it
+    items = [(re.findall(r"\w+", names), text) for names, _, text in (line.partition(": ") for line in lines)]
+    if found[1] == "Raises":  # another part says what each one means; those of Python and Django, their own documents
+        raised = dict.fromkeys(f"`{name}`" for names, _ in items for name in names if name in RAISED)
         return f"Raises {', '.join(raised)}.\n" if raised else ""
-    return "".join("* {}: {}\n".format(re.sub(r"\w+", r"`\g<0>`", names), text) for names, _, text in items)
+    told = [(", ".join(f"`{name}`" for name in names), text) for names, text in items if not {*names} <= {*known}]
+    return "".join(f"* {names}: {text}\n" for names, text in told)
 
 
 def command(name: str) -> str:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.core import mail
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import clear_url_caches, include, path
 from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import OutcomeUnknown, idempotent
+from django_idempotency.engine.conf import get_settings
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.shopapp import models
@@ -83,6 +86,67 @@ def test_the_views_of_the_rest_framework(run: Any, serve: Any, client: Client, a
     assert client.post(double).status_code == 200
     models.Order.objects.update(reference="ben")
     assert client.post(double, **keyed).status_code == 403
+
+
+@pytest.mark.django_db
+def test_the_options_of_the_first_example(run: Any, serve: Any, client: Client) -> None:
+    """A caller who cannot be told apart is refused. What is secret is not stored, and never runs again."""
+    clear_url_caches()
+    cards = run("docs/options.md", "shop/cards.py")
+    serve(path("cards/", cards.create_card))
+
+    def send(amount: int, **headers: str) -> Any:
+        answer = client.post("/cards/", {"amount": amount}, headers={"Idempotency-Key": "one", **headers})
+        return answer.status_code, answer.json().get("code")
+
+    assert send(1) == (403, "unidentified-caller")
+    caller = {"X-Api-Key": "shop"}
+    assert [send(amount, **caller) for amount in (1, 1, 2)] == [
+        (201, None),
+        (409, "response-not-stored"),
+        (409, "already-used"),
+    ]
+
+
+@pytest.mark.django_db
+def test_the_settings_of_the_example(run: Any, serve: Any, client: Client) -> None:
+    """Quoted UUIDs only, a header of the project tells callers apart, cookies are replayed, what is large is not."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        response = HttpResponse(request.headers["X-Shop-Token"] * int(request.POST.get("times", 1)))
+        response.set_cookie("basket", "7")
+        return response
+
+    clear_url_caches()
+    serve(path("orders/", csrf_exempt(idempotent(answer))))
+    setting = run("docs/options.md", "settings.py").IDEMPOTENCY
+    key = "8c0d5f4e-2f53-4d7b-9a55-0d9b4a3f2f11"
+    with override_settings(IDEMPOTENCY=setting):
+        refused = [client.post("/orders/", headers={"Idempotency-Key": wrong}) for wrong in (key, '"one"')]
+        headers = {"Idempotency-Key": f'"{key}"'}
+        answers = [client.post("/orders/", headers={**headers, "X-Shop-Token": name}) for name in ("ann", "ann", "ben")]
+        headers = {"Idempotency-Key": f'"{key}"', "X-Shop-Token": "eve"}
+        large = [client.post("/orders/", {"times": 40_000}, headers=headers).status_code for _ in range(2)]
+        assert get_settings().runbook_url == setting["RUNBOOK_URL"]
+    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
+        (400, f"{setting['DOCS_URL']}#invalid-key")
+    ] * 2
+    assert [(a.content, a["Idempotency-Replayed"]) for a in answers] == [
+        (b"ann", "false"),
+        (b"ann", "true"),
+        (b"ben", "false"),
+    ]
+    assert [a.cookies["basket"].value for a in answers] == ["7"] * 3
+    assert large == [200, 409]
+
+
+@pytest.mark.django_db
+def test_without_the_package_no_key_is_needed(run: Any, serve: Any, client: Client) -> None:
+    """Only inside of the test that says so."""
+    clear_url_caches()
+    serve(path("cards/", run("docs/options.md", "shop/cards.py").create_card))
+    run("docs/options.md", "shop/test_without_keys.py").test_an_order_needs_no_key(client)
+    assert client.post("/cards/").status_code == 400
 
 
 @pytest.mark.django_db

@@ -68,18 +68,16 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
-    Without `lease`, `work()` runs in a transaction that also holds the key and the result. Inside a transaction of the
-    caller this is a savepoint. Work with a required parameter named `operation` gets the `Operation` there, which knows
-    its key and takes `refer_to`. With `lease`, `work(operation)` gets an `Operation` for its steps, and `run_once` must
-    not be called inside a transaction. Results are JSON, or one saved model instance. An exception of `work` rolls
-    back, frees the key (leased: fails the key, with its steps) and propagates.
+    Without `lease`, `work()` runs in a transaction (inside yours: a savepoint) that also holds the key and the result.
+    If `work` has a required parameter named `operation`, it gets the `Operation`. With `lease`, `work(operation)` runs
+    outside of any transaction. An exception of `work` rolls back, frees the key (leased: fails it) and propagates.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
-        key: 1 to 255 visible ASCII characters, such as an event's id; or an int or a UUID, for its text.
+        key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
         payload: bytes or JSON. If given, the same key with another payload raises `PayloadMismatch`.
-        options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `using`,
-            and `reconcile`: a `callable(operation)` that returns a `Result`, or None to run again.
+        options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
+            `using`.
 
     Returns:
         The result of the work, new or replayed.

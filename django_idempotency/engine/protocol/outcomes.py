@@ -25,7 +25,7 @@ Resource = tuple[str, str]
 class Snapshot:
     """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again.
 
-    Its `repr` shows no headers and no body: both may hold what only the client may see, and errors are logged.
+    Its `repr` shows no headers and no body, because logs may have it.
     """
 
     status_code: int

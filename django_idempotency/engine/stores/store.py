@@ -67,12 +67,10 @@ class RunningTransaction:
 
     Attributes:
         pid: of the server process, as `pg_terminate_backend` takes it.
-        application_name: as the connection gives it: which of your services, to tell its process from `pid`.
+        application_name: which of your services, as its connection says.
         keys: how many keys the transaction holds.
-        seconds: since the transaction began. None if the database does not tell your role: it tells the role of the
-            transaction, and members of `pg_read_all_stats`.
-        state: "active" while the server runs a statement, "idle in transaction" while the server waits for the worker.
-            None as for `seconds`.
+        seconds: since the transaction began. None if your role may not see this; members of `pg_read_all_stats` may.
+        state: "active", or "idle in transaction" while the server waits for the worker. None as for `seconds`.
     """
 
     pid: int
