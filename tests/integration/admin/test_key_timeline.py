@@ -35,7 +35,7 @@ class TestTimeline:
         """Steps in their order, the error of the call, and the derived key for the other side's books."""
         page = page_of(in_doubt, SECRETS)
         assert "external call, attempt 1" in page
-        assert "Broken: it broke, token=****" in page
+        assert "Broken: line 19 of tests.leases.breaks" in page
         derived = GATEWAY.charges[0]
         assert f"<code>{derived}</code>" in page
         assert f'data-copy="{derived}"' in page
@@ -97,7 +97,7 @@ class TestTimeline:
         page = page_of(row())
         assert "T-7 &lt;b&gt;" in page
         assert "charge (external call, attempt 1), started 2" in page
-        assert page.count("Broken: it broke, token=****") == 1
+        assert page.count("Broken: line 19 of tests.leases.breaks") == 1
         assert page.index("ada released the key for a retry") < page.index("<strong>charge</strong>")
         assert "ada released the key for a retry, 2" in page  # the last decision, above the timeline
 
