@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 import pytest
 
 from django_idempotency.engine.conf import (
-    Fingerprint,
     Idempotency,
     Keywords,
     OnceKeywords,
@@ -57,22 +56,6 @@ def test_an_impossible_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(IdempotencyConfigurationError) as caught:
         Idempotency(**{name: value})
     assert str(caught.value).startswith(f"idempotency option {name}={value!r}: ")
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"fields": v} for v in ("amount", (), ("",), ("a..b",), (".a",), ("a.",), (1,), {"a"})),
-        *({"exclude": v} for v in ("trace_id", None, ("",), (b"a",))),
-        *({"query": v} for v in (None, "a", 2)),
-    ],
-)
-def test_an_impossible_fingerprint_is_refused(given: dict[str, Any]) -> None:
-    """With the argument, the value and what to give. One name without a comma is no tuple."""
-    ((name, value),) = given.items()
-    with pytest.raises(IdempotencyConfigurationError, match=r"give a tuple of names|give True or False") as caught:
-        Fingerprint(**given)
-    assert str(caught.value).startswith(f"Fingerprint({name}={value!r}): ")
 
 
 def test_reconcile_gets_the_operation_alone() -> None:

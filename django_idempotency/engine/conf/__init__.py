@@ -2,7 +2,6 @@
 
 from .fields import SAFE_METHODS
 from .options import (
-    Fingerprint,
     Idempotency,
     Keywords,
     OnceKeywords,
@@ -13,7 +12,6 @@ from .settings import get_settings, meta_name, resolve
 
 __all__ = [
     "SAFE_METHODS",
-    "Fingerprint",
     "Idempotency",
     "Keywords",
     "OnceKeywords",

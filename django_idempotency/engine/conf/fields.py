@@ -28,7 +28,7 @@ def option(default: Any, check: Check) -> Any:
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """A field of `Settings` or `Fingerprint`. No error quotes a secret."""
+    """A field of `Settings`. No error quotes a secret."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
@@ -107,19 +107,6 @@ def duration(minimum: float) -> Check:
         return None if possible else f"give {minimum} or more seconds, and at most 100 years."
 
     return problem
-
-
-def names_in_the_body(least: int) -> Check:
-    """A check for a tuple of at least so many names of fields, which may be nested: "meta.sent_at"."""
-
-    def possible(value: Any) -> bool:
-        return (
-            isinstance(value, (tuple, list))
-            and len(value) >= least
-            and all(isinstance(name, str) and all(name.split(".")) for name in value)
-        )
-
-    return must('give a tuple of names in the body, such as ("trace_id", "meta.sent_at").', possible)
 
 
 def fernet_keys(value: Any) -> str | None:
