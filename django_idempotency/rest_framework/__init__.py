@@ -9,6 +9,6 @@ if find_spec("rest_framework") is None:
         name="rest_framework",
     )
 
-from .adapter import IdempotencyMixin
+from ..views import IdempotencyMixin
 
 __all__ = ["IdempotencyMixin"]

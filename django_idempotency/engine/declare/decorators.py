@@ -58,11 +58,11 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     layers, is_dispatch = with_verb(layers, method_name(view)), getattr(view, "__name__", "") == "dispatch"
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-        options, request = resolve(*layers), args[0] if args else None
-        if isinstance(request, HttpRequest):
-            call = ViewCall(request, unprotected, args, kwargs, options)
+        options = resolve(*layers)
+        if args and isinstance(args[0], HttpRequest):
+            call = ViewCall(args[0], unprotected, args, kwargs, options)
         else:
-            call = _view_call(unprotected, args, kwargs, options)
+            call = view_call(options, unprotected, args, kwargs)
         if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
             refuse_class(view, args)
         return call
@@ -74,7 +74,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     return protected  # type: ignore[no-any-return]
 
 
-def _view_call(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency) -> Any:
+def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
