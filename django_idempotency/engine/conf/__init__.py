@@ -3,8 +3,6 @@
 from .fields import SAFE_METHODS
 from .options import (
     Idempotency,
-    Keywords,
-    OnceKeywords,
     as_options,
     for_methods,
 )
@@ -13,8 +11,6 @@ from .settings import get_settings, meta_name, resolve
 __all__ = [
     "SAFE_METHODS",
     "Idempotency",
-    "Keywords",
-    "OnceKeywords",
     "as_options",
     "for_methods",
     "get_settings",

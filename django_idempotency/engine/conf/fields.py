@@ -136,15 +136,3 @@ def called(value: Any) -> str | None:
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
     return CALLABLE(value)
-
-
-def takes_one_argument(value: Any) -> str | None:
-    """A check for a callable that can be called with one argument: the operation."""
-    if callable(value):
-        try:
-            inspect.signature(value).bind(None)
-        except TypeError:
-            return "it is called with one argument, which has the request: write def reconcile(operation)."
-        except ValueError:
-            pass  # some callables written in C do not show their parameters
-    return CALLABLE(value)

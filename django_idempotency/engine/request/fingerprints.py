@@ -89,15 +89,14 @@ def fingerprint_of(
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest(b"custom 2", method.encode(), path.encode(), value)
+        return digest("custom 2", method, path, value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
     if isinstance(chosen, tuple):
         payload = selected(payload, chosen)
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    texts = (method, path, content_type, parameters, _ENCODER.encode(payload))
-    return digest(b"request 3", *[text.encode() for text in texts])
+    return digest("request 3", method, path, content_type, parameters, _ENCODER.encode(payload))
 
 
 @lru_cache(maxsize=16)  # nearly all requests have the same parameters
