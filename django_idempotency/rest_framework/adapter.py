@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 
 from django.db import transaction
 from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework import authentication
-from rest_framework.exceptions import ParseError, UnsupportedMediaType
-from rest_framework.parsers import JSONParser
+from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
@@ -105,7 +104,7 @@ class RestFrameworkViewCall(ViewCall):
             response = self.ready(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
-            response.data = self._data_of(response)  # tests and middleware read the data of the framework's responses
+            response.data = _data_of(response)  # tests and middleware read the data of the framework's responses
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
@@ -113,16 +112,14 @@ class RestFrameworkViewCall(ViewCall):
         self.first_hand = self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
         return self.first_hand
 
-    def _data_of(self, response: Any) -> Any:
-        """The data of a stored response or a problem, as the view's own JSON parser reads it. None: it is not JSON."""
-        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if response.streaming or not JSON.fullmatch(media_type):
-            return None
-        parsers = [parser for parser in self.asked_with.parsers or () if parser.media_type == "application/json"]
-        try:
-            return (parsers or [JSONParser()])[0].parse(BytesIO(response.content), media_type, {"encoding": "utf-8"})
-        except (ParseError, RecursionError):
-            return None
+
+def _data_of(response: Any) -> Any:
+    """The data of a stored response or a problem. None: it is not JSON."""
+    is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
+    try:
+        return json.loads(response.content) if is_json else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _raise(error: Exception) -> Any:
