@@ -9,7 +9,7 @@ from . import exceptions
 from .exceptions import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from .engine.conf import Fingerprint, Idempotency
+    from .engine.conf import Idempotency
     from .engine.declare.decorators import idempotent, once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
 
 __all__ = [
-    "Fingerprint",
     "Idempotency",
     "IdempotentHttpRequest",
     "Operation",
@@ -32,7 +31,7 @@ __all__ = [
 __all__ += exceptions.__all__
 
 _HOMES = {
-    ".engine.conf": ("Fingerprint", "Idempotency"),
+    ".engine.conf": ("Idempotency",),
     ".engine.declare.decorators": ("idempotent", "once"),
     ".engine.execution.once": ("Result", "arun_once", "run_once"),
     ".engine.execution.operation": ("Operation",),

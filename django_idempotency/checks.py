@@ -183,4 +183,4 @@ def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
 
 def _callbacks() -> Iterator[Any]:
     if getattr(django_settings, "ROOT_URLCONF", None):
-        yield from (callback for _, _, callback in routes(get_resolver()))
+        yield from (callback for _, callback in routes(get_resolver()))

@@ -16,7 +16,7 @@ from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
-from .texts import as_utf8, encodable, readable_json
+from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
 """Nothing that a browser runs: the answer goes out in the name of the site."""
@@ -157,7 +157,7 @@ class RecordForm(DecisionForm):
 
     @property
     def preview(self) -> str:
-        return readable_json(as_utf8(json.dumps(self.cleaned_data["result"], ensure_ascii=False)))
+        return cut(as_utf8(json.dumps(self.cleaned_data["result"], ensure_ascii=False)))
 
     def decision(self) -> Decide:
         step = self.cleaned_data["step"]

@@ -1,14 +1,11 @@
-"""Times, operations, long texts, JSON and what is encrypted at rest, as a person reads them on the pages of the admin.
+"""Times, operations, long texts and what is encrypted at rest, as a person reads them on the pages of the admin.
 
 The templates escape each text. None of these functions asks a database.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
 
 from django.contrib.admindocs.views import simplify_regex
 from django.utils.html import format_html
@@ -27,9 +24,7 @@ KEY_LENGTH = 12
 """Characters of a key in the list: enough to tell keys apart by eye."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""The longest text on a page: bytes of the stored body, and characters after indentation."""
-INDENTED_LEVELS = 20
-"""Deeper JSON is shown as it is stored: indentation would make megabytes of a few kilobytes of brackets."""
+"""The longest text on a page, in bytes."""
 ENCRYPTED = gettext_lazy("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
 """The shape of each state beside its word: the colour says nothing that they do not say. The style sheet has a class
@@ -90,42 +85,18 @@ def readable_response(row: IdempotencyKey) -> str:
 
 
 def readable_body(body: bytes) -> str:
-    """Return a body: JSON indented, text as it is, bytes as their number."""
+    """Return a body: text as it is stored, other bytes as their number."""
     try:
         body.decode()
     except UnicodeDecodeError:
         return _("%(size)d bytes that are no text in UTF-8") % {"size": len(body)}
-    return readable_json(body)
+    return cut(body)
 
 
-def readable_json(body: bytes) -> str:
-    """Return JSON indented. Anything else, and what indentation would change or make too long, is as it is stored."""
-    text = body[:SHOWN].decode(errors="replace")
-    shown = _indented(text) if len(body) <= SHOWN else text
-    if len(body) > SHOWN or len(shown) > SHOWN:
-        shown = shown[:SHOWN] + "\n" + _("… (%(size)d bytes in all)") % {"size": len(body)}
-    return encodable(shown)
-
-
-def _indented(text: str) -> str:
-    try:
-        value = json.loads(text)
-        if _levels(value) > INDENTED_LEVELS:
-            return text
-        indented = json.dumps(value, indent=2, ensure_ascii=False)
-        return indented if _exactly(indented) == _exactly(text) else text
-    except (ValueError, RecursionError):
-        return text
-
-
-def _levels(value: Any) -> int:
-    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_levels, inner), default=0)
-
-
-def _exactly(text: str) -> Any:
-    """Parse with numbers as they are written and every name: 1.10 is not 1.1, and equal names all count."""
-    return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=tuple)
+def cut(text: bytes) -> str:
+    """Return the beginning of a text. JSON is not indented: that could change a number, or lose a name."""
+    more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
+    return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:

@@ -22,7 +22,7 @@ from ..maintenance.decisions import Decision, decisions_of
 from ..maintenance.facts import Facts
 from ..models import IdempotencyKey, IdempotencyStep
 from .links import Shown
-from .texts import ENCRYPTED, as_utf8, badge, encodable, moment, readable_error, readable_json
+from .texts import ENCRYPTED, as_utf8, badge, cut, encodable, moment, readable_error
 
 Kind = IdempotencyStep.Kind
 
@@ -111,7 +111,7 @@ def pasteable(kept: str | None) -> SafeString | str:
         text = as_utf8(value_text(kept))
     except ValueError:
         return _("This result cannot be read.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_json(text))
+    return format_html('<pre class="idempotency-body">{}</pre>', cut(text))
 
 
 def value_text(kept: str) -> str:

@@ -44,16 +44,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
     Unprotected endpoints that are allowed are left out.
     """
-    conf = get_settings()
-    introduction = [
-        "# Idempotency keys",
-        f"Make up a key for each operation, send it in the request header `{conf.header}`, and send the same key with "
-        "every retry of that operation, which must be the same request.",
-        f"`{conf.replayed_header}` in an answer says whether it is the kept answer of an earlier request (`true`) or "
-        "first-hand (`false`). Without that header no key was honoured.",
-        *([f"See also: <{conf.docs_url}>"] if conf.docs_url else []),
-    ]
-    parts = ["\n\n".join(introduction) + "\n"]
+    parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
     left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
     if left:

@@ -41,7 +41,6 @@ class Endpoint:
     Attributes:
         method: such as "POST"; "ANY" for an unprotected function that does not declare its methods.
         route: as in `request.resolver_match.route`.
-        name: the argument of `reverse`, or the empty string.
         view: dotted name of the function, or of the class and its action.
         options: every option with its value; None: not protected.
         note: why the endpoint is not protected, or a fact that the options do not show.
@@ -50,7 +49,6 @@ class Endpoint:
 
     method: str
     route: str
-    name: str
     view: str
     options: Idempotency | None = None
     note: str = ""
@@ -79,34 +77,32 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
     """
     found = list(routes(get_resolver(urlconf)))
-    plain = {id(callback) for route, _, callback in found if not SUFFIX.search(route)}
+    plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
     return [
         Endpoint(
             method=method,
             route=route,
-            name=name,
             view=answers.view,
             options=(options := answers.options_for(method)),
             note=_note(answers, options),
             own=not (SUFFIX.search(route) and id(callback) in plain) and not answers.view.startswith(SHIPPED),
         )
-        for route, name, callback in found
+        for route, callback in found
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
 
 
-def routes(resolver: URLResolver, prefix: str = "", namespaces: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
-    """Route, name and callback of each URL, in the order of the URLconf, as a resolver match has them."""
+def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Route and callback of each URL, in the order of the URLconf, as a resolver match has them."""
     for pattern in resolver.url_patterns:
         # Joined as Django does for resolver_match.route.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
-            inner = (*namespaces, pattern.namespace) if pattern.namespace else namespaces
-            yield from routes(pattern, route, inner)
+            yield from routes(pattern, route)
         else:
-            yield route, ":".join((*namespaces, pattern.name)) if pattern.name else "", pattern.callback
+            yield route, pattern.callback
 
 
 class Answers(NamedTuple):

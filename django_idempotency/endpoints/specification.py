@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils.translation import override
 
-from ..engine.conf import Fingerprint, Idempotency, get_settings
+from ..engine.conf import Idempotency, get_settings
 from ..engine.declare.wrappers import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.outcomes import Snapshot
@@ -83,12 +83,8 @@ def comparison(options: Idempotency) -> str:
         return "not at all"
     if callable(chosen):
         return f"method, path, query string and what {dotted_name(chosen)} returns"
-    if not isinstance(chosen, Fingerprint):
-        chosen = Fingerprint(fields=chosen if isinstance(chosen, tuple) else None)
-    address = "method, path, query string" if chosen.query else "method, path"
-    body = _BODY if chosen.fields is None else f"the body fields {', '.join(chosen.fields)}"
-    left_out = f", without {', '.join(chosen.exclude)}" if chosen.exclude else ""
-    return f"{address}, content type and {body}{left_out}"
+    body = f"the body fields {', '.join(chosen)}" if isinstance(chosen, tuple) else _BODY
+    return f"method, path, query string, content type and {body}"
 
 
 def documented_responses(options: Idempotency) -> list[Problem]:

@@ -247,4 +247,4 @@ def _last_error(row: IdempotencyKey) -> str:
     try:
         return unseal(row, "last_error", row.last_error) or LEFT
     except NotDecryptable as error:
-        return describe(error)
+        return str(error)

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
 
 from ..engine.conf import get_settings
-from ..engine.protocol.error_text import describe, without_controls
+from ..engine.protocol.error_text import without_controls
 from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
 
@@ -32,8 +32,8 @@ class IdempotencyCommand(BaseCommand):
         """An error of the options or of the database is told without a traceback."""
         try:
             return super().execute(*args, **options)
-        except DatabaseError as error:  # without what the database quotes of a row
-            raise CommandError(describe(error)) from error
+        except DatabaseError as error:  # the lines after the first one may quote a row
+            raise CommandError(without_controls(str(error).partition("\n")[0])) from error
         except (IdempotencyError, ImportError, ValueError) as error:
             raise CommandError(str(error)) from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import getclosurevars, isfunction
-from typing import Any, NoReturn, TypeVar, Unpack, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -20,7 +20,7 @@ from ninja.decorators import decorate_view
 from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
-from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
+from ..engine.conf import SAFE_METHODS, Idempotency, for_methods
 from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
@@ -45,7 +45,7 @@ def idempotent_operation(view: F, /) -> F: ...
 
 
 @overload
-def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
+def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
@@ -54,9 +54,8 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     Opens the transaction that the operation runs in. Inside an outer `atomic()`, such as that of ATOMIC_REQUESTS, it is
     a savepoint. An exception rolls it back, and the answer of the API's exception handlers is kept if it is final.
 
-    Use it bare, with options as keyword arguments, or with an `Idempotency`. Below the route decorator it protects the
-    methods of that route. In `add_decorator(…, mode="view")` of an API or a router it protects POST and PATCH, and the
-    options nearest to the operation win. Authentication, throttling and parsing come first, for a replay too.
+    Use it bare, with options as keyword arguments, or with an `Idempotency`, below the route decorator. It protects the
+    methods of that route. Authentication, throttling and parsing come first, for a replay too.
 
     Raises:
         IdempotencyConfigurationError: where it could not protect the operation. Raised when the operation is decorated
@@ -67,21 +66,12 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    run = next((level for level in unwrapped(view) if isinstance(getattr(level, "__self__", None), Operation)), None)
-    return _protected(view, layer) if run is None else _around(view, run.__self__, layer)
-
-
-def _protected(view: Any, own: Idempotency | None = None) -> Any:
-    """The protected form of a function. See Note [Around the operation and around its function].
-
-    Args:
-        own: its options, if the decorator stands on the function itself.
-    """
+    """The protected form of a function. See Note [Around the operation and around its function]."""
     refuse_view(view)
-    if own is not None and hasattr(view, "_ninja_operation"):
+    if hasattr(view, "_ninja_operation"):
         _refuse(
-            f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in "
-            f'add_decorator(…, mode="operation"), which is the default. Use mode="view".{WAY_OUT}'
+            f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in add_decorator."
+            f"{WAY_OUT}"
         )
 
     def view_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
@@ -101,27 +91,21 @@ def _protected(view: Any, own: Idempotency | None = None) -> Any:
     protected: Any = wraps(view)(protected_form(view, view_call))
     # Annotations that are strings are resolved in the module of the function, not in ours.
     protected.__signature__ = get_typed_signature(view)
-    declare(protected, Declaration(() if own is None else (own,)))
-    if own is not None:
-        others = getattr(view, "_ninja_contribute_to_operation", ())
-        # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
-        protected._ninja_contribute_to_operation = []
-        decorate_view(lambda run: _around(run, run.__self__))(protected)
-        protected._ninja_contribute_to_operation += others
+    declare(protected, Declaration((layer,)))
+    others = getattr(view, "_ninja_contribute_to_operation", ())
+    # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
+    protected._ninja_contribute_to_operation = []
+    decorate_view(partial(_around, layer))(protected)
+    protected._ninja_contribute_to_operation += others
     return protected
 
 
-def _around(run: Any, operation: Operation, inherited: Idempotency | None = None) -> Any:
-    """Around the whole operation, once for each mount of its router.
-
-    Args:
-        inherited: the options of its API or router; None: those of its function.
-    """
+def _around(layer: Idempotency, run: Any) -> Any:
+    """Around the whole operation, once for each mount of its router."""
+    operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
     if not methods:
-        if inherited is not None:
-            return run
         _refuse(
             f"{name} answers {', '.join(operation.methods)}, which must not change anything: nothing to protect. "
             "Remove idempotent_operation."
@@ -131,20 +115,7 @@ def _around(run: Any, operation: Operation, inherited: Idempotency | None = None
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    of_function: Any = getattr(operation.view_func, MARK, None)
-    if inherited is None:
-        # The decorator on a PUT route protects PUT.
-        layers = (*of_function.layers, for_methods(*methods))
-    elif getattr(operation, "api", operation) is None:  # no API has it yet. Django Ninja 1.5 tells later which one has
-        _refuse(f"idempotent_operation stands in decorate_view, above Django Ninja's authentication.{WAY_OUT}")
-    else:
-        if of_function is None or of_function.target is not operation.view_func:
-            operation.view_func = _protected(operation.view_func)
-        # Django Ninja begins with the decorators of the API, whose options are the farthest.
-        known: tuple[Idempotency, ...] = getattr(getattr(operation, MARK, None), "layers", ())
-        own = 2 if of_function is not None and of_function.layers else 0
-        layers = (*known[:own], inherited, *known[own:])
-    declare(operation, Declaration(layers))
+    declare(operation, Declaration((layer, for_methods(*methods))))  # the decorator on a PUT route protects PUT
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})

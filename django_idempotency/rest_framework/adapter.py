@@ -1,37 +1,31 @@
-"""The mixin for views and viewsets of the REST framework, and one request to one protected handler."""
+"""One request to one protected handler of the REST framework."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
-from functools import partial
-from io import BytesIO
 from typing import Any
 
 from django.db import transaction
 from django.http import UnreadablePostError
 from django.http.response import HttpResponseBase
-from django.views import View
 from rest_framework import authentication
-from rest_framework.exceptions import ParseError, UnsupportedMediaType
-from rest_framework.parsers import JSONParser
+from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
-from ..engine.conf import SAFE_METHODS, Idempotency
-from ..engine.declare.class_options import DeclaredOptions
+from ..engine.conf import Idempotency
 from ..engine.declare.registry import Declaration
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.callers import auth_scope, is_authenticated
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable
-from ..engine.request.pipeline import as_django_would, handle
 from ..engine.request.view_call import ViewCall
 from ..engine.stores import alias_of
-from ..exceptions import IdempotencyConfigurationError
 
 
 class RestFrameworkViewCall(ViewCall):
@@ -110,7 +104,7 @@ class RestFrameworkViewCall(ViewCall):
             response = self.ready(response)  # the project's ERROR_RESPONSE
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
-            response.data = self._data_of(response)  # tests and middleware read the data of the framework's responses
+            response.data = _data_of(response)  # tests and middleware read the data of the framework's responses
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
@@ -118,75 +112,14 @@ class RestFrameworkViewCall(ViewCall):
         self.first_hand = self.render(view.finalize_response(self.asked_with, response, *view.args, **view.kwargs))
         return self.first_hand
 
-    def _data_of(self, response: Any) -> Any:
-        """The data of a stored response or a problem, as the view's own JSON parser reads it. None: it is not JSON."""
-        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if response.streaming or not JSON.fullmatch(media_type):
-            return None
-        parsers = [parser for parser in self.asked_with.parsers or () if parser.media_type == "application/json"]
-        try:
-            return (parsers or [JSONParser()])[0].parse(BytesIO(response.content), media_type, {"encoding": "utf-8"})
-        except (ParseError, RecursionError):
-            return None
 
-
-class IdempotencyMixin(DeclaredOptions):
-    """Run the POST and PATCH handlers of a view or viewset once for each idempotency key.
-
-    Handlers run in a transaction that the mixin opens.
-
-    The mixin stands before the framework's classes: `class OrderViewSet(IdempotencyMixin, ModelViewSet)`.
-    Authentication, permissions, throttles and content negotiation come first, for a replay too.
-
-    Args:
-        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None:
-            not protected. Other options fall through to the base classes, the settings and the defaults.
-        idempotency_actions: the same by the name of a handler, such as a standard action of a viewset.
-
-    Raises:
-        IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
-            is made.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        mro = cls.__mro__
-        if View in mro and APIView not in mro:
-            raise IdempotencyConfigurationError(
-                f"{cls.__name__} is not a view of the REST framework. "
-                "Its mixin is django_idempotency.views.IdempotencyMixin."
-            )
-        if APIView in mro and mro.index(APIView) < mro.index(IdempotencyMixin):
-            raise IdempotencyConfigurationError(
-                f"IdempotencyMixin must stand before the framework's classes:\n\n"
-                f"    class {cls.__name__}(IdempotencyMixin, …, APIView): ..."
-            )
-
-    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        parent: Any = super()
-        verb = request.method.lower()
-        handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
-        if verb.upper() in SAFE_METHODS or handler is None:
-            with as_django_would(request):
-                return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
-        # Set on the instance, which lives for one request. The framework calls it after initial().
-        setattr(self, verb, partial(self._protected, handler))
-        return parent.dispatch(request, *args, **kwargs)  # type: ignore[no-any-return]
-
-    def _protected(
-        self, handler: Callable[..., HttpResponseBase], request: Request, *args: Any, **kwargs: Any
-    ) -> HttpResponseBase:
-        options = self.options_for(handler, str(request.method).upper())
-        if options is None:
-            with as_django_would(request._request):
-                return handler(request, *args, **kwargs)
-        return handle(
-            RestFrameworkViewCall(request._request, handler, (request, *args), kwargs, options, asked_with=request)
-        )
-
-
-# drf-spectacular would make the docstring the description of each operation of the project.
-IdempotencyMixin.__doc__ = None
+def _data_of(response: Any) -> Any:
+    """The data of a stored response or a problem. None: it is not JSON."""
+    is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
+    try:
+        return json.loads(response.content) if is_json else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _raise(error: Exception) -> Any:

@@ -135,7 +135,6 @@ TOLD = {
     "operation.results": "leased.md#let-your-code-find-out",
     "operation.status_url": "leased.md#the-status-page",
     "operation.write": "leased.md#writing-steps",
-    "Fingerprint": "options.md#unstable-fields",
     "arun_once": "events.md",
     "get_operation": "leased.md#what-it-is-about",
     "idempotent": "views.md",

@@ -126,7 +126,7 @@ def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
     """By a coroutine function, too."""
     with pytest.raises(ValueError, match="the gateway hung up"):
         send(key, "/reconciled")
-    assert IdempotencyStep.objects.get().error == "ValueError: the gateway hung up"
+    assert IdempotencyStep.objects.get().error == f"ValueError: line 75 of {__name__}.fail"
     assert send(key, "/reconciled").content == b"charged: ('charge',)"
 
 
@@ -159,7 +159,8 @@ def cancel_in_the_call(key: str, path: str = "/pay", *, twice: bool) -> None:
 
     async_to_sync(run)()
     row = IdempotencyKey.objects.get()
-    assert (row.status, row.locked_until, row.last_error) == ("failed", None, "asyncio.exceptions.CancelledError")
+    assert (row.status, row.locked_until) == ("failed", None)
+    assert str(row.last_error).startswith("asyncio.exceptions.CancelledError: line ")
 
 
 def test_a_cancelled_request_finishes_its_call(key: str) -> None:

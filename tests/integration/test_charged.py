@@ -76,7 +76,7 @@ class TestAWriteThatRaised:
         assert_not_kept(post())
         assert row().last_error == (
             "A write raised after a call was made, and the work answered all the same: "
-            "tests.leases.Broken: it broke, token=****"
+            "tests.leases.Broken: line 19 of tests.leases.breaks"
         )
         HOOKS["view"] = lambda request: [charge(request.idempotency), order(request.idempotency)]
         assert post().headers["Idempotency-Replayed"] == "false"

@@ -31,7 +31,7 @@ class TestFailure:
         with pytest.raises(Broken):
             post("/pay")
         assert (row().status, row().locked_until, row().attempt) == ("failed", None, 1)
-        assert row().last_error == "tests.leases.Broken: it broke, token=****"
+        assert row().last_error == "tests.leases.Broken: line 19 of tests.leases.breaks"
         HOOKS.clear()
         retry = post("/pay")
         assert (retry.status_code, retry.json()["attempt"]) == (201, 2)
@@ -80,7 +80,7 @@ class TestDoubt:
         assert (step.name, step.finished_at, step.error) == (
             "charge",
             None,
-            "tests.leases.Broken: it broke, token=****",
+            "tests.leases.Broken: line 19 of tests.leases.breaks",
         )
         began = step.started_at
         GATEWAY.after = lambda: None
@@ -91,7 +91,7 @@ class TestDoubt:
         assert step.started_at == began
         assert (step.attempt, step.error, step.finished_at is None) == (
             2,
-            "tests.leases.Broken: it broke, token=****",
+            "tests.leases.Broken: line 19 of tests.leases.breaks",
             False,
         )
 

@@ -120,7 +120,7 @@ class TestWhatReconcileDoes:
         result, (asked,) = recover()
         assert result == Recovered(completed=0, failed=1, left=1, complete=True)
         assert asked.outcome == "failed"
-        assert asked.reason == "reconcile raised tests.leases.Broken: it broke, token=****"
+        assert asked.reason == "reconcile raised tests.leases.Broken: line 19 of tests.leases.breaks"
         assert (row().status, in_doubt().count()) == ("failed", 1)
         assert "reconcile raised" in caplog.text
         HOOKS["reconcile"] = lambda operation: HttpResponse("settled")

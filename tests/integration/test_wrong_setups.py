@@ -126,21 +126,11 @@ def test_an_app_that_is_not_installed() -> None:
         loader.exec_module(module)
 
 
-@pytest.mark.parametrize(
-    ("needed", "file", "install"),
-    [
-        ("rest_framework", "rest_framework/__init__.py", "djangorestframework"),
-        ("ninja", "ninja/__init__.py", "django-ninja"),
-        ("prometheus_client", "metrics.py", "prometheus-client"),
-    ],
-)
-def test_a_framework_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, needed: str, file: str, install: str
-) -> None:
-    """The adapter says what it needs. A project may still ask with `except ImportError`."""
-    monkeypatch.setitem(sys.modules, needed, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"is not installed\. Run: pip install {install}$"):
-        runpy.run_path(str(PACKAGE / file))
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module says what it needs. A project may still ask with `except ImportError`."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ModuleNotFoundError, match=r"is not installed\. Run: pip install prometheus-client$"):
+        runpy.run_path(str(PACKAGE / "metrics.py"))
 
 
 @pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")

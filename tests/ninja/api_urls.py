@@ -11,11 +11,10 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import IntegrityError
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
-from ninja import File, Form, NinjaAPI, Router, Schema, UploadedFile
+from ninja import File, Form, NinjaAPI, Schema, UploadedFile
 from ninja.errors import HttpError, ValidationError
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
-from django_idempotency import Idempotency
 from django_idempotency.ninja import idempotent_operation
 from tests.shopapp.models import Ledger, Order
 
@@ -183,23 +182,4 @@ api.post("/text", auth=[django_auth, Token()], operation_id="text")(idempotent_o
 api.post("/two", auth=[django_auth, Token(), Key()], operation_id="two")(idempotent_operation(maker()))
 
 
-# Routers: their options and the API's.
-
-
-def routed() -> Router:
-    router = Router()
-    router.post("/inherits", operation_id="inherits")(maker())
-    router.post("/own", operation_id="own")(idempotent_operation(store_body=False)(maker()))
-    router.put("/put", operation_id="put_make")(maker())
-    router.get("/get", operation_id="get_make")(maker())
-    router.add_decorator(idempotent_operation(ttl=60), mode="view")
-    return router
-
-
-decorated = NinjaAPI(urls_namespace="decorated", docs_url=None, openapi_url=None)
-decorated.add_decorator(idempotent_operation(Idempotency(ttl=30, wait=1)), mode="view")
-decorated.add_router("/router", routed())
-decorated.post("/api", operation_id="api")(maker())
-
-
-urlpatterns = [path("", api.urls), path("decorated/", decorated.urls)]
+urlpatterns = [path("", api.urls)]

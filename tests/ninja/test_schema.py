@@ -11,7 +11,6 @@ pytest.importorskip("ninja")
 
 import ninja
 
-from django_idempotency import Idempotency
 from django_idempotency.ninja import idempotent_operation
 from django_idempotency.ninja.schema import NinjaAPI
 
@@ -69,23 +68,6 @@ def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
     assert "(in-progress)" in conflict["description"]
     assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): ")
     assert list(schema(api)["components"]["schemas"]) == ["IdempotencyProblem"]
-
-
-def test_options_of_router_and_api_are_known(api: Any) -> None:
-    """A router's are given after its operations. The nearest wins."""
-    api.add_decorator(idempotent_operation(Idempotency(in_progress_status=429)), mode="view")
-    router = ninja.Router()
-    router.post("/own", operation_id="own")(idempotent_operation(mismatch_status=409)(make()))
-    router.post("/inherits", operation_id="inherits")(make())
-    router.put("/put", operation_id="put")(make())
-    router.add_decorator(idempotent_operation(required=False), mode="view")
-    api.add_router("/r", router)
-    assert api.urls  # Django Ninja before 1.6 applies the decorators here
-    own, inherits = operation(api, "/api/r/own"), operation(api, "/api/r/inherits")
-    assert headers(own) == headers(inherits) == [(HEADER, False)]
-    assert list(own["responses"]) == ["200", "400", "409", "429", "503"]
-    assert list(inherits["responses"]) == ["200", "400", "409", "422", "429", "503"]
-    assert headers(operation(api, "/api/r/put", "put")) == []
 
 
 def test_methods_of_an_operation_are_told_apart(api: Any) -> None:

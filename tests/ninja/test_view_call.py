@@ -196,21 +196,3 @@ class TestTwoAuthenticators:
         client.force_login(UserFactory())
         answers.append(client.post("/text", headers={"Idempotency-Key": key}))
         assert [replayed(answer) for answer in answers] == ["false", "true", "false"]
-
-
-@pytest.mark.parametrize(
-    ("path", "second", "ttl"), [("api", 200, 30), ("router/inherits", 200, 60), ("router/own", 409, 60)]
-)
-def test_the_nearest_options_count(post: Post, path: str, second: int, ttl: int) -> None:
-    """Of the operation (`store_body`), then of the router, then of the API."""
-    assert [post(f"/decorated/{path}").status_code for _ in range(2)] == [200, second]
-    row = IdempotencyKey.objects.get()
-    assert round((row.expires_at - row.created_at).total_seconds()) == ttl
-
-
-def test_put_and_get_pass(client: Client, key: str) -> None:
-    """Below a decorator of a router."""
-    headers = {"Idempotency-Key": key}
-    assert replayed(client.put("/decorated/router/put", headers=headers)) is None
-    assert replayed(client.get("/decorated/router/get", headers=headers)) is None
-    assert Order.objects.count() == 2

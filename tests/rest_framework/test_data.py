@@ -49,7 +49,7 @@ urlpatterns = [path("orders", Orders.as_view())]
 
 @pytest.mark.parametrize("address", ["/orders", "/orders?as=nothing"])
 def test_a_replay_has_the_data_of_the_first_answer(post: Post, address: str) -> None:
-    """Read back by the view's own parser. The bytes are those that were sent."""
+    """Read back as JSON. The bytes are those that were sent."""
     first, again = (post(address, {"amount": 1}) for _ in range(2))
     assert (replayed(again), again.content) == ("true", first.content)
     assert again.data == first.data

@@ -143,7 +143,7 @@ def test_an_exception_out_of_a_call_is_no_answer(post: Any) -> None:
     """Whatever its status: it is not known whether the card was charged, so the key fails with the call in doubt."""
     assert post("/pay", {"charge": "raises"}).status_code == 402
     row = IdempotencyKey.objects.get()
-    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: The card was declined.")
+    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: line 61 of {__name__}.Pay.charge")
     assert IdempotencyStep.objects.get().finished_at is None
     assert post("/pay", {"charge": "raises"}).status_code == 402
     assert (len(CALLS), len(set(CALLS))) == (2, 1)

@@ -17,7 +17,6 @@ from django.utils import timezone
 
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.protocol.error_text import describe
 from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from django_idempotency.engine.request.problems import Refused
@@ -163,17 +162,6 @@ def test_the_largest_header_is_read_in_one_pass(field: str) -> None:
     """64 KB that look like a key for as long as they can: no pattern goes back over them again and again."""
     with pytest.raises(InvalidKey):
         parse_header(field)
-
-
-HARD = ["key (a)=(", "cookie:", 'password="', "token-", "secret\\", "eyJa.", "DE89 ", "DETAIL:\n", "duplicate entry '"]
-
-
-@pytest.mark.parametrize(
-    "piece", ["authorization", "token=", "a:b@", "://a:", "1-", "Basic ", "sk_live_", "\n ", *HARD]
-)
-def test_a_megabyte_of_message_is_described_at_once(piece: str) -> None:
-    """What a client may have put into an exception's message is cut before it is searched for secrets."""
-    assert len(describe(ValueError(piece * (MB // len(piece))))) <= 500
 
 
 @pytest.mark.parametrize("path", ["body", "form", "loads"])

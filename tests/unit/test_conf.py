@@ -6,21 +6,17 @@ import pickle
 import sys
 from copy import deepcopy
 from datetime import timedelta
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 from django_idempotency.engine.conf import (
-    Fingerprint,
     Idempotency,
-    Keywords,
-    OnceKeywords,
     as_options,
     get_settings,
     resolve,
 )
 from django_idempotency.engine.conf.options import is_final
-from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.at_rest import OLD
 
@@ -59,30 +55,6 @@ def test_an_impossible_value_is_named(name: str, value: Any) -> None:
     assert str(caught.value).startswith(f"idempotency option {name}={value!r}: ")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"fields": v} for v in ("amount", (), ("",), ("a..b",), (".a",), ("a.",), (1,), {"a"})),
-        *({"exclude": v} for v in ("trace_id", None, ("",), (b"a",))),
-        *({"query": v} for v in (None, "a", 2)),
-    ],
-)
-def test_an_impossible_fingerprint_is_refused(given: dict[str, Any]) -> None:
-    """With the argument, the value and what to give. One name without a comma is no tuple."""
-    ((name, value),) = given.items()
-    with pytest.raises(IdempotencyConfigurationError, match=r"give a tuple of names|give True or False") as caught:
-        Fingerprint(**given)
-    assert str(caught.value).startswith(f"Fingerprint({name}={value!r}): ")
-
-
-def test_reconcile_gets_the_operation_alone() -> None:
-    """A callable that wants the request as well is refused where it is declared."""
-    with pytest.raises(IdempotencyConfigurationError, match=r"write def reconcile\(operation\)"):
-        Idempotency(reconcile=lambda request, operation: None)  # type: ignore[arg-type, misc]
-    assert Idempotency(reconcile=lambda operation: None).given().keys() == {"reconcile"}
-    assert Idempotency(reconcile=max).reconcile is max  # it shows no signature
-
-
 def test_an_unknown_option_gets_a_suggestion() -> None:
     """A typo is the usual reason."""
     with pytest.raises(IdempotencyConfigurationError, match=r"unknown idempotency option 'tll'\. Did you mean 'ttl'\?"):
@@ -110,12 +82,6 @@ def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
     """Not only when a view resolves its options."""
     with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
         Idempotency(lease=60, ttl=30)
-
-
-def test_type_checkers_know_the_same_options() -> None:
-    """As keyword arguments, by name and type; `once` takes those that need no request."""
-    assert get_type_hints(Keywords) == get_type_hints(Idempotency)
-    assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
 
 
 # --- all layers

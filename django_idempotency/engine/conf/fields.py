@@ -28,7 +28,7 @@ def option(default: Any, check: Check) -> Any:
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """A field of `Settings` or `Fingerprint`. No error quotes a secret."""
+    """A field of `Settings`. No error quotes a secret."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
@@ -109,19 +109,6 @@ def duration(minimum: float) -> Check:
     return problem
 
 
-def names_in_the_body(least: int) -> Check:
-    """A check for a tuple of at least so many names of fields, which may be nested: "meta.sent_at"."""
-
-    def possible(value: Any) -> bool:
-        return (
-            isinstance(value, (tuple, list))
-            and len(value) >= least
-            and all(isinstance(name, str) and all(name.split(".")) for name in value)
-        )
-
-    return must('give a tuple of names in the body, such as ("trace_id", "meta.sent_at").', possible)
-
-
 def fernet_keys(value: Any) -> str | None:
     """A check for keys of `cryptography.fernet`. Imports `cryptography` if there is a key."""
     if not isinstance(value, tuple) or not value:
@@ -148,16 +135,4 @@ def called(value: Any) -> str | None:
     """A check for a callable that is not awaited. The coroutine of an `async def` function would count as true."""
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
-    return CALLABLE(value)
-
-
-def takes_one_argument(value: Any) -> str | None:
-    """A check for a callable that can be called with one argument: the operation."""
-    if callable(value):
-        try:
-            inspect.signature(value).bind(None)
-        except TypeError:
-            return "it is called with one argument, which has the request: write def reconcile(operation)."
-        except ValueError:
-            pass  # some callables written in C do not show their parameters
     return CALLABLE(value)

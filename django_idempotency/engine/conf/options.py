@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
-from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of, setting
+from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
 NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
 """Client errors that mean "not now" or "not you": the same request may succeed later."""
@@ -21,37 +21,11 @@ def is_final(response: Any) -> bool:
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fingerprint:
-    """Choose what is compared with the first request, for the option `fingerprint`.
-
-    Method, path, content type and the rest of the body count as with `fingerprint="request"`.
-
-    Args:
-        fields: the names in the body that count. Default: all. If the body has none of them, all of it counts.
-        exclude: the names in the body that do not count, such as a time stamp that each retry renews.
-        query: False leaves the query string out.
-
-    Raises:
-        IdempotencyConfigurationError: for impossible names.
-    """
-
-    fields: tuple[str, ...] | list[str] | None = setting(None, check.or_none(check.names_in_the_body(1)))
-    exclude: tuple[str, ...] | list[str] = setting((), check.names_in_the_body(0))
-    query: bool = setting(True, check.YES_OR_NO)
-
-    def __post_init__(self) -> None:
-        for name, declaration in declared(Fingerprint).items():
-            value = getattr(self, name)
-            refuse_impossible(f"Fingerprint({name}={value!r})", declaration, value)
-
-
 COMPARED = check.must(
-    'give a Fingerprint, a callable(request) -> bytes, a tuple of body field names, "request" or None.',
+    'give a callable(request) -> bytes, a tuple of body field names, "request" or None.',
     lambda value: (
         value in (None, "request")
         or callable(value)
-        or isinstance(value, Fingerprint)
         or (isinstance(value, tuple) and value and all(isinstance(name, str) for name in value))
     ),
 )
@@ -87,8 +61,8 @@ class Idempotency:
         late_keys: "refuse": keys must be UUIDs of version 7. A key that is older than `ttl`, or more than five minutes
             ahead, and has no stored result is refused, and its request does not run again.
         fingerprint: what a retry must repeat. Default: method, path, query string, content type and body.
-            A `Fingerprint` leaves parts out. A tuple of names compares these fields of the body, as
-            `Fingerprint(fields=…)` does. `callable(request) -> bytes`: what it returns. With None, nothing is compared.
+            A tuple of names compares these fields of the body alone. `callable(request) -> bytes`: what it returns,
+            in place of the body. With None, nothing is compared.
         record: `callable(response) -> bool`: is this outcome final?
         may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
         store_body: False keeps a tombstone instead of the response.
@@ -105,15 +79,13 @@ class Idempotency:
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
     on_abandoned: Literal["retry", "hold"] = option("retry", check.one_of("retry", "hold"))
-    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.takes_one_argument))
+    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
     operation: str | None = option(None, check.or_none(check.NAME))
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
-    fingerprint: Fingerprint | Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option(
-        "request", COMPARED
-    )
+    fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
     record: Callable[[Any], bool] = option(is_final, check.called)
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     store_body: bool = option(True, check.YES_OR_NO)
@@ -189,37 +161,3 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
             f"{value!r} is neither an Idempotency nor a dict of its options. Write Idempotency(ttl=3600), for example."
         )
     return Idempotency(**{str(name): given for name, given in value.items()})
-
-
-# --- the options as keyword arguments, which type checkers read here and nowhere else. A test compares them.
-
-
-class OnceKeywords(TypedDict, total=False):
-    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
-
-    ttl: timedelta | float
-    wait: timedelta | float
-    operation: str | None
-    using: str | None
-    lease: timedelta | float | None
-    on_abandoned: Literal["retry", "hold"]
-    reconcile: Callable[[Any], Any] | None
-
-
-class Keywords(OnceKeywords, total=False):
-    """All options: the fields of `Idempotency`."""
-
-    required: bool
-    methods: Collection[str]
-    in_progress_status: Literal[202, 409, 429]
-    mismatch_status: Literal[409, 422]
-    scope: Callable[[Any], str] | None
-    anonymous: Literal["shared", "refuse"]
-    key: Callable[[Any], str | None] | None
-    late_keys: Literal["run", "refuse"]
-    fingerprint: Fingerprint | Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
-    record: Callable[[Any], bool]
-    may_replay: Callable[..., bool] | None
-    store_body: bool
-    max_body_bytes: int
-    observe: bool

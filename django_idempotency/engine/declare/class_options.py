@@ -1,32 +1,60 @@
-"""Options on classes: what a view's `idempotency` attribute means, nearest first."""
+"""The mixin for class-based views, and options on classes: what `idempotency` on a class means, nearest first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from functools import lru_cache
+from contextlib import nullcontext, suppress
+from functools import lru_cache, partial
 from typing import Any, ClassVar
+
+from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
-from ..request.pipeline import take_over
-from .placement import refuse_handler
+from ..request.pipeline import as_django_would, take_over
+from .decorators import protected_form, view_call
+from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
 """What the attribute may hold; None: not protected."""
+HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
+"""Every `View` has the handlers that are left out, or is given them."""
 INHERIT = Idempotency()
 """Decides nothing: the settings and the defaults apply."""
 
 
-class DeclaredOptions:
-    """What the two mixins have in common: the attributes, and who reads them."""
+class IdempotencyMixin:
+    """Run the POST and PATCH handlers of a class-based view once for each idempotency key: `FormView`, `APIView`, …
+
+    Handlers run in a transaction that the mixin opens. They may be `def`, or in plain Django `async def`.
+
+    The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
+    the handler is wrapped. So every other `dispatch`, such as that of an access mixin, and the REST framework's
+    authentication, permissions, throttles and content negotiation come first, for a replay too.
+
+    Args:
+        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None:
+            not protected. Other options fall through to the base classes, the settings and the defaults.
+        idempotency_actions: the same by the name of a handler, such as a standard action of a viewset.
+
+    Raises:
+        IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
+            is made.
+    """
 
     idempotency: ClassVar[Options] = INHERIT
     idempotency_actions: ClassVar[Mapping[str, Options]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        mro = cls.__mro__
+        top = next(filter(is_drf_view, reversed(mro)), View)
+        if top in mro and mro.index(top) < mro.index(IdempotencyMixin):
+            raise IdempotencyConfigurationError(
+                "IdempotencyMixin must stand before the view class, and after access mixins:\n\n"
+                f"    class {cls.__name__}(…, IdempotencyMixin, …, {top.__name__}): ..."
+            )
         if "idempotency" in vars(cls):
             cls.idempotency = checked(cls.idempotency)
         if "idempotency_actions" in vars(cls):
@@ -36,8 +64,13 @@ class DeclaredOptions:
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        if not is_drf_view(cls) and not any(hasattr(cls, verb) for verb in HANDLERS):
+            raise IdempotencyConfigurationError(
+                f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
+                '@method_decorator(idempotent, name="dispatch").'
+            )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
-        if DeclaredOptions in next(base for base in cls.__mro__ if "dispatch" in vars(base)).__bases__:
+        if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
             # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
@@ -47,6 +80,25 @@ class DeclaredOptions:
                 if method in _methods(declaration):
                     refuse_handler(handler)
         return view
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        parent: Any = super()
+        verb = request.method.lower()
+        handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
+        if verb.upper() in SAFE_METHODS or handler is None:
+            # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.
+            with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
+                return parent.dispatch(request, *args, **kwargs)
+        # Set on the instance, which lives for one request. The framework's dispatch() calls it last.
+        setattr(self, verb, partial(self._protected, handler))
+        return parent.dispatch(request, *args, **kwargs)
+
+    def _protected(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        options = self.options_for(handler, request.method.upper())
+        if options is None:
+            with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
+                return handler(request, *args, **kwargs)
+        return protected_form(handler, partial(view_call, options))(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Options:
         """The options for this request, asked after authentication; None: not protected.
@@ -69,6 +121,10 @@ class DeclaredOptions:
         return options
 
 
+# drf-spectacular would make the docstring the description of each operation of the project.
+IdempotencyMixin.__doc__ = None
+
+
 def checked(value: Options) -> Idempotency | None:
     """Raises `IdempotencyConfigurationError` for options that cannot work."""
     return None if value is None else as_options(value)
@@ -81,14 +137,14 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
         attributes: those of the view, or those that `as_view()` will give it.
         name: of the handler: a verb, or the action of a viewset.
     """
-    layers = class_layers(cls, attributes, name) if issubclass(cls, DeclaredOptions) else ()
+    layers = class_layers(cls, attributes, name) if issubclass(cls, IdempotencyMixin) else ()
     return Declaration(layers, cls, decides_by_request(cls)) if layers else None
 
 
 def decides_by_request(cls: Any) -> bool:
     """Whether a class with a mixin may decide otherwise for a request."""
-    own = getattr(cls, "get_idempotency_options", DeclaredOptions.get_idempotency_options)
-    return own is not DeclaredOptions.get_idempotency_options
+    own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
+    return own is not IdempotencyMixin.get_idempotency_options
 
 
 def _methods(declaration: Declaration) -> Collection[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, OnceKeywords, resolve
+from ..conf import Idempotency, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..request.pipeline import handle, take_over
@@ -30,7 +30,7 @@ def idempotent(view: F, /) -> F: ...
 
 
 @overload
-def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
+def idempotent(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
 
 
 def idempotent(view: Any = None, /, **options: Any) -> Any:
@@ -58,11 +58,11 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     layers, is_dispatch = with_verb(layers, method_name(view)), getattr(view, "__name__", "") == "dispatch"
 
     def make_call(unprotected: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-        options, request = resolve(*layers), args[0] if args else None
-        if isinstance(request, HttpRequest):
-            call = ViewCall(request, unprotected, args, kwargs, options)
+        options = resolve(*layers)
+        if args and isinstance(args[0], HttpRequest):
+            call = ViewCall(args[0], unprotected, args, kwargs, options)
         else:
-            call = _view_call(unprotected, args, kwargs, options)
+            call = view_call(options, unprotected, args, kwargs)
         if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
             refuse_class(view, args)
         return call
@@ -74,7 +74,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     return protected  # type: ignore[no-any-return]
 
 
-def _view_call(view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency) -> Any:
+def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -122,7 +122,7 @@ def once(
     scope: str | Callable[..., str],
     key: Callable[..., Key],
     payload: Callable[..., Any] | None = None,
-    **options: Unpack[OnceKeywords],
+    **options: Any,
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 

@@ -64,10 +64,7 @@ def refuse_view(view: Any) -> None:
 def _below(view: Any) -> str | None:
     """What may decide who the caller is: the bound operation of Django Ninja, a view class, a decorator; or None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
-        return (
-            'Django Ninja\'s authentication. In place of decorate_view and mode="view", use '
-            f"idempotent_operation:\n{NINJA_ORDER}"
-        )
+        return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
     in_class = _checked_below(view_class, view_class.__mro__) if isinstance(view_class, type) else None
     return in_class or _above_a_wrapper(view, FUNCTION_ORDER)

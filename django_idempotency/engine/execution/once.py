@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, time
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -22,7 +22,7 @@ from ...exceptions import (
     PayloadMismatch,
     StoreBusy,
 )
-from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
+from ..conf import Idempotency, as_options, get_settings, resolve
 from ..events import report, report_outcome
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
@@ -63,9 +63,7 @@ class Result(Generic[T]):
     replayed: bool
 
 
-def run_once(
-    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
-) -> Result[T]:
+def run_once(work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Any) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
     Without `lease`, `work()` runs in a transaction (inside yours: a savepoint) that also holds the key and the result.
@@ -110,18 +108,18 @@ def run_once(
 
 @overload
 async def arun_once(
-    work: Callable[..., Awaitable[T]], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., Awaitable[T]], *, scope: str, key: Key, payload: Any = None, **options: Any
 ) -> Result[T]: ...
 
 
 @overload
 async def arun_once(
-    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Any
 ) -> Result[T]: ...
 
 
 async def arun_once(
-    work: Callable[..., Any], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
+    work: Callable[..., Any], *, scope: str, key: Key, payload: Any = None, **options: Any
 ) -> Result[Any]:
     """`run_once` for asynchronous callers.
 

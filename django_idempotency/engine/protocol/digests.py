@@ -19,12 +19,13 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u20
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 
-def digest(*parts: bytes) -> bytes:
+def digest(*parts: bytes | str) -> bytes:
     """SHA-256 of the parts, each prefixed by its length, so that two lists of parts never hash the same text."""
     hasher = sha256()
     for part in parts:
-        hasher.update(len(part).to_bytes(8, "big"))
-        hasher.update(part)
+        data = part.encode() if isinstance(part, str) else part
+        hasher.update(len(data).to_bytes(8, "big"))
+        hasher.update(data)
     return hasher.digest()
 
 
@@ -45,7 +46,7 @@ def hash_of(reference: str) -> int:
 
 def scope_hash(scope: str, operation: str, key: str) -> int:
     """8 bytes of SHA-256(scope, operation, key). Unique with `key_hash`; also the number of the advisory lock."""
-    return int.from_bytes(digest(scope.encode(), operation.encode(), key.encode())[:8], "big", signed=True)
+    return int.from_bytes(digest(scope, operation, key)[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +100,4 @@ def derived_key(identity: Identity, step: str) -> str:
 
     uuid5(DERIVED, hex of SHA-256 over scope, operation, key and step name, each prefixed by its length in 8 bytes).
     """
-    parts = (identity.scope, identity.operation, identity.key, step)
-    return str(uuid5(DERIVED, digest(*(part.encode() for part in parts)).hex()))
+    return str(uuid5(DERIVED, digest(identity.scope, identity.operation, identity.key, step).hex()))

@@ -34,7 +34,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Fingerprint, Idempotency
+from ..conf import Idempotency
 from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
@@ -89,20 +89,14 @@ def fingerprint_of(
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest(b"custom 2", method.encode(), path.encode(), value)
+        return digest("custom 2", method, path, value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
     if isinstance(chosen, tuple):
-        payload = selected(payload, chosen, kept=True)
-    elif isinstance(chosen, Fingerprint):
-        if chosen.fields is not None:
-            payload = selected(payload, chosen.fields, kept=True)
-        payload = selected(payload, chosen.exclude, kept=False)
-        path = path if chosen.query else path.partition("?")[0]
+        payload = selected(payload, chosen)
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    texts = (method, path, content_type, parameters, _ENCODER.encode(payload))
-    return digest(b"request 3", *[text.encode() for text in texts])
+    return digest("request 3", method, path, content_type, parameters, _ENCODER.encode(payload))
 
 
 @lru_cache(maxsize=16)  # nearly all requests have the same parameters
@@ -299,22 +293,13 @@ def _tagged(value: Any) -> dict[str, Any]:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagged)
 
 
-def selected(value: Any, names: Collection[str], *, kept: bool) -> Any:
-    """Keep the fields of an object, or of each object of a list, that have these names; or leave these fields out.
+def selected(value: Any, names: Collection[str]) -> Any:
+    """Keep the fields of an object, or of each object of a list, that have these names.
 
-    A dot leads into an object. A field whose own name has dots is found too: forms have such names. An object that has
-    none of the fields to keep counts as a whole. So does a list in a list.
+    An object that has none of the fields counts as a whole.
     """
     if isinstance(value, list):
-        return [selected(item, names, kept=kept) if isinstance(item, dict) else item for item in value]
-    if not isinstance(value, dict) or not names:
+        return [selected(item, names) if isinstance(item, dict) else item for item in value]
+    if not isinstance(value, dict):
         return value
-    found = {}
-    for name, item in value.items():
-        inside = {other.removeprefix(f"{name}.") for other in names if other.startswith(f"{name}.")}
-        if name in names:
-            if kept:
-                found[name] = item
-        elif inside or not kept:
-            found[name] = selected(item, inside, kept=kept)
-    return found or value if kept else found
+    return {name: item for name, item in value.items() if name in names} or value

@@ -45,7 +45,7 @@ class TestWhoSeesWhat:
         assert ("total" in page, "application/json" in page) == (False, False)
         assert "Can view stored response bodies" in page
         page = page_of(row, SECRETS)
-        assert "&quot;total&quot;: 7" in page
+        assert "&quot;total&quot;:7" in page
         assert "application/json" in page
 
     def test_the_key_needs_the_permission_for_its_response(self) -> None:
@@ -85,9 +85,9 @@ class TestResponse:
     @pytest.mark.parametrize(
         ("body", "text"),
         [
-            (b'{"a":[1]}', '{\n  "a": [\n    1\n  ]\n}'),
+            (b'{"a":[1]}', '{"a":[1]}'),
             (b"{broken", "{broken"),
-            (b'{"amount":19.9,"n":[]}', '{\n  "amount": 19.9,\n  "n": []\n}'),
+            (b'{"amount":19.9,"n":[]}', '{"amount":19.9,"n":[]}'),
             (b'{"amount":1.10}', '{"amount":1.10}'),
             (b"[1E5]", "[1E5]"),
             (b"[1e999]", "[1e999]"),
@@ -95,7 +95,7 @@ class TestResponse:
             (b"[" + b"9" * 5000 + b"]", "[" + "9" * 5000 + "]"),
             (b'{"a":{},"a":[]}', '{"a":{},"a":[]}'),
             (b"[" * 21 + b"]" * 21, "[" * 21 + "]" * 21),
-            (b'["Gr\\u00fc\\u00dfe", "\\ud800", "a\\"]"]', '[\n  "Grüße",\n  "\\ud800",\n  "a\\"]"\n]'),
+            (b'["Gr\\u00fc", "\\ud800"]', '["Gr\\u00fc", "\\ud800"]'),
             (b"7", "7"),
             ("Grüße".encode(), "Grüße"),
             (b"\x89PNG", "4 bytes that are no text in UTF-8"),
@@ -104,11 +104,11 @@ class TestResponse:
         ],
     )
     def test_bodies_are_readable(self, body: bytes, text: str) -> None:
-        """Cut at 64 KiB. JSON is indented unless that would change a number or lose a name."""
+        """As they are stored, cut at 64 KiB."""
         assert readable_body(body) == text
 
     def test_a_small_body_does_not_become_a_large_page(self) -> None:
-        """9,000 brackets indented in full would be 80 MB, 30,000 numbers at the deepest level more than 1 MB."""
+        """However its JSON is nested."""
         for body in (b"[" * 9000 + b"]" * 9000, b"[" * 19 + b"1," * 30_000 + b"1" + b"]" * 19):
             assert len(readable_body(body)) < 70_000
 
@@ -143,9 +143,9 @@ class TestEncrypted:
         self.fail_after_the_charge(post)
         text = page_of(row(), SECRETS)
         assert GATEWAY.charges[0] in text
-        assert text.count("Broken: it broke, token=****") == 2
+        assert text.count("Broken: line 19 of tests.leases.breaks") == 2
         text = page_of(row())
-        assert (text.count(HIDDEN), text.count("it broke"), "&quot;charge&quot;" in text) == (2, 0, False)
+        assert (text.count(HIDDEN), text.count("Broken"), "&quot;charge&quot;" in text) == (2, 0, False)
         assert all(f"<strong>{name}</strong>" in text for name in ("charge", "mail"))
         assert MARK not in text
         post("/pay")
@@ -158,7 +158,7 @@ class TestEncrypted:
         settings.IDEMPOTENCY = {}
         self.fail_after_the_charge(post)
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-        assert [page_of(row(), *may).count("Broken: it broke") for may in ((), (SECRETS,))] == [2, 2]
+        assert [page_of(row(), *may).count("Broken: line") for may in ((), (SECRETS,))] == [2, 2]
 
     @pytest.mark.parametrize("setting", [{"ENCRYPTION_KEYS": [NEW]}, {}], ids=["another key", "switched off"])
     def test_what_cannot_be_decrypted_says_so(self, post: Post, settings: Any, setting: Any) -> None:

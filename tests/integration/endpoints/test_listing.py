@@ -100,15 +100,13 @@ class TestWalker:
         ]
         assert not any(e.protected for e in list_endpoints(urls) if e.method == "PUT")
 
-    def test_routes_and_names_are_those_of_a_resolver_match(self, settings: Any) -> None:
-        """Nested regular expressions, and namespaces in front of the name."""
+    def test_routes_are_those_of_a_resolver_match(self, settings: Any) -> None:
+        """Nested regular expressions."""
         settings.ROOT_URLCONF = URLS
-        listed = {(endpoint.route, endpoint.name) for endpoint in list_endpoints()}
+        listed = {endpoint.route for endpoint in list_endpoints()}
         for url in ("/o/1/x/", "/o/1/y/bare", "/f/bare"):
-            match = resolve_path(url)
-            assert (match.route, match.view_name if match.url_name else "") in listed
-        assert (r"^o/(?P<pk>[0-9]+)/x/$", "x") in listed
-        assert (r"^o/(?P<pk>[0-9]+)/y/bare", "f:bare") in listed
+            assert resolve_path(url).route in listed
+        assert {r"^o/(?P<pk>[0-9]+)/x/$", r"^o/(?P<pk>[0-9]+)/y/bare"} <= listed
 
     def test_names_and_options(self) -> None:
         """Of the function below all decorators, of the class, of an object's class; options of each handler."""

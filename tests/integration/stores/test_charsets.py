@@ -54,11 +54,11 @@ def test_a_key_fails_also_if_the_error_has_other_letters(lacking: Callable[..., 
 
     def pay(operation: Operation) -> int:
         if operation.attempt == 1:
-            raise Broken("нет 😀")
+            raise type("Нет", (Broken,), {})
         return operation.attempt
 
     with lacking():
         with pytest.raises(Broken):
             run_once(pay, scope="s", key="k", operation="pay", lease=60)
-        assert str(IdempotencyKey.objects.get().last_error).endswith(r"Broken: \u043d\u0435\u0442 \U0001f600")
+        assert r".\u041d\u0435\u0442: line " in str(IdempotencyKey.objects.get().last_error)
         assert run_once(pay, scope="s", key="k", operation="pay", lease=60).value == 2
