@@ -125,7 +125,7 @@ def signature(name: str, value: Any) -> str:
     return re.sub(r"<[^=]* at 0x\w+>", "…", text)
 
 
-SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "astatus_url", "awrite", "request")
+SAID_ON_TOP = ("acall", "afetch", "arefer_to", "arenew", "awrite", "request")
 """Members of `Operation`: the asynchronous ones, which the page lists, and an attribute of its docstring."""
 TOLD = {
     "operation.call": "leased.md#writing-steps",
@@ -133,7 +133,6 @@ TOLD = {
     "operation.fetch": "leased.md#writing-steps",
     "operation.refer_to": "leased.md#what-it-is-about",
     "operation.results": "leased.md#let-your-code-find-out",
-    "operation.status_url": "leased.md#the-status-page",
     "operation.write": "leased.md#writing-steps",
     "arun_once": "events.md",
     "get_operation": "leased.md#what-it-is-about",

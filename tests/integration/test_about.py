@@ -105,11 +105,6 @@ class TestHandle:
         with pytest.raises(IdempotencyConfigurationError, match=r"pass lease=timedelta\(minutes=2\)"):
             seen(post, where, lambda operation: getattr(operation, verb)(*args), **sent)
 
-    def test_atomic_mode_has_no_status_page(self, post: Post) -> None:
-        """No request can see its key before the answer is stored."""
-        with pytest.raises(IdempotencyConfigurationError, match="status_url are for leased mode"):
-            seen(post, "/atomic", lambda operation: operation.status_url)
-
     def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
         """It will be a step when the view becomes a leased one."""
         with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):

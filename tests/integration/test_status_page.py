@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.urls import path
 
-from django_idempotency import IdempotencyConfigurationError, Operation, idempotent, run_once
+from django_idempotency import IdempotencyConfigurationError, idempotent, run_once
+from django_idempotency.engine.execution.leased import status_url
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import HOOKS, hooked
 from tests.leases import Broken, as_if_killed, breaks
@@ -52,19 +52,6 @@ class TestStatusPage:
         assert "Retry-After" not in done.headers
         assert final.json()["charge"].encode() not in done.content
 
-    def test_the_first_request_knows_the_address_too(self, post: Post) -> None:
-        """`operation.status_url` is the `Location` of a duplicate."""
-        found: list[Any] = []
-
-        def look(operation: Any) -> None:
-            duplicate = post("/pay/poll").headers["Location"]
-            found.extend([operation.status_url, async_to_sync(operation.astatus_url)(), duplicate])
-
-        HOOKS["between"] = look
-        post("/pay/poll")
-        assert found == [found[0]] * 3
-        assert found[0].startswith("/status/status/")
-
     @pytest.mark.django_db(databases=["default", "other"])
     def test_its_address_is_of_one_row(self, client: Any) -> None:
         """A row with one of the two hashes is another request. So is the same key on another alias."""
@@ -73,19 +60,11 @@ class TestStatusPage:
             run_once(lambda operation: None, scope=scope, key=key, using=using, **LEASED)
             IdempotencyKey.objects.using(using).update(created_at="2020-01-01T00:00Z")
 
-        def address(operation: Operation) -> str | None:
-            other.filter(key="k2").update(scope_hash=other.get(scope="s", key="k").scope_hash)
-            return operation.status_url
-
-        found = run_once(address, scope="s", key="k", using="other", **LEASED).value
+        run_once(lambda operation: None, scope="s", key="k", using="other", **LEASED)
+        row = other.get(scope="s", key="k")
+        other.filter(key="k2").update(scope_hash=row.scope_hash)
+        found = status_url("other", row.key_hash, row.scope_hash, row.created_at)
         assert client.get(found).json()["status"] == "completed"
-
-    def test_without_a_key_there_is_no_page(self, post: Post) -> None:
-        """`required=False`."""
-        found: list[Any] = []
-        HOOKS["between"] = lambda operation: found.append(operation.status_url)
-        post("/pay/optional", key=None)
-        assert found == [None]
 
     def test_an_abandoned_operation_is_not_polled_for_ever(self, post: Post, client: Any) -> None:
         """Nobody works on it until the client sends its request again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +18,11 @@ from .claiming import claimed
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
-    from ..protocol.digests import Identity
     from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal, Snapshot
     from ..stores import Store
     from .operation import Work
 
 T = TypeVar("T")
-_RUNNING: ContextVar[tuple[tuple[str, Identity], ...]] = ContextVar("running", default=())
-"""The aliases and keys whose work runs here. Their uncommitted rows are visible to their own transaction alone."""
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
@@ -90,14 +86,14 @@ class _Attempt(NoBridgeAbove):
     def claim(self) -> ClaimOutcome:
         """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes."""
         store, wanted, connection = self.store, self.wanted, self.connection
-        about, block = (store.alias, wanted.identity), transaction.atomic(using=store.alias)
+        block = transaction.atomic(using=store.alias)
         block.__enter__()
         try:
             self.outermost = connection.commit_on_exit and not connection.savepoint_ids
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
-                self._block, self._running = block, _RUNNING.set((*_RUNNING.get(), about))
+                self._block = block
                 return claim
             if not self.outermost:
                 # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
@@ -106,12 +102,10 @@ class _Attempt(NoBridgeAbove):
             block.__exit__(*sys.exc_info())
             raise
         block.__exit__(None, None, None)
-        # The work may ask for its own key, in the transaction of its own claim.
-        return Conflicted() if isinstance(claim, InDoubt) and about in _RUNNING.get() else claim
+        return claim
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        _RUNNING.reset(self._running)
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:

@@ -18,7 +18,7 @@ from django.db import Error, IntegrityError, transaction
 from django.urls import NoReverseMatch, reverse
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
-from ...models import IdempotencyKey, IdempotencyStep
+from ...models import IdempotencyStep
 from ..events import report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, Outcome, Resource, Verdict
@@ -181,13 +181,6 @@ class LeasedOperation(Operation):
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         super().__init__(wanted.identity, claim.attempt, claim.resource, steps_on=store.alias)
 
-    @property
-    def status_url(self) -> str:
-        """The path of the status page of this key."""
-        alias, key_hash, scope_hash = self._store.alias, self._claim.key_hash, self._claim.scope_hash
-        rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash, scope_hash=scope_hash)
-        return status_url(alias, key_hash, scope_hash, rows.values_list("created_at", flat=True).first())
-
     def renew(self) -> None:
         """Start the lease again from now."""
         self._journal.renew(self._claim, self._lease)
@@ -330,7 +323,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
         return reverse("django_idempotency:status", args=[token])
     except NoReverseMatch as error:
         raise IdempotencyConfigurationError(
-            "the status page of a key (in_progress_status=202, operation.status_url) has no address. Add the page to "
+            "the status page of a key (in_progress_status=202) has no address. Add the page to "
             'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
         ) from error
 

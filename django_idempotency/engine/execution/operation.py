@@ -82,17 +82,6 @@ class Operation:
         return tuple(sorted(self._doubts))
 
     @property
-    def status_url(self) -> str | None:
-        """The path of this key's status page: one query. None without a key (`required=False`).
-
-        For what must know the address before the answer: a row, a message, an answer that is not final.
-
-        Raises:
-            IdempotencyConfigurationError: the project's routes do not include the page.
-        """
-        return None
-
-    @property
     def results(self) -> dict[str, Any]:
         """The result of each finished step, of this attempt and of earlier ones, by the step's name.
 
@@ -286,11 +275,6 @@ class Operation:
         """`renew` for `async def` views."""
         await sync_to_async(self.renew)()
 
-    async def astatus_url(self) -> str | None:
-        """`status_url` for `async def` views."""
-        url: str | None = await sync_to_async(getattr)(self, "status_url")
-        return url
-
     # --- how the steps run where nothing remembers them
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
@@ -335,12 +319,11 @@ class AtomicOperation(Operation):
 
     def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise IdempotencyConfigurationError(
-            "call, fetch, write, renew and status_url are for leased mode, and this operation runs in one transaction. "
+            "call, fetch, write and renew are for leased mode, and this operation runs in one transaction. "
             "Write to the database directly. To call something outside, pass lease=timedelta(minutes=2)."
         )
 
     call = acall = fetch = afetch = write = awrite = renew = arenew = _needs_a_lease
-    status_url = property(_needs_a_lease)
 
 
 def _check(name: str) -> None:
