@@ -8,7 +8,9 @@ from django_idempotency.columns import ExactCharField, ExactTextField, IndexWher
 
 STATUSES = [("in_progress", "in progress"), ("completed", "completed"), ("failed", "failed")]
 POLICIES = [("retry", "retry: make the call again"), ("hold", "hold: wait for a decision")]
+OPTIONAL = {"blank": True, "null": True}
 KINDS = [("call", "external call"), ("fetch", "external read"), ("write", "local write")]
+KEY, UNCONSTRAINED = "django_idempotency.idempotencykey", {"db_constraint": False, "db_index": False}
 
 
 def set_fillfactor(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
@@ -40,24 +42,24 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "policy",
-                    models.CharField(blank=True, choices=POLICIES, max_length=5, null=True, verbose_name="policy"),
+                    models.CharField(choices=POLICIES, max_length=5, verbose_name="policy", **OPTIONAL),
                 ),
                 ("attempt", models.PositiveIntegerField(default=1, verbose_name="attempt")),
-                ("locked_until", models.DateTimeField(blank=True, null=True, verbose_name="locked until")),
-                ("worker", models.CharField(blank=True, max_length=100, null=True, verbose_name="worker")),
-                ("status_code", models.PositiveSmallIntegerField(blank=True, null=True, verbose_name="status code")),
-                ("headers", models.TextField(blank=True, null=True, verbose_name="headers")),
+                ("locked_until", models.DateTimeField(verbose_name="locked until", **OPTIONAL)),
+                ("worker", models.CharField(max_length=100, verbose_name="worker", **OPTIONAL)),
+                ("status_code", models.PositiveSmallIntegerField(verbose_name="status code", **OPTIONAL)),
+                ("headers", models.TextField(verbose_name="headers", **OPTIONAL)),
                 ("body", models.BinaryField(null=True, verbose_name="body")),
-                ("last_error", models.TextField(blank=True, null=True, verbose_name="last error")),
+                ("last_error", models.TextField(verbose_name="last error", **OPTIONAL)),
                 (
                     "resource_type",
-                    models.CharField(blank=True, max_length=100, null=True, verbose_name="resource type"),
+                    models.CharField(max_length=100, verbose_name="resource type", **OPTIONAL),
                 ),
-                ("resource_id", models.CharField(blank=True, max_length=255, null=True, verbose_name="resource ID")),
-                ("decisions", models.TextField(blank=True, null=True, verbose_name="decisions")),
+                ("resource_id", models.CharField(max_length=255, verbose_name="resource ID", **OPTIONAL)),
+                ("decisions", models.TextField(verbose_name="decisions", **OPTIONAL)),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 ("updated_at", models.DateTimeField(verbose_name="updated at")),
-                ("completed_at", models.DateTimeField(blank=True, null=True, verbose_name="completed at")),
+                ("completed_at", models.DateTimeField(verbose_name="completed at", **OPTIONAL)),
                 ("expires_at", models.DateTimeField(verbose_name="expires at")),
             ],
             options={
@@ -97,20 +99,10 @@ class Migration(migrations.Migration):
                 ("attempt", models.PositiveIntegerField(verbose_name="attempt")),
                 ("keyed", models.BooleanField(db_default=False, default=False, verbose_name="keyed")),
                 ("started_at", models.DateTimeField(verbose_name="started at")),
-                ("finished_at", models.DateTimeField(blank=True, null=True, verbose_name="finished at")),
-                ("result", models.TextField(blank=True, null=True, verbose_name="result")),
-                ("error", models.TextField(blank=True, null=True, verbose_name="error")),
-                (
-                    "key",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=models.CASCADE,
-                        related_name="steps",
-                        to="django_idempotency.idempotencykey",
-                        verbose_name="key",
-                    ),
-                ),
+                ("finished_at", models.DateTimeField(verbose_name="finished at", **OPTIONAL)),
+                ("result", models.TextField(verbose_name="result", **OPTIONAL)),
+                ("error", models.TextField(verbose_name="error", **OPTIONAL)),
+                ("key", models.ForeignKey(KEY, models.CASCADE, "steps", verbose_name="key", **UNCONSTRAINED)),
             ],
             options={
                 "verbose_name": "step",

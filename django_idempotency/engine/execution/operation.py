@@ -415,23 +415,15 @@ def as_kept(value: Any, text: str) -> Any:
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
     """The type and the id to keep. Raises `IdempotencyConfigurationError` for what cannot be kept and found again."""
     if isinstance(what, models.Model):
-        label = what._meta.label_lower
-        if id_ is not None or what.pk is None:
-            raise IdempotencyConfigurationError(
-                f"refer_to(<{label}>, {id_!r:.300}): a model instance has its own id, once it is saved. Save it before "
-                "refer_to(). Give the instance alone."
-            )
-        id_, what = str(what.pk), label
-    if not isinstance(what, str) or not _fits(what, MAX_TYPE) or any(c.isspace() for c in what):
-        raise IdempotencyConfigurationError(
-            f"refer_to({what!r:.200}, …): give a saved model instance, or a type of 1 to {MAX_TYPE} characters without "
-            "spaces, as in refer_to('order', '59')."
-        )
+        # An instance has its own id, once it is saved.
+        what, id_ = what._meta.label_lower, None if id_ is not None or what.pk is None else str(what.pk)
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""
-    if not _fits(text, MAX_ID):
+    typed = isinstance(what, str) and _fits(what, MAX_TYPE) and not any(c.isspace() for c in what)
+    if not (typed and _fits(text, MAX_ID)):
         raise IdempotencyConfigurationError(
-            f"refer_to({what!r}, {id_!r:.300}): give the id as a str, an int or a UUID of 1 to {MAX_ID} characters "
-            "without control characters, as in refer_to('order', '59')."
+            f"refer_to({what!r:.200}, {id_!r:.300}): give a saved model instance alone, or a type of 1 to {MAX_TYPE} "
+            f"characters without spaces and an id, a str, an int or a UUID of 1 to {MAX_ID} characters without control "
+            "characters, as in refer_to('order', '59')."
         )
     return what, text
 
