@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from threading import Event
 from typing import Any, Literal
@@ -23,8 +24,8 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import claim_request
-from ..engine.execution.leased import claimed_durably, run_claimed
+from ..engine.execution.claiming import claim_request, claimed
+from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import stored_identity
 from ..engine.protocol.error_text import describe, without_controls
@@ -194,7 +195,7 @@ def _declared(operation: str) -> Declaration | str:
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
     wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
-    claim = claimed_durably(store, BY, lambda: store.resume(wanted, row.attempt))
+    claim = claimed(store, partial(committed, store, BY, partial(store.resume, wanted, row.attempt)))
     if isinstance(claim, InDoubt):
         return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):

@@ -10,7 +10,8 @@ from django.db import DatabaseError, connection
 from django.http import HttpResponse
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.engine.execution.leased import claimed_durably
+from django_idempotency.engine.execution.claiming import claimed
+from django_idempotency.engine.execution.leased import committed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import Asked, recover_idempotency_keys
 from django_idempotency.testing import create_key
@@ -80,4 +81,4 @@ def test_a_missing_migration_is_explained() -> None:
     """With the command to run."""
     store = store_for("default")
     with instead(*NO_TABLE), pytest.raises(IdempotencyConfigurationError, match=r"python manage\.py migrate$"):
-        claimed_durably(store, "a test", lambda: store.resume(a_claim(lease=60.0), 1))
+        claimed(store, lambda: committed(store, "a test", lambda: store.resume(a_claim(lease=60.0), 1)))

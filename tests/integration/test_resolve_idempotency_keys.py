@@ -34,8 +34,6 @@ class TestList:
             (["--state=stuck", "--state=in-doubt"], ["doubt", "stuck"]),
             (["--state=half-done"], ["half"]),
             (["--operation=POST refund/"], ["doubt"]),
-            (["--resource=59"], ["doubt"]),
-            (["--resource=order 59"], ["doubt"]),
             (['--key="doubt"'], ["doubt"]),
             (["--key=done"], ["done"]),
             (["--key=running"], ["running"]),
@@ -55,7 +53,7 @@ class TestList:
         """State, age, worker, what is in doubt, and what has ended with which result."""
         IdempotencyStep.objects.filter(name="write").update(result='{"value": "\x1b[31m' + "x" * 300 + '"}')
         key, done = get("doubt"), 'write={"value": "\\x1b[31m' + "x" * 184
-        assert resolve("--resource=59") == (
+        assert resolve("--operation=POST refund/") == (
             0,
             f"{key.pk} {key.reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, attempt 1, "
             f"worker w:7, in doubt: call, done: {done}, about order 59.\n"
@@ -64,7 +62,7 @@ class TestList:
 
     def test_a_result_that_cannot_be_decrypted_says_so(self) -> None:
         IdempotencyStep.objects.filter(name="write").update(result=f"{MARK}x")
-        assert "done: write=(cannot be decrypted)" in resolve("--resource=59")[1]
+        assert "done: write=(cannot be decrypted)" in resolve("--operation=POST refund/")[1]
 
     @pytest.mark.parametrize("decision", [[], ["--close=410"], ["--close=410", "--apply"]])
     @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ class TestList:
     @override_settings(DATABASE_ROUTERS=["tests.routers.ReadsFromOther"])
     def test_keys_and_steps_are_read_where_they_are_written(self) -> None:
         """A replica may lag behind: it does not know yet that the call was started."""
-        status, text = resolve("--resource=59", "--database=default")
+        status, text = resolve("--operation=POST refund/", "--database=default")
         assert (status, "in doubt: call, " in text) == (0, True)
         assert resolve(f"--id={text.split()[0]}", "--close=410", "--database=default")[0] == 0
 

@@ -21,7 +21,7 @@ from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotSto
 from ...models import IdempotencyStep
 from ..events import report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, Outcome, Resource, Verdict
+from ..protocol.outcomes import Claimed, ClaimRequest, Finished, Outcome, Resource, Verdict
 from ..stores import Store
 from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone
@@ -43,17 +43,12 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: inside a transaction.
     """
-    claim = claimed_durably(store, "a leased view", partial(store.claim, wanted), wanted.wait)
+    claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
     # An abandoned attempt: the project may have found out a final result.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
-
-
-def claimed_durably(store: Store, what: str, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Claim in a transaction that commits, as `claimed` and `committed` do."""
-    return claimed(store, partial(committed, store, what, claim), wait)
 
 
 def run_claimed(

@@ -17,14 +17,14 @@ from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable
 from ...maintenance.entered import answer_of
 from ...maintenance.facts import Facts, facts_of
-from ...maintenance.lookups import find_key, refers_to, unchanged_for
+from ...maintenance.lookups import find_key, unchanged_for
 from ...maintenance.resolution import close_with, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 
 STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
-SELECTORS = (*REPEATED, "key", "older_than", "resource")
+SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
 LOOKED_HELP = (
     "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in doubt "
@@ -66,7 +66,6 @@ class Command(IdempotencyCommand):
         chosen.add_argument("--operation", action="append", help="Operation, such as 'POST pay/'. May be repeated.")
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all of them.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
-        chosen.add_argument("--resource", help="What the operation is about: an id, or 'TYPE ID'.")
         chosen.add_argument("--key", help="A key, or its reference in the log; also a key that needs no attention.")
         chosen.add_argument("--id", action="append", type=int, metavar="N", help="Number of a row, as --key.")
         chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
@@ -87,7 +86,7 @@ class Command(IdempotencyCommand):
         options |= {name: several(options[name]) for name in REPEATED}
         choice, selects = _choice(options), any(options[name] is not None for name in SELECTORS)
         if choice is not None and not selects:
-            raise CommandError("Choose the keys: --operation, --state, --older-than, --resource, --key or --id.")
+            raise CommandError("Choose the keys: --operation, --state, --older-than, --key or --id.")
         keys, left = _selected(options), []
         for key in keys:
             why_not = "" if choice is None else _why_not(key, choice)
@@ -107,8 +106,7 @@ class Command(IdempotencyCommand):
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
             )
-        decided = self._decide(choice, left, options)
-        if decided < len(keys):
+        if self._decide(choice, left, options) < len(keys):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, choice: Choice, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
@@ -138,8 +136,6 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
         keys = keys.filter(NEEDS_ATTENTION)
     if options["operation"] is not None:
         keys = keys.filter(operation__in=options["operation"])
-    if options["resource"] is not None:
-        keys = keys.filter(refers_to(options["resource"]))
     if options["state"] is not None:
         keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
