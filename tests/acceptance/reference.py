@@ -44,6 +44,8 @@ COMMANDS = (
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
 )
+OF_DATABASES = ("database", "all_databases", "dry_run", "max_seconds")
+"""Arguments that two commands share: the page describes them once."""
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
 
@@ -192,9 +194,13 @@ def section(found: re.Match[str]) -> str:
 def command(name: str) -> str:
     """A management command: its help, its arguments without those of every command."""
     parser = import_module(f"django_idempotency.management.commands.{name}").Command().create_parser("manage.py", name)
-    lines = [parser.description or "", "", "| Argument | Meaning |", "|---|---|"]
+    lines = [parser.description or "", ""]
     own = [action for action in parser._actions if action.dest not in DJANGOS_OWN]
-    lines += [f"| `{argument(action)}` | {cell(str(action.help) % vars(action))} |" for action in own]
+    if name == "recover_idempotency_keys":
+        shared = [action for action in own if action.dest in OF_DATABASES]
+        lines.append(f"* {', '.join(f'`{argument(action)}`' for action in shared)}: as for `cleanup_idempotency_keys`.")
+        own = [action for action in own if action not in shared]
+    lines += [f"* `{argument(action)}`: {cell(str(action.help) % vars(action))}" for action in own]
     return "\n".join(lines)
 
 
