@@ -24,6 +24,35 @@ OUTCOMES = "idempotency_key_outcomes_total"
 COUNTERS = {OUTCOMES, "idempotency_keys_purged_total"}
 PROMTOOL = shutil.which("promtool")
 promtool_only = pytest.mark.skipif(PROMTOOL is None, reason="NOT RUN: promtool is missing: apt install prometheus")
+STEADY = {"claimed": 100, "completed": 95, "replayed": 5}
+"""Requests of one operation in a minute."""
+FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
+    (None, {}, {}),
+    ("IdempotencyCallInDoubt", {"in_doubt": 1}, {}),
+    ("IdempotencyDoubtIsOld", {"oldest_in_doubt_seconds": 86401}, {}),
+    ("IdempotencyHalfDone", {"half_done": 1}, {}),
+    ("IdempotencyKeysStuck", {"stuck": 1}, {}),
+    ("IdempotencyDatabaseUnavailable", {"database_unavailable": 1, "age_seconds": 600}, {}),
+    ("IdempotencyMetricsMissing", {"database_unavailable": None}, {}),
+    ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
+    (None, {"oldest_atomic_in_flight_seconds": 60}, {}),
+    ("IdempotencyLeasedKeyIsOld", {"oldest_in_flight_seconds": 3601}, {}),
+    ("IdempotencyCleanupBehind", {"cleanup_lag_seconds": 21601}, {}),
+    ("IdempotencyKeysReused", {}, {"mismatched": 2}),
+    (None, {}, {"mismatched": 1}),
+    ("IdempotencyConflictsRising", {}, {"conflicted": 26}),
+    (None, {}, {"conflicted": 24}),
+    ("IdempotencyReplaysRising", {}, {"replayed": 25}),
+    ("IdempotencyKeysUnusable", {}, {"missing": 4, "invalid": 4}),
+    (None, {}, {"missing": 2, "invalid": 2}),
+    ("IdempotencyRequestsReleased", {}, {"released": 26}),
+    ("IdempotencyRequestsHeld", {}, {"held": 1}),
+    ("IdempotencyReplaysRefused", {}, {"replay_refused": 2}),
+    ("IdempotencyStoreBusy", {}, {"busy": 2}),
+]
+"""Which alert fires: by gauges (None: missing), or by the outcomes of a minute that differ from `STEADY`."""
+FIRES = 'count by (alertname) (ALERTS{alertstate="firing"})'
+REPLAY_RATE = 'round(sum(operation_outcome:idempotency_requests:ratio_rate15m{outcome="replayed"}), 0.0001)'
 
 
 def rules() -> list[dict[str, Any]]:
@@ -98,3 +127,36 @@ def test_each_alert_names_a_page_and_a_heading_that_exist() -> None:
             headings = re.findall(r"(?m)^#+ (.*)", (ROOT / page).read_text())
             names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert not anchor or anchor in names, rule["alert"]
+
+
+@promtool_only
+def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None:
+    """After an hour. The replay rate is a share of all requests."""
+    assert {alert for alert, _, _ in FIRING} - {None} == {rule["alert"] for rule in rules() if "alert" in rule}
+    tests = [case(*firing) for firing in FIRING]
+    suite = {"rule_files": [str(DOCS / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(suite))
+    told = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    assert told.startswith("0\n"), told
+
+
+def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, int]) -> dict[str, Any]:
+    """One hour of samples, and what Prometheus makes of them."""
+    values = {**dict.fromkeys(GAUGES, 0), **{f"idempotency_keys_{name}": value for name, value in gauges.items()}}
+    rates = {**STEADY, **outcomes}
+    series = [(f'{name}{{database="default"}}', f"{value}x60") for name, value in values.items() if value is not None]
+    series += [(f'{OUTCOMES}{{operation="o",outcome="{name}"}}', f"0+{rate}x60") for name, rate in rates.items()]
+    share = rates["replayed"] / (sum(rates.values()) - rates["claimed"])
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": samples} for name, samples in series],
+        "promql_expr_test": [
+            expected(FIRES, f'{{alertname="{alert}"}}' if alert else None, 1),
+            expected(REPLAY_RATE, "{}", round(share, 4)),
+        ],
+    }
+
+
+def expected(expression: str, labels: str | None, value: float) -> dict[str, Any]:
+    samples = [] if labels is None else [{"labels": labels, "value": value}]
+    return {"expr": expression, "eval_time": "60m", "exp_samples": samples}

@@ -177,7 +177,8 @@ class TestStatusPage:
             for position in range(len(token)):
                 other = "A" if token[position] != "A" else "B"
                 changed = token[:position] + other + token[position + 1 :]
-                assert client.get(f"/status/status/{changed}").status_code == 404
+                answer = client.get(f"/status/status/{changed}")
+                assert (answer.status_code, "no-store" in answer["Cache-Control"]) == (404, True)
 
     def no_statement(self, execute: Any, sql: str, *args: Any) -> Any:
         raise AssertionError(f"a forged token has reached the database: {sql}")

@@ -108,8 +108,9 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
         raise IdempotencyConfigurationError(
             f"{what} was reached inside a transaction of database {store.alias!r}. Leased mode commits step by step, "
             "so that a crash leaves a trace of what was called. Remove the atomic(), set_autocommit(False) or raw "
-            "BEGIN. Under ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, "
-            "or add @transaction.non_atomic_requests."
+            "BEGIN, which may be a middleware's, such as the RevisionMiddleware of django-reversion. Under "
+            "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
+            "@transaction.non_atomic_requests."
         )
     with transaction.atomic(using=store.alias, durable=True):
         return write()

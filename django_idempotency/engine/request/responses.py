@@ -6,7 +6,7 @@ from http.client import responses
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
@@ -110,11 +110,12 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
     except (BadSignature, ValueError):
         state = None
     if state is None or stamp(state["created_at"]) != claimed_at:
-        raise Http404(_("There is no such request."))
-    response = JsonResponse(state)
-    add_never_cache_headers(response)
-    if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
-        response.headers["Retry-After"] = RETRY_AFTER
+        response = JsonResponse({"detail": _("There is no such request.")}, status=404)
+    else:
+        response = JsonResponse(state)
+        if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
+            response.headers["Retry-After"] = RETRY_AFTER
+    add_never_cache_headers(response)  # a 404 too: a proxy may keep it, and the next request may have this address
     return response
 
 

@@ -12,10 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency import run_once
 from django_idempotency.admin import overview as limits
 from django_idempotency.admin.overview import Number, attention, overview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import HOUR, LIST, make_key, staff, step
+from tests.sql import ask
 
 pytestmark = pytest.mark.django_db
 VIEW = "view_idempotencykey"
