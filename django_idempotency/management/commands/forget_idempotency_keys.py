@@ -23,7 +23,7 @@ class Command(IdempotencyCommand):
         caller.add_argument("--scope", help="The caller, as the admin shows it, or as the view's scope= returns it.")
         parser.add_argument("--key", help="Only this key. Default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only this operation, such as 'POST orders/'.")
-        parser.add_argument("--database", help="Database alias. Default: the write alias of the key table.")
+        parser.add_argument("--database", help="Database alias; default: the write alias.")
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -26,10 +26,13 @@ REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than", "resource")
 LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
 LOOKED_HELP = (
-    "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in "
-    "doubt did not take effect."
+    "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
+    "looked, and that what is in doubt did not take effect."
 )
-SETTLED_HELP = "With --close: also keys with finished calls. You have looked: the order exists, or the money went back."
+SETTLED_HELP = (
+    "With --close: also close keys with finished calls. You say that you have looked, and that the order exists or the "
+    "money went back."
+)
 RECORD = (
     "Record this result of the step in doubt of one key. A model instance is "
     '\'{"model": "shop.Order", "pk": 59}\'. With --key or --id, also replace a result that a person has recorded.'
@@ -72,7 +75,7 @@ class Command(IdempotencyCommand):
         chosen.add_argument(
             "--id", action="append", type=int, metavar="N", help="The number of a row. May be repeated."
         )
-        chosen.add_argument("--database", help="Database alias. Default: the write alias of the key table.")
+        chosen.add_argument("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()
         one.add_argument("--release", action="store_true", help="Let the next retry make calls in doubt again.")
