@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django_idempotency import Operation, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, Conflicted, InDoubt
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import a_claim, claim_and_commit
+from tests.claims import a_claim, claim_and_commit, expire
 from tests.contracts.races import SNAPSHOT, attempt, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import eventually
@@ -146,6 +147,28 @@ def test_a_key_that_was_freed_and_is_used_again_locks_the_gaps_beside_it(store: 
     finally:
         reader.close()
     assert isinstance(attempt(store, key="another"), Claimed)
+
+
+def test_without_deadlock_detection_one_rival_takes_an_expired_key_over(store: Store, in_threads: Threads) -> None:
+    """A rival locks the row at once, and never after a weaker lock. So no two rivals wait for each other."""
+    assert attempt(store) is not None
+    expire()
+    barrier = Barrier(10, timeout=60)
+
+    def race(number: int) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 2")
+        barrier.wait()
+        return attempt(store)
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL innodb_deadlock_detect = OFF")
+    try:
+        outcomes = in_threads(10, race)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL innodb_deadlock_detect = ON")
+    assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1, outcomes
 
 
 def test_an_error_about_anything_else_is_no_duplicate(store: Store) -> None:
