@@ -12,7 +12,7 @@ from ..base import DatabasesCommand, counted
 class Command(DatabasesCommand):
     help = (
         "Delete expired idempotency keys, in short transactions. For cron. Exit status: 0 done, or stopped by a limit; "
-        "1 error; 3 keys need attention, with --fail-on-stuck; 128 plus the signal's number if a signal ended the run."
+        "1 error; 3 see --fail-on-stuck; 128 plus the signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
