@@ -40,21 +40,20 @@ __all__ = ["KeyCollector", "install"]
 
 STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (IN_DOUBT.condition, "Keys with a step of unknown outcome, which no worker holds."),
-    "half_done": (HALF_DONE.condition, "Keys with a finished external call, whose operation did not end."),
-    "stuck": (HARMLESS, "Keys whose worker died or is too slow, and that have called nothing outside."),
+    "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
+    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and no end of the operation."),
+    "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
 }
 """A stuck key with a call is not counted as stuck, but as in doubt or half done, which is more urgent."""
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "Seconds since the oldest of them was claimed first; 0: none." for name in STATES},
-    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode, or have written the key "
-    "table under an advisory lock of yours.",
-    "oldest_atomic_in_flight_seconds": "PostgreSQL only: seconds since the oldest of them began; 0: none. "
-    "Missing if your role may not know: use the role of the application, or a member of pg_read_all_stats.",
-    "cleanup_lag_seconds": "Seconds since the oldest key that cleanup would delete expired; 0: none.",
-    "database_unavailable": "1 if this scrape could not ask the database; 0 if it could.",
-    "age_seconds": "Seconds since the other gauges were read. They stay as they were until the database answers.",
+    **{f"oldest_{name}_seconds": "Age of the oldest such key, since its first claim; 0: none." for name in STATES},
+    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
+    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest such transaction; 0: none. "
+    "Missing if the role is neither the application's nor a member of pg_read_all_stats.",
+    "cleanup_lag_seconds": "Time since the oldest key that a cleanup would delete expired; 0: none.",
+    "database_unavailable": "1 if this scrape could not ask the database, else 0.",
+    "age_seconds": "Time since the other gauges were read. They keep their values until the database answers.",
 }
 logger = logging.getLogger("django_idempotency")
 

@@ -21,16 +21,15 @@ key_event = Signal(use_caching=True)  # every request asks whether the signal ha
         "replayed": a retry got the stored response.
         "conflicted": a duplicate came while the first request was still running.
         "mismatched": a request used the key of another request: their fingerprints differ.
-        "missing": an endpoint that requires a key got a request without one. It was refused with 400.
-        "invalid": a request came with a text that is no usable key. It was refused with 400.
-        "too_old": an endpoint with `late_keys="refuse"` got a key that is not known and too old. It was refused.
-        "replay_refused": a retry found a stored response, and the project's `may_replay` kept it back.
-        "busy": the store did not answer in time. Nothing has run, and it is not known whether the key was used before.
+        "missing": a request had no key, and was refused with 400.
+        "invalid": a request had no usable key, and was refused with 400.
+        "too_old": with `late_keys="refuse"`: the key was unknown and too old, and was refused.
+        "replay_refused": a retry found a stored response, and `may_replay` refused it.
+        "busy": the store did not answer in time. Nothing has run.
         "released": the run ended without a final result. The next retry runs again, unless a call in doubt holds the
             key.
-        "taken_over": leased mode, instead of "claimed": the lease of an earlier attempt had lapsed, and this attempt
-            takes its place.
-        "held": a request was refused, or has failed, because it is unknown what took effect. A person has to find out.
+        "taken_over": leased mode, instead of "claimed": this attempt takes over from an attempt whose lease was over.
+        "held": a request was refused or has failed, because it is unknown what took effect. A person must find out.
         "purged": a cleanup has ended.
 
     using: database alias.

@@ -56,13 +56,13 @@ class DatabasesCommand(IdempotencyCommand):
         either.add_argument(
             "--database",
             action="append",
-            help="Database alias. May be repeated. Default: the alias that keys are written to.",
+            help="Database alias; default: the write alias. May be repeated.",
         )
         either.add_argument(
             "--all-databases",
             action="store_true",
-            help="Every alias on which the database routers allow the key table, one after the other. An alias that "
-            "fails does not stop the others: its error goes to stderr, and the exit status is 1.",
+            help="Every alias on which the database routers allow the key table. If an alias fails, the command goes "
+            "on with the next one, and the exit status is 1.",
         )
         parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
         parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")

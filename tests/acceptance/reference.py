@@ -44,6 +44,8 @@ COMMANDS = (
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
 )
+OF_DATABASES = ("database", "all_databases", "dry_run", "max_seconds")
+"""Arguments that two commands share: the page describes them once."""
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
 
@@ -210,9 +212,13 @@ def section(found: re.Match[str], known: Collection[str]) -> str:
 def command(name: str) -> str:
     """A management command: its help, its arguments without those of every command."""
     parser = import_module(f"django_idempotency.management.commands.{name}").Command().create_parser("manage.py", name)
-    lines = [parser.description or "", "", "| Argument | Meaning |", "|---|---|"]
+    lines = [parser.description or "", ""]
     own = [action for action in parser._actions if action.dest not in DJANGOS_OWN]
-    lines += [f"| `{argument(action)}` | {cell(str(action.help) % vars(action))} |" for action in own]
+    if name == "recover_idempotency_keys":
+        shared = [action for action in own if action.dest in OF_DATABASES]
+        lines.append(f"* {', '.join(f'`{argument(action)}`' for action in shared)}: as for `cleanup_idempotency_keys`.")
+        own = [action for action in own if action not in shared]
+    lines += [f"* `{argument(action)}`: {cell(str(action.help) % vars(action))}" for action in own]
     return "\n".join(lines)
 
 
@@ -269,28 +275,31 @@ def exceptions() -> str:
 
 
 def signals() -> str:
-    """Each event of the signal, with its text in the code, and the level of its log record."""
+    """Each event of the signal, with its text in the code, and the levels of the log records."""
     from django_idempotency import signals as module
     from django_idempotency.engine import events
 
-    lines = ["| `event` | Sent when | Level of the log record |", "|---|---|---|"]
+    lines = ["| `event` | Sent when |", "|---|---|"]
     source = inspect.getsource(module).partition("key_event = ")[2]
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
-        level = logging.getLevelName(events.LEVELS.get(name, logging.INFO))
         told = " ".join(text.split())
-        lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} | {level} |")
-    return "\n".join(lines)
+        lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} |")
+    levels = ", ".join(f"`{name}` {logging.getLevelName(level)}" for name, level in events.LEVELS.items())
+    return "\n".join([*lines, "", f"Levels of the log records: {levels}; all others INFO."])
 
 
 def metrics() -> str:
     """Each metric as a scrape names it."""
     from django_idempotency import metrics as module
 
-    lines = ["| Metric | Labels | Meaning |", "|---|---|---|"]
-    lines.append("| `idempotency_key_outcomes_total` | `operation`, `outcome` | How often: each [event](#signals). |")
-    lines.append("| `idempotency_keys_purged_total` | `database` | Expired keys that this process has deleted. |")
-    lines += [f"| `idempotency_keys_{name}` | `database` | {cell(text)} |" for name, text in module.GAUGES.items()]
-    return "\n".join(lines)
+    meanings = {"idempotency_key_outcomes_total": "How often each [event](#signals) happened."}
+    meanings["idempotency_keys_purged_total"] = "Expired keys that this process has deleted."
+    meanings |= {f"idempotency_keys_{name}": text for name, text in module.GAUGES.items()}
+    told: dict[str, list[str]] = {}  # several metrics may have one meaning
+    for name, text in meanings.items():
+        told.setdefault(text, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {cell(text)} |" for text, names in told.items()]
+    return "\n".join(["| Metric | Meaning |", "|---|---|", *rows])
 
 
 def cell(text: str) -> str:

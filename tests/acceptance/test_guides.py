@@ -162,20 +162,6 @@ def test_tenants_share_no_keys(run: Any, ann: Any, rf: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_runbook_finds_what_needs_attention(run: Any) -> None:
-    """Stuck, in doubt and half done, and none of the others."""
-    for status in ("completed", "in_progress", "failed"):
-        create_key(status, status=status)
-    rows = [create_key("stuck", status="abandoned"), create_key("charged", steps={"charge": 7})]
-    rows.append(create_key("doubt", in_doubt=["refund"], scope="7"))
-    assert run("docs/runbook.md", "shop/attention.py").report() == {
-        rows[0].pk: ["POST orders/ stuck of anonymous"],
-        rows[1].pk: ["POST orders/ charged of anonymous", 'call charge: done {"value": 7}'],
-        rows[2].pk: ["POST orders/ doubt of 7", "call refund: IN DOUBT"],
-    }
-
-
-@pytest.mark.django_db
 def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway

@@ -119,6 +119,16 @@ def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> 
     assert told.startswith("0\n"), told
 
 
+def test_each_alert_names_a_page_and_a_heading_that_exist() -> None:
+    """A placeholder that a project replaces shows where its own text can begin."""
+    for rule in rules():
+        if "alert" in rule:
+            page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+            headings = re.findall(r"(?m)^#+ (.*)", (ROOT / page).read_text())
+            names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert not anchor or anchor in names, rule["alert"]
+
+
 @promtool_only
 def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None:
     """After an hour. The replay rate is a share of all requests."""

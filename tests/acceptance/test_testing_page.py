@@ -28,15 +28,6 @@ def test_the_endpoint_is_proved(run, serve, client):
 
 
 @pytest.mark.django_db
-def test_a_made_key_is_replayed(run, serve, client, django_user_model):
-    """The documented test passes with the README's view."""
-    serve(path("orders/", run("README.md", "shop/views.py").create_order))
-    run("docs/testing.md", "shop/tests/test_retries.py").test_a_late_retry_gets_the_first_answer(
-        client, django_user_model
-    )
-
-
-@pytest.mark.django_db
 def test_the_leased_example_survives_each_crash(run, serve, client, gateway):
     """The documented tests pass with the documented view: stopped at each step, and half done."""
     sys.modules["shop"].gateway = gateway

@@ -36,7 +36,7 @@ from tests.benchmarks.page import with_part
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests", "cores")
+ON_THE_PAGE = ("requests",)
 """The parts whose tables the page shows. `figures.md` has all of them."""
 MODULES = requests, peers, server, cores, growth, cleanup, traffic, elsewhere
 PARTS = {part.__name__.rpartition(".")[2]: part for part in MODULES}

@@ -12,15 +12,15 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
     bare, bare_far = near["bare view"], far["bare view"]
     (alone,) = (one.rate for one in cleaned if one.name == cleanup.ALONE)
     lines = (
-        f"**A first request** has two statements and no round trip more than a view with one INSERT. It takes "
-        f"×{first.ratio(bare):.2f} the view's time, and ×{far[first.name].ratio(bare_far):.2f} when the database is "
-        "0.5 ms away.",
-        f"**A replay** takes ×{replay.ratio(bare):.2f} and ×{far[replay.name].ratio(bare_far):.2f}. Like a mismatch "
-        "and a conflict, it has two round trips and writes nothing.",
+        f"**A first request** has two statements and no round trip more than a view with one INSERT. The request "
+        f"takes ×{first.ratio(bare):.2f} the view's time, and ×{far[first.name].ratio(bare_far):.2f} when the database "
+        "is 0.5 ms away.",
+        f"**A replay** takes ×{replay.ratio(bare):.2f} and ×{far[replay.name].ratio(bare_far):.2f}. A replay, a "
+        "mismatch and a conflict have two round trips and write nothing.",
         f"**The worker's CPU** is ×{first.cpu_ratio(bare):.2f} for a first request and ×{replay.cpu_ratio(bare):.2f} "
         "for a replay.",
         f"**Leased mode** takes {leased.round_trips:.0f} round trips and ×{leased.ratio(bare):.1f}, for a call and a "
-        "write. It is made for calls that take a hundred milliseconds.",
+        "write. The mode is made for calls that take a hundred milliseconds.",
         "**A key** takes about [600 bytes](performance.md#rows-and-bytes) with a small response. Cleanup deletes "
         f"{alone / 1000:.0f},000 keys per second. The size of the table changes nothing.",
     )

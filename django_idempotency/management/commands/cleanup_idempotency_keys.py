@@ -11,9 +11,8 @@ from ..base import DatabasesCommand, counted
 
 class Command(DatabasesCommand):
     help = (
-        "Delete expired idempotency keys in batches, each in a short transaction of its own. For cron. "
-        "Exit status: 0 done (or stopped by a limit), 1 error, 3 with --fail-on-stuck if keys need attention, 128 plus "
-        "the signal's number if stopped by a signal."
+        "Delete expired idempotency keys, in short transactions. For cron. Exit status: 0 done, or stopped by a limit; "
+        "1 error; 3 see --fail-on-stuck; 128 plus the signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -22,7 +21,7 @@ class Command(DatabasesCommand):
             "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
         )
         parser.add_argument("--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches.")
-        attention = "Exit with status 3 if there are keys that are stuck, in doubt or half done."
+        attention = "Exit with status 3 if keys are stuck, in doubt or half done."
         parser.add_argument("--fail-on-stuck", action="store_true", help=attention)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:

@@ -12,20 +12,19 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 
 class Command(IdempotencyCommand):
     help = (
-        "Delete what is stored about one caller, or under one key of this caller: the next request with such a "
-        "key runs again. Without --apply, the keys are only counted. Keys in progress, in doubt or half done are kept: "
-        "decide about them first, by resolve_idempotency_keys. The log gets the numbers. Exit status: 0 done, 1 error, "
-        "3 keys were kept."
+        "Delete what is stored about one caller: the next request with such a key runs again. Without --apply, the "
+        "command only counts the keys. Keys in progress, in doubt or half done are kept: first decide about them with "
+        "resolve_idempotency_keys. Exit status: 0 done, 1 error, 3 keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
-        caller.add_argument("--user", metavar="NAME", help="The user with this name, through any OAuth client.")
+        caller.add_argument("--user", metavar="NAME", help="The user with this name.")
         caller.add_argument("--scope", help="The caller, as the admin shows it, or as the view's scope= returns it.")
-        parser.add_argument("--key", help="Only this key of the caller. Default: all keys of the caller.")
+        parser.add_argument("--key", help="Only this key. Default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only this operation, such as 'POST orders/'.")
-        parser.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
-        parser.add_argument("--apply", action="store_true", help="Delete. Without it, nothing is changed.")
+        parser.add_argument("--database", help="Database alias; default: the write alias.")
+        parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["operation"] is not None and options["key"] is None:

@@ -18,28 +18,27 @@ FORMATS = {"table": as_table, "markdown": as_markdown}
 
 class Command(IdempotencyCommand):
     help = (
-        "List the project's unsafe routes, protected or not, from its URLconf. The admin and format suffixes are left "
-        "out, unless --all is given. No view is called, no database is read. --format markdown "
-        "prints the specification to publish for your clients. Exit status: 0 listed, 1 unprotected "
-        "routes were found and --fail-on-unprotected was given, 2 the list could not be made."
+        "List the unsafe routes of the project's URLconf, protected or not. No view is called, and no database is "
+        "read. Exit status: 0 listed, 1 unprotected routes were found and --fail-on-unprotected was given, 2 the list "
+        "could not be made."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--format", choices=FORMATS, default="table", help="Output format (%(default)s).")
-        add("--all", action="store_true", help="Also list and judge Django's admin and suffixes such as orders.json.")
+        add("--format", choices=FORMATS, default="table", help="The format (%(default)s). markdown is for clients.")
+        add("--all", action="store_true", help="Also list Django's admin, and suffixes such as orders.json.")
         add("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
         add(
             "--fail-on-unprotected",
             action="store_true",
-            help="For CI: status 1 if a route is neither protected nor allowed.",
+            help="For CI: exit with status 1 if a route is neither protected nor allowed.",
         )
         allow = (
-            "Endpoints that may be unprotected: a route, a method and route, or a view's dotted name, such as "
-            "'admin/*', 'DELETE *', 'django.contrib.admin.*'. May be repeated. * ? and [] match as in a shell."
+            "Routes that may be unprotected, by route, method and route, or the view's dotted name: 'hooks/*', "
+            "'DELETE *', 'shop.views.*'. May be repeated."
         )
         add("--allow", action="append", default=[], metavar="PATTERN", help=allow)
-        add("--allow-file", type=Path, metavar="FILE", help="More such patterns, one to a line. # begins a comment.")
+        add("--allow-file", type=Path, metavar="FILE", help="A file of such patterns, one on each line.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

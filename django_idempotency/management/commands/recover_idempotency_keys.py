@@ -12,10 +12,9 @@ from ..base import DatabasesCommand, counted, several
 
 class Command(DatabasesCommand):
     help = (
-        "Ask reconcile about each idempotency key that needs attention, in the place of a client that does not come "
-        "back: complete the key, record what took effect, or leave the key and say why. For cron. Prints one line for "
-        "each key. Exit status: 0 nothing is left, 1 error or a reconcile raised, 3 keys are left that need attention, "
-        "128 plus the signal's number if stopped by a signal."
+        "Ask reconcile about each idempotency key that needs attention, in place of a client that does not come back. "
+        "For cron. Prints one line for each key. Exit status: 0 no key is left, 1 error or a reconcile raised, 3 keys "
+        "are left, 128 plus the signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,11 +24,11 @@ class Command(DatabasesCommand):
             type=float,
             default=OLDER_THAN.total_seconds(),
             metavar="S",
-            help="Only keys whose state has not changed for S seconds (%(default)s): the client's retries come first.",
+            help="Only keys whose state has not changed for S seconds (%(default)s).",
         )
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
-        module = "Import this module first, so that its views and functions are found. May be repeated."
+        module = "Import this module first, to find its views and functions. May be repeated."
         parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:

@@ -27,10 +27,13 @@ REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
 LOOKED_HELP = (
-    "With --release: also keys whose policy is not retry, or with a write in doubt. You have looked: what is in doubt "
-    "did not take effect."
+    "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
+    "looked, and that what is in doubt did not take effect."
 )
-SETTLED_HELP = "With --close: also keys with finished calls. You have looked: the order exists, or the money went back."
+SETTLED_HELP = (
+    "With --close: also close keys with finished calls. You say that you have looked, and that the order exists or the "
+    "money went back."
+)
 SHOWN = 200
 """Characters of the result of a step."""
 
@@ -54,33 +57,31 @@ class Choice(NamedTuple):
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention, and decide about them, as the admin does, in bulk and in scripts. "
-        "Without --release or --close the keys are listed. With one of them, what would be decided is said; "
-        "with --apply too, exactly the listed keys are decided about. Each line begins with the number of the key's "
-        "row, for --id, and names the caller. Each decision is kept with its key: who, when, why. Exit status, also "
-        "without --apply: 0 done, 1 error, 3 a key was refused or passed over, or the options select nothing."
+        "List idempotency keys that need attention. Decide about exactly the listed keys with --release or --close, "
+        "and with --apply. Each line begins with the number for --id, and names the caller. Exit status, also "
+        "without --apply: 0 done, 1 error, 3 a key was refused or passed over, or no key is selected."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         chosen = parser.add_argument_group("which keys (all given options must apply)")
-        chosen.add_argument("--operation", action="append", help="Operation, such as 'POST pay/'. May be repeated.")
-        chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all of them.")
+        chosen.add_argument("--operation", action="append", help="Such as 'POST pay/'. May be repeated.")
+        chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
-        chosen.add_argument("--key", help="A key, or its reference in the log; also a key that needs no attention.")
-        chosen.add_argument("--id", action="append", type=int, metavar="N", help="Number of a row, as --key.")
-        chosen.add_argument("--database", help="Database alias. Default: the alias that keys are written to.")
+        chosen.add_argument("--key", help="A key or its reference in the log, also without need of attention.")
+        chosen.add_argument(
+            "--id", action="append", type=int, metavar="N", help="The number of a row. May be repeated."
+        )
+        chosen.add_argument("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()
-        one.add_argument("--release", action="store_true", help="The next retry makes calls in doubt again.")
-        one.add_argument("--close", type=int, metavar="STATUS", help="Retries get this status, 200 to 499.")
+        one.add_argument("--release", action="store_true", help="Let the next retry make calls in doubt again.")
+        one.add_argument("--close", type=int, metavar="STATUS", help="Answer retries with this status, 200 to 499.")
         decision.add_argument(f"--{LOOKED}", action="store_true", help=LOOKED_HELP)
         decision.add_argument(f"--{SETTLED}", action="store_true", help=SETTLED_HELP)
-        decision.add_argument(
-            "--body", default="", help="With --close. JSON, if it begins with {, [ or a double quote."
-        )
-        decision.add_argument("--reason", default="", help="Why, or the ticket. Kept with each key.")
-        decision.add_argument("--by", default="", help="Who decides. Kept with each key.")
-        decision.add_argument("--apply", action="store_true", help="Decide. Without it, nothing is changed.")
+        decision.add_argument("--body", default="", help="With --close. JSON if it begins with {, [ or a double quote.")
+        decision.add_argument("--reason", default="", help="Why, or the ticket.")
+        decision.add_argument("--by", default="", help="Who decides.")
+        decision.add_argument("--apply", action="store_true", help="Carry the decision out.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
