@@ -416,7 +416,8 @@ def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resou
     """The type and the id to keep. Raises `IdempotencyConfigurationError` for what cannot be kept and found again."""
     if isinstance(what, models.Model):
         # An instance has its own id, once it is saved.
-        what, id_ = what._meta.label_lower, None if id_ is not None or what.pk is None else str(what.pk)
+        id_ = None if id_ is not None or what.pk is None else str(what.pk)
+        what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""
     typed = isinstance(what, str) and _fits(what, MAX_TYPE) and not any(c.isspace() for c in what)
     if not (typed and _fits(text, MAX_ID)):
