@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -23,7 +22,7 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.keys import derived_key, key_reference
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.heard import heard
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
@@ -110,11 +109,6 @@ class TestHandle:
         with pytest.raises(IdempotencyConfigurationError, match="status_url are for leased mode"):
             seen(post, "/atomic", lambda operation: operation.status_url)
 
-    def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
-        """It will be a step when the view becomes a leased one."""
-        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
-            seen(post, "/atomic", lambda operation: operation.derive_key(""))
-
 
 class TestReferTo:
     @pytest.mark.parametrize("where", ["/atomic", "/leased"])
@@ -126,12 +120,6 @@ class TestReferTo:
 
         assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
         assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
-
-    @pytest.mark.parametrize("type_", ["t", "t" * 100], ids=["short", "long"])
-    @pytest.mark.parametrize("id_", ["59", 59, UUID(int=59), "x" * 255])
-    def test_so_is_a_type_and_an_id(self, post: Post, type_: str, id_: Any) -> None:
-        seen(post, "/atomic", lambda operation: operation.refer_to(type_, id_))
-        assert (row().resource_type, row().resource_id) == (type_, str(id_))
 
     @pytest.mark.parametrize(
         ("args", "advice"),
@@ -201,13 +189,6 @@ class TestFetch:
         assert seen(post, "/leased", view) == {"euro": 1.5, "day": 1}
         assert SEEN == [{"rate": {"euro": 1.5, "day": 1}}] * 2
 
-    def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
-        """It is never in doubt: the retry reads again."""
-        with pytest.raises(Broken):
-            seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
-        assert IdempotencyStep.objects.count() == 0
-        assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
-
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
 
@@ -221,20 +202,6 @@ class TestFetch:
 
 @pytest.mark.django_db(transaction=True)
 class TestAsync:
-    def test_a_view_fetches_and_refers(self, post: Post) -> None:
-        """With `def` and with `async def` functions."""
-
-        async def rate(euro: float, *, day: int) -> list[float]:
-            return [euro, day]
-
-        async def view(operation: Any) -> Any:
-            await operation.arefer_to("order", 59)
-            rates = await operation.afetch("rate", rate, 1.5, day=1)
-            return rates, await operation.afetch("days", dict, [("a", 1)], b=2), operation.resource
-
-        assert seen(post, "/async/leased", view) == ([1.5, 1], {"a": 1, "b": 2}, ("order", "59"))
-        assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
-
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
         async def view(operation: Any) -> Any:
             rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
@@ -281,10 +248,6 @@ class TestOnce:
 
     def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
         assert run_once(with_default, scope="s", key="k").value == "mine"
-
-    def test_work_without_a_signature_is_called_as_before(self) -> None:
-        """Some functions of C have none."""
-        assert run_once(dict, scope="s", key="k", operation="o").value == {}
 
     def test_leased_work_gets_it_in_any_case(self) -> None:
         assert run_once(lambda anything: anything.key, scope="s", key="k", operation="o", lease=60).value == "k"

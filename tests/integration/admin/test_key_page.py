@@ -153,13 +153,6 @@ class TestEncrypted:
         assert "&quot;attempt&quot;: 2" in text
         assert "application/json" in text
 
-    def test_errors_of_before_the_setting_are_shown_to_both(self, post: Post, settings: Any) -> None:
-        """As they were: switching encryption on hides no text that is plain in the table."""
-        settings.IDEMPOTENCY = {}
-        self.fail_after_the_charge(post)
-        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-        assert [page_of(row(), *may).count("Broken: it broke") for may in ((), (SECRETS,))] == [2, 2]
-
     @pytest.mark.parametrize("setting", [{"ENCRYPTION_KEYS": [NEW]}, {}], ids=["another key", "switched off"])
     def test_what_cannot_be_decrypted_says_so(self, post: Post, settings: Any, setting: Any) -> None:
         """In its place: the rest of the page is what an operator needs."""
