@@ -16,7 +16,6 @@ from django_idempotency import NotResolvable
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import (
     Resolved,
-    cleanup_idempotency_keys,
     close_with,
     record_outcome,
     release_for_retry,
@@ -29,7 +28,7 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.admin_pages import make_key
 from tests.at_rest import OLD
-from tests.expired import make_keys, make_leased
+from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -247,16 +246,6 @@ class TestTrail:
     def test_unknown_names_are_left_out(self) -> None:
         """What is known is shown."""
         assert decisions_of(make_key(decisions=json.dumps([LATER, *UNREADABLE]))) == [Decision(**KNOWN)]
-
-    @pytest.mark.parametrize("entry", [LATER, *UNREADABLE])
-    def test_cleanup_goes_on(self, entry: Any) -> None:
-        """The trail of a stuck key stays as it was."""
-        make_keys(2)
-        make_leased("key", "in_progress", lapsed=True, call=False)
-        IdempotencyKey.objects.filter(key="key").update(decisions=json.dumps([entry]))
-        cleaned = cleanup_idempotency_keys()
-        assert (cleaned.deleted, cleaned.unstuck) == (2, 1)
-        assert self.trail() == [entry]
 
     def test_decisions_go_on(self) -> None:
         make_leased("key", "failed", doubt=True)

@@ -240,6 +240,7 @@ DANGER = "the customer may be charged twice"
 LOOKED = "I looked in the other side&#x27;s books"
 SETTLED = "The finished calls are settled"
 HALF = r'{"\ud800": "\udfff"}'
+"""JSON with two halves of surrogate pairs."""
 
 
 def statuses() -> list[str]:
