@@ -22,7 +22,7 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.keys import derived_key, key_reference
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
@@ -198,6 +198,13 @@ class TestFetch:
             return operation.results == {"charge": "ch_1", "order": order}
 
         assert seen(post, "/leased", view) is True
+
+    def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
+        """It is never in doubt: the retry reads again."""
+        with pytest.raises(Broken):
+            seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
+        assert IdempotencyStep.objects.count() == 0
+        assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
 
 
 @pytest.mark.django_db(transaction=True)

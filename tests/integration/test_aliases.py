@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 
-from django_idempotency import Operation, OutcomeUnknown, idempotent, run_once
+from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
 from django_idempotency.engine.stores import alias_for
 from django_idempotency.maintenance import (
     Forgotten,
@@ -231,3 +231,18 @@ class TestLookingForKeys:
         except CommandError as error:
             returned = error.returncode
         assert (returned, in_doubt().exists()) == (status, status == 3)
+
+
+def test_a_leased_view_without_a_key() -> None:
+    before = depths()
+    seen: list[Any] = []
+
+    @idempotent(lease=60, using="other", required=False)
+    def view(request: HttpRequest) -> HttpResponse:
+        operation = get_operation(request)
+        seen.append(operation.write("look", lambda *, extra: (depths(), extra), extra="kept"))
+        seen.append(operation.call("ask", lambda *, extra: extra, extra="kept"))
+        return HttpResponse()
+
+    view(RequestFactory().post("/"))
+    assert seen == [((before[0], before[1] + 1), "kept"), "kept"]

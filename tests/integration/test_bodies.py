@@ -190,3 +190,10 @@ def test_the_parameters_of_a_files_type_are_part_of_the_request(rf: RequestFacto
     assert len({seen(kind, b"B") for kind in kinds}) == 4
     assert seen(kinds[3], b"B", b"another name") != seen(kinds[3], b"B")
     assert seen(kinds[3], b"B") == seen(kinds[3], b"C")
+
+
+def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestFactory) -> None:
+    """It replaces the stream, and leaves the headers."""
+    request: Any = rf.generic("POST", "/", b"sixsix", headers={"Content-Encoding": "gzip"})
+    request._stream = BytesIO(b"six")
+    assert of(request)

@@ -202,3 +202,13 @@ def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> N
     assert same(answers[0], answers[2])
     assert IdempotencyKey.objects.get().operation.startswith("PATCH ")
     assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is function else 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls("tests.integration.test_pipeline")
+@pytest.mark.parametrize("name", ["KEY_VALIDATOR", "ERROR_RESPONSE"])
+def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
+    """On the first request at the latest."""
+    settings.IDEMPOTENCY = {name: is_allowed}
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
+        client.post("/plain", headers={"Idempotency-Key": "k"})

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -97,3 +98,14 @@ def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -
         request.resolver_match = ResolverMatch(view, (), {})
         answers.append(idempotent(view)(request).content)
     assert answers == [b"first", b"second"]
+
+
+def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
+    """By position and by name, as a synchronous one."""
+
+    @idempotent
+    async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(f"{args} {kwargs}")
+
+    response = async_to_sync(view)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
+    assert response.content == b"(59,) {'shop': 'x'}"
