@@ -125,12 +125,9 @@ class TestReferTo:
         ("args", "advice"),
         [
             (("", "59"), "a type of 1 to 100 characters without spaces"),
-            (("t" * 101, "59"), "a type of 1 to 100 characters without spaces"),
             (("an order", "59"), "a type of 1 to 100 characters without spaces"),
-            (("order\x00", "59"), "a type of 1 to 100 characters without spaces"),
             ((59,), "give a saved model instance, or a type"),
             (("order",), "give the id as a str, an int or a UUID"),
-            (("order", ""), "give the id as a str, an int or a UUID"),
             (("order", "x" * 256), "of 1 to 255 characters"),
             (("order", "5\n9"), "without control characters"),
             (("order", True), "give the id as a str, an int or a UUID"),

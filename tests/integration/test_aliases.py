@@ -246,3 +246,18 @@ def test_a_leased_view_without_a_key() -> None:
 
     view(RequestFactory().post("/"))
     assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_work_without_protection(leased: bool) -> None:
+    """Switched off, the transactions stay where they were."""
+    before = depths()
+
+    def work(operation: Operation | None = None) -> Any:
+        return depths() if operation is None else (operation.attempt, operation.write("look", depths))
+
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        options: dict[str, Any] = {"using": "other", "operation": "look", **({"lease": 60} if leased else {})}
+        result = run_once(work, scope="s", key="k", **options)
+    expected: Any = (before[0], before[1] + 1)
+    assert (result.value, result.replayed) == ((1, expected) if leased else expected, False)

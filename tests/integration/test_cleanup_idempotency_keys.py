@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test import override_settings
 
@@ -137,6 +137,22 @@ class TestSeveralDatabases:
         message = r"DATABASE_ROUTERS allow the key table on no database\. Let allow_migrate\(\) return True\."
         with override_settings(DATABASE_ROUTERS=["tests.routers.NoKeys"]), pytest.raises(CommandError, match=message):
             run("--all-databases")
+
+    def test_a_signal_ends_it_before_the_next_database(self) -> None:
+        """The running batch is finished."""
+        make_keys(1)
+        make_keys(1, using="other")
+
+        class Interrupted(io.StringIO):
+            def write(self, text: str) -> int:
+                signal.raise_signal(signal.SIGINT)
+                return super().write(text)
+
+        out = Interrupted()
+        with pytest.raises(SystemExit) as caught:
+            call_command("cleanup_idempotency_keys", all_databases=True, stdout=out)
+        assert (caught.value.code, out.getvalue()) == (130, "default: Deleted 1 expired idempotency key.\n")
+        assert IdempotencyKey.objects.using("other").exists()
 
 
 @pytest.mark.django_db(transaction=True)

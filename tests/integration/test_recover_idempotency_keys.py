@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 
+from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 
@@ -86,3 +89,21 @@ def test_a_dry_run_says_what_would_be_asked() -> None:
         "Need attention: 1.\n",
         3,
     )
+
+
+def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
+    """The key at hand is completed."""
+    with pytest.raises(Broken):
+        client.post("/pay/reconcile", headers={"Idempotency-Key": "k2"})
+
+    def stopped(operation: Any) -> HttpResponse:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return HttpResponse()
+
+    HOOKS["reconcile"] = stopped
+    out = io.StringIO()
+    with pytest.raises(SystemExit) as caught:
+        call_command("recover_idempotency_keys", "--older-than=0", stdout=out)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert out.getvalue().endswith("Stopped early: more may be left. Need attention: 1.\n")
+    assert sorted(IdempotencyKey.objects.values_list("status", flat=True)) == ["completed", "failed"]

@@ -166,18 +166,14 @@ class TestDecisions:
         (["--record=call", "--key=k"], "write STEP=JSON"),
         (["--record=call=ch_1", "--key=k"], "not JSON"),
         (["--record=call=[" + "[" * 100_000, "--key=k"], "not JSON"),
-        (["--record=call=NaN", "--key=k"], "not JSON"),
         (['--record=call={"value": {"id": "ch_1"}}', "--key=k"], "Enter only what stands inside"),
         (['--record=call={"model": "shopapp.Order", "pk": 0}', "--key=k"], "no shopapp.Order with the primary key 0"),
-        (['--record=call={"model": "shopapp.Order", "pk": {}}', "--key=k"], "no shopapp.Order with the primary key {}"),
         (['--record=call="' + "x" * 1024**2 + '"', "--key=k"], "the result of a step takes 10485"),
         (["--close=200", '--body={"id": 1', "--key=k"], "not JSON: Expecting ',' delimiter"),
-        (["--close=200", "--body={'id': 1}", "--key=k"], "not JSON"),
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
         (["--close=500", "--key=k"], "is no final answer"),
         (["--release", "--key=k", "--database=gone"], "database 'gone', which does not exist"),
         (["--release", "--key=k", "--apply", "--reason= "], "--reason is missing"),
-        (["--release", "--key=k", "--apply", "--by="], "--by is missing"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_key_is_looked_for(arguments: list[str], message: str) -> None:

@@ -9,11 +9,13 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.urls import path
 
-from django_idempotency import IdempotencyConfigurationError, idempotent
+from django_idempotency import IdempotencyConfigurationError, Operation, idempotent, run_once
+from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import HOOKS, hooked
 from tests.leases import Broken, as_if_killed, breaks
 
 Post = Callable[..., Any]
+LEASED: dict[str, Any] = {"lease": 60, "operation": "o"}
 urlpatterns = [path("poll", idempotent(lease=60, in_progress_status=202)(hooked))]
 """Without the status page."""
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -88,3 +90,18 @@ class TestStatusPage:
         HOOKS["view"] = lambda request: post("/poll")
         with pytest.raises(IdempotencyConfigurationError, match=r'include\("django_idempotency.urls"\)'):
             post("/poll")
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_its_address_is_of_one_row(self, client: Any) -> None:
+        """A row with one of the two hashes is another request. So is the same key on another alias."""
+        other = IdempotencyKey.objects.using("other")
+        for scope, key, using in (("s", "k2", "other"), ("s2", "k", "other"), ("s", "k", "default")):
+            run_once(lambda operation: None, scope=scope, key=key, using=using, **LEASED)
+            IdempotencyKey.objects.using(using).update(created_at="2020-01-01T00:00Z")
+
+        def address(operation: Operation) -> str | None:
+            other.filter(key="k2").update(scope_hash=other.get(scope="s", key="k").scope_hash)
+            return operation.status_url
+
+        found = run_once(address, scope="s", key="k", using="other", **LEASED).value
+        assert client.get(found).json()["status"] == "completed"
