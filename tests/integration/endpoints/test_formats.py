@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_idempotency import idempotent
+from django_idempotency import Fingerprint, idempotent
 from django_idempotency.keys import from_form_field
 from tests.integration.endpoints.shop import run, tenant, view
 
@@ -72,3 +72,20 @@ def test_c4_what_makes_a_key_unique_is_published(urlconf: Any) -> None:
         "first request: method, path, query string and what tests.integration.endpoints.shop.tenant returns\n" in event
     )
     assert "- Header" not in event
+
+
+def test_c9_what_is_compared_is_published(urlconf: Any) -> None:
+    """What a `Fingerprint` leaves out is told."""
+    chosen = {
+        "without": Fingerprint(exclude=("trace_id", "meta.sent_at")),
+        "chosen": Fingerprint(fields=("amount", "meta"), exclude=("meta.sent_at",), query=False),
+    }
+    views = {name: idempotent(methods=["POST"], fingerprint=given)(view) for name, given in chosen.items()}
+    without, fields = run("--format", "markdown", urlconf=urlconf(**views))[0].split("\n## ")[1:]
+    assert (
+        "first request: method, path, query string, content type and body (JSON and forms up to 128 KiB by their "
+        "values), without trace_id, meta.sent_at\n"
+    ) in without
+    assert (
+        "first request: method, path, content type and the body fields amount, meta, without meta.sent_at\n"
+    ) in fields
