@@ -8,19 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient
-from django.urls import path
-from django.utils.decorators import method_decorator
-from django.views import View
 
-from django_idempotency import idempotent
 from django_idempotency.engine.execution.claiming import LONGEST_PAUSE
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
@@ -28,56 +21,6 @@ from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim
 from tests.servers import ANSWER, DEADLINE, eventually, sessions, uvicorn
 from tests.shopapp.models import Ledger, Order
-
-
-@idempotent
-async def create(request: HttpRequest) -> HttpResponse:
-    order = await Order.objects.acreate()
-    return JsonResponse({"id": order.pk, "loop": asyncio.get_running_loop().is_running()}, status=201)
-
-
-class Handlers(View):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"loop": asyncio.get_running_loop().is_running()})
-
-    @method_decorator(idempotent)
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": (await Order.objects.acreate()).pk})
-
-
-class Bare(Handlers):
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": (await Order.objects.acreate()).pk})
-
-
-urlpatterns = [
-    path("create", create),
-    path("handlers", Handlers.as_view()),
-    path("class", idempotent(Bare.as_view())),
-]
-
-
-@pytest.mark.django_db
-@pytest.mark.urls("tests.concurrency.test_async")
-class TestViews:
-    @pytest.mark.parametrize("path", ["/create", "/handlers", "/class"])
-    def test_once_and_replayed(self, key: str, path: str) -> None:
-        """Functions, handlers, and what `as_view()` returns: Django only marks that as asynchronous."""
-
-        async def twice() -> list[Any]:
-            client = AsyncClient()
-            return [await client.post(path, headers={"Idempotency-Key": key}) for _ in range(2)]
-
-        first, second = async_to_sync(twice)()
-        assert first.content == second.content
-        assert [r.headers["Idempotency-Replayed"] for r in (first, second)] == ["false", "true"]
-        assert Order.objects.count() == 1
-
-    def test_other_methods_pass(self) -> None:
-        """On the event loop, without a thread."""
-        response = async_to_sync(AsyncClient().get)("/handlers")
-        assert response.json() == {"loop": True}
-        assert "Idempotency-Replayed" not in response.headers
 
 
 @pytest.mark.only_on("postgresql")

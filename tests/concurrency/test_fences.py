@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency import ClaimLost
-from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
+from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Conflicted
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.resolution import release_for_retry
@@ -165,33 +165,3 @@ def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
     with pytest.raises(ClaimLost):
         store.journal.start_call(worker, "charge", again=True)
     assert everything()[1] == after[1]
-
-
-def test_one_of_twenty_claims_without_a_transaction(store: Store, in_threads: Callable[..., list[Any]]) -> None:
-    """All others are told that the key is in work."""
-    outcomes = in_threads(20, lambda number: claim_and_commit(store, CLAIM))
-    assert [type(outcome) for outcome in outcomes].count(Claimed) == 1
-    assert [type(outcome) for outcome in outcomes].count(Conflicted) == 19
-
-
-@pytest.mark.parametrize("state", ["abandoned", "failed", "expired"])
-def test_one_of_twenty_takes_over(store: Store, in_threads: Callable[..., list[Any]], state: str) -> None:
-    """The single statements decide nothing about a key that may run again: a transaction does."""
-    worker = a_worker(store)
-    if state == "failed":
-        store.journal.fail(worker, CLAIM, "it broke")
-    elif state == "expired":
-        store.complete(worker, SNAPSHOT, ttl=-1)
-
-    def take_over(wanted: ClaimRequest) -> ClaimOutcome:
-        for _ in range(5):
-            try:
-                return claim_and_commit(store, wanted)
-            except Exception as error:
-                if not store.may_repeat(error):
-                    raise
-        return Conflicted()
-
-    outcomes = in_threads(20, lambda number: take_over(CLAIM))
-    winners = [outcome for outcome in outcomes if isinstance(outcome, Claimed)]
-    assert [winner.attempt for winner in winners] == [2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Barrier
@@ -19,33 +17,10 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, claim_and_commit, expire
 from tests.contracts.races import SNAPSHOT, attempt, isolation, store
 from tests.leases import Broken, lapse
-from tests.servers import eventually
-from tests.shopapp.models import Order
 
 __all__ = ["isolation", "store"]  # fixtures
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.only_on("mysql"), pytest.mark.django_db(transaction=True)]
-WORKER = """
-import sys
-
-import django
-
-django.setup()
-
-from django.db import IntegrityError, connection, transaction
-
-from django_idempotency.engine.stores import store_for
-from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim
-from tests.shopapp.models import Order
-
-connection.settings_dict["NAME"] = sys.argv[1]
-with transaction.atomic():
-    store_for("default").claim(a_claim())
-    Order.objects.create(reference="lost", amount=1)
-    print("claimed", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.mark.usefixtures("isolation")
@@ -107,46 +82,6 @@ def test_an_old_snapshot_does_not_hide_finished_steps(store: Store, in_threads: 
         assert IdempotencyStep.objects.count() == 0
         atomic = a_claim(scope="s", key="k", operation="pay", fingerprint=None)
         assert claimed_with_an_old_snapshot(store, atomic) in (InDoubt(attempt=1), Conflicted(), None)
-
-
-def test_a_killed_worker_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server rolls its transaction back as soon as the connection is gone. Then the next request runs."""
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
-    command = [sys.executable, "-c", WORKER, str(connection.settings_dict["NAME"])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"claimed\n"
-        assert attempt(store) == Conflicted()
-        worker.kill()
-    assert eventually("the key to be free", lambda: isinstance(attempt(store), Claimed))
-    assert Order.objects.count() == 0
-
-
-def test_a_key_that_was_freed_and_is_used_again_locks_the_gaps_beside_it(store: Store, in_threads: Threads) -> None:
-    """As long as the deleted row is not purged. A neighbour conflicts: on MySQL after the lock timeout."""
-
-    def neighbour(number: int) -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute("SET innodb_lock_wait_timeout = 1")
-        return attempt(store, key="another")
-
-    with connection.cursor() as cursor:  # Deleted rows of other tests would make the gaps smaller.
-        cursor.execute(f"ALTER TABLE {IdempotencyKey._meta.db_table} FORCE")
-    reader = connection.copy()
-    try:
-        with reader.cursor() as cursor:  # It keeps the deleted row. Under READ COMMITTED it would have no snapshot.
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        with transaction.atomic():
-            freed = store.claim(a_claim())
-            assert isinstance(freed, Claimed)
-            store.release(freed)
-        with transaction.atomic():
-            assert isinstance(store.claim(a_claim()), Claimed)
-            assert in_threads(1, neighbour) == [Conflicted()]
-    finally:
-        reader.close()
-    assert isinstance(attempt(store, key="another"), Claimed)
 
 
 def test_without_deadlock_detection_one_rival_takes_an_expired_key_over(store: Store, in_threads: Threads) -> None:

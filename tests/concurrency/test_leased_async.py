@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
 from django.urls import path
 
-from django_idempotency import Operation, get_operation, idempotent
+from django_idempotency import get_operation, idempotent
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.shopapp.models import Order
 
 CALLS: list[str] = []
-OPERATIONS: list[Operation] = []
 HOOKS: dict[str, Callable[..., Any]] = {}
 
 
@@ -47,10 +45,8 @@ async def order(reference: str) -> Order:
 
 async def pay(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
-    OPERATIONS.append(operation)
     charged = await operation.acall("charge", HOOKS.get("charge", charge), operation.derive_key("charge"))
     await operation.arenew()
-    await HOOKS.get("between", asyncio.sleep)(0)
     placed = await operation.awrite("order", HOOKS.get("order", order), charged["charge"])
     return JsonResponse({"order": placed.pk, **charged, "attempt": operation.attempt}, status=201)
 
@@ -180,15 +176,3 @@ def test_a_request_that_is_cancelled_twice_releases_the_key(key: str) -> None:
     HOOKS.clear()
     assert send(key, "/briefly").json()["attempt"] == 2
     assert len(CALLS) == 2
-
-
-def test_the_plain_methods_are_refused_on_the_event_loop(key: str) -> None:
-    """By Django itself, before anything is called."""
-
-    async def plain(_: Any) -> None:
-        OPERATIONS[-1].call("plain", CALLS.append, "plain")
-
-    HOOKS["between"] = plain
-    with pytest.raises(SynchronousOnlyOperation):
-        send(key)
-    assert "plain" not in CALLS

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from threading import Barrier, Event
+from threading import Barrier
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
-from django.utils import timezone
 
-from django_idempotency import OperationInProgress
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import Store
 from django_idempotency.engine.stores.innodb import LOCK_WAIT_TIMEOUT
 from django_idempotency.models import IdempotencyKey
 from tests.claims import a_claim, expire
-from tests.concurrency.callers import CALLERS, impatiently, once, order, references
+from tests.concurrency.callers import impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
-from tests.servers import eventually
 from tests.sql import ask
 
 __all__ = ["isolation", "store"]  # fixtures
@@ -168,56 +164,7 @@ class TestOtherIsolationLevels:
         assert attempt(store) == Completed(snapshot=SNAPSHOT)
 
 
-def test_two_purges_share_a_table_that_has_expired_as_a_whole(store: Store, in_threads: Threads) -> None:
-    """For large batches of it the optimizer prefers to read the table, and the first purge would lock all of it."""
-    past = timezone.now() - timedelta(days=1)
-    IdempotencyKey.objects.bulk_create(
-        IdempotencyKey(
-            key_hash=number,
-            scope_hash=0,
-            status=IdempotencyKey.Status.COMPLETED,
-            created_at=past,
-            updated_at=past,
-            expires_at=past,
-        )
-        for number in range(2000)
-    )
-    barrier = Barrier(2, timeout=30)
-
-    def purge(number: int) -> int:
-        with transaction.atomic():
-            deleted = store.purge(1000)[0]
-            barrier.wait()
-            return deleted
-
-    assert in_threads(2, purge) == [1000, 1000]
-
-
 class TestSettingsOfTheServer:
-    @CALLERS
-    @pytest.mark.usefixtures("isolation")
-    @pytest.mark.parametrize("isolation", ["repeatable read"], indirect=True)
-    def test_innodb_rollback_on_timeout(self, store: Store, in_threads: Threads, caller: Any) -> None:
-        """A conflict keeps what the caller has written. With the setting that is gone, and the conflict is an error."""
-
-        def inside(number: int) -> Any:
-            with connection.cursor() as cursor:
-                cursor.execute("SET innodb_lock_wait_timeout = 1")  # the duplicate waits under this level
-            with caller():
-                order("before")
-                try:
-                    once(lambda: order("second"))
-                except (OperationInProgress, OperationalError) as error:
-                    return error
-
-        def work() -> Any:
-            return in_threads(1, inside)[0]
-
-        outcome = once(lambda: repr(work())).value
-        lost = bool(ask("SELECT @@innodb_rollback_on_timeout")[0])
-        assert outcome.startswith("OperationalError(1205" if lost else "OperationInProgress(")
-        assert references() == ([] if lost else ["before"])
-
     def test_sql_mode_without_strictness(self, store: Store) -> None:
         """The missing key_hash of a duplicate stays an error, and does not become a zero."""
         finish(store)
@@ -228,32 +175,3 @@ class TestSettingsOfTheServer:
         finally:
             connection.close()
         assert IdempotencyKey.objects.count() == 1
-
-    def test_metadata_locks(self, store: Store, in_threads: Threads) -> None:
-        """A migration that waits for a running request holds up the others. `lock_wait_timeout` makes them conflict."""
-        table = IdempotencyKey._meta.db_table
-        waiting = (
-            f"SELECT count(*) FROM performance_schema.metadata_locks WHERE object_name = '{table}' AND lock_status"
-        )
-        claimed = Event()
-
-        def work(number: int) -> Any:
-            if number == 0:
-                with transaction.atomic():
-                    store.claim(a_claim())
-                    claimed.set()
-                    eventually("the migration to wait", lambda: ask(f"{waiting} = 'PENDING'")[0])
-                    (outcome,) = in_threads(1, other)
-                    return outcome
-            assert claimed.wait(30)
-            with connection.cursor() as cursor:
-                cursor.execute(f"ALTER TABLE {table} COMMENT = ''")
-            return None
-
-        def other(number: int) -> Any:
-            with connection.cursor() as cursor:
-                cursor.execute("SET lock_wait_timeout = 1")
-            return attempt(store, key="another")
-
-        assert in_threads(2, work)[0] == Conflicted()
-        assert isinstance(attempt(store, key="another"), Claimed)

@@ -15,12 +15,10 @@ from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
-from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from tests.claims import a_claim, claim_and_commit, expire
+from tests.claims import a_claim, expire
 from tests.concurrency.callers import TIMEOUTS, impatiently
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
-from tests.leases import lapse
 from tests.sql import ask
 from tests.ways import WAYS, going
 
@@ -128,16 +126,6 @@ class TestWhileAnotherTransactionRunsAKey:
             assert elsewhere(purge) == 1
         assert IdempotencyKey.objects.get().pk == taken
 
-    def test_a_cleanup_passes_over_a_stuck_key_that_is_locked(self, store: Store, in_threads: Threads) -> None:
-        """A retry takes it over at this moment. Another stuck key is failed."""
-        for key in ("locked", "other"):
-            claim_and_commit(store, a_claim(key=key, lease=60))
-        lapse()
-        with transaction.atomic():
-            IdempotencyKey.objects.select_for_update().get(key="locked")
-            assert in_threads(1, lambda number: impatiently(cleanup_idempotency_keys).unstuck) == [1]
-        assert dict(IdempotencyKey.objects.values_list("key", "status")) == {"locked": "in_progress", "other": "failed"}
-
     def test_a_purge_that_has_not_committed_holds_up_no_new_key(self, store: Store, in_threads: Threads) -> None:
         """Its locks lie on what it deletes."""
         for number in range(10):
@@ -149,21 +137,6 @@ class TestWhileAnotherTransactionRunsAKey:
                 1, lambda _: impatiently(lambda: [attempt(store, key=f"new{number}") for number in range(30)])
             )
         assert Counter(type(outcome) for outcome in outcomes) == {Claimed: 30}
-
-    def test_two_purges_at_once_share_the_work(self, store: Store, in_threads: Threads) -> None:
-        """Neither waits for the other's batch."""
-        for number in range(6):
-            finish(store, key=f"old{number}")
-        expire()
-        barrier = Barrier(2, timeout=20)
-
-        def purge() -> int:
-            with transaction.atomic():
-                deleted = store.purge(3)[0]
-                barrier.wait()
-                return deleted
-
-        assert in_threads(2, lambda _: impatiently(purge)) == [3, 3]
 
 
 @ROW_LOCKS

@@ -282,14 +282,6 @@ class TestAttentionContract:
             assert fail_harmless(IdempotencyKey.objects.all()) == 0
         assert row().status == "in_progress"
 
-    @pytest.mark.parametrize("lease", [None, 60.0])
-    def test_the_same_goes_for_a_key_that_a_worker_may_have(self, store: Store, lease: float | None) -> None:
-        """Its lease has begun anew, or it has none: then a person decides."""
-        claimed(store, lease=lease)
-        with transaction.atomic():
-            assert fail_harmless(IdempotencyKey.objects.all()) == 0
-        assert row().status == "in_progress"
-
     def test_a_decision_forgets_the_doubt_and_nothing_else(self, store: Store) -> None:
         """The calls that have ended stay, so that the retry makes none of them again. So does the error."""
         claim = claimed(store)

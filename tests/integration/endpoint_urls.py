@@ -8,14 +8,14 @@ from typing import Any
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.http import HttpRequest, HttpResponse
-from django.urls import include, path, re_path
+from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import condition, require_GET, require_http_methods, require_POST
 from django.views.generic import TemplateView
 
-from django_idempotency import Idempotency, idempotent
+from django_idempotency import idempotent
 
 
 def bare(request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -94,7 +94,7 @@ class Callable:
 
 
 functions = [
-    path("bare", bare, name="bare"),
+    path("bare", bare),
     path("decorated", idempotent(bare)),
     path("wrapped", csrf_exempt(login_required(require_POST(idempotent(bare))))),
     path("shown", require_POST(shows(idempotent(bare)))),
@@ -120,15 +120,7 @@ classes = [
     path("whole", csrf_exempt(idempotent(Plain.as_view()))),
     path("later", partial(ByDispatch.as_view(), x=1)),
 ]
-options = [
-    path("methods", require_http_methods(["PUT"])(idempotent(methods=["PUT"])(bare))),
-    path("scope", require_POST(idempotent(Idempotency(scope=bare, operation="pay"))(bare))),
-]
 urlpatterns = [
     path("f/", include(functions)),
     path("c/", include((classes, "app"), namespace="n")),
-    re_path(
-        r"^o/(?P<pk>[0-9]+)/", include([re_path("^x/$", bare, name="x"), path("y/", include((functions[:1], "f")))])
-    ),
-    path("s/", include(options)),
 ]

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -122,12 +121,6 @@ class TestReferTo:
         assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
         assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
 
-    @pytest.mark.parametrize("type_", ["t", "t" * 100], ids=["short", "long"])
-    @pytest.mark.parametrize("id_", ["59", 59, UUID(int=59), "x" * 255])
-    def test_so_is_a_type_and_an_id(self, post: Post, type_: str, id_: Any) -> None:
-        seen(post, "/atomic", lambda operation: operation.refer_to(type_, id_))
-        assert (row().resource_type, row().resource_id) == (type_, str(id_))
-
     @pytest.mark.parametrize(
         "args",
         [
@@ -188,13 +181,6 @@ class TestFetch:
         assert seen(post, "/leased", view) == {"euro": 1.5, "day": 1}
         assert SEEN == [{"rate": {"euro": 1.5, "day": 1}}] * 2
 
-    def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
-        """It is never in doubt: the retry reads again."""
-        with pytest.raises(Broken):
-            seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
-        assert IdempotencyStep.objects.count() == 0
-        assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
-
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
 
@@ -205,23 +191,16 @@ class TestFetch:
 
         assert seen(post, "/leased", view) is True
 
+    def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
+        """It is never in doubt: the retry reads again."""
+        with pytest.raises(Broken):
+            seen(post, "/leased", lambda operation: operation.fetch("rate", breaks))
+        assert IdempotencyStep.objects.count() == 0
+        assert seen(post, "/leased", lambda operation: operation.fetch("rate", lambda: (1, 2))) == [1, 2]
+
 
 @pytest.mark.django_db(transaction=True)
 class TestAsync:
-    def test_a_view_fetches_and_refers(self, post: Post) -> None:
-        """With `def` and with `async def` functions."""
-
-        async def rate(euro: float, *, day: int) -> list[float]:
-            return [euro, day]
-
-        async def view(operation: Any) -> Any:
-            await operation.arefer_to("order", 59)
-            rates = await operation.afetch("rate", rate, 1.5, day=1)
-            return rates, await operation.afetch("days", dict, [("a", 1)], b=2), operation.resource
-
-        assert seen(post, "/async/leased", view) == ([1.5, 1], {"a": 1, "b": 2}, ("order", "59"))
-        assert (row().resource_id, IdempotencyStep.objects.filter(kind="fetch").count()) == ("59", 2)
-
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
         async def view(operation: Any) -> Any:
             rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
@@ -268,10 +247,6 @@ class TestOnce:
 
     def test_a_parameter_with_a_default_has_another_meaning(self) -> None:
         assert run_once(with_default, scope="s", key="k").value == "mine"
-
-    def test_work_without_a_signature_is_called_as_before(self) -> None:
-        """Some functions of C have none."""
-        assert run_once(dict, scope="s", key="k", operation="o").value == {}
 
     def test_leased_work_gets_it_in_any_case(self) -> None:
         assert run_once(lambda anything: anything.key, scope="s", key="k", operation="o", lease=60).value == "k"

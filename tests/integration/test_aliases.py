@@ -11,9 +11,8 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 
-from django_idempotency import NotResolvable, Operation, OutcomeUnknown, get_operation, idempotent, run_once
-from django_idempotency.engine.conf import Idempotency, resolve
-from django_idempotency.engine.stores import alias_for, alias_of
+from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
+from django_idempotency.engine.stores import alias_for
 from django_idempotency.maintenance import (
     Forgotten,
     cleanup_idempotency_keys,
@@ -30,9 +29,7 @@ from django_idempotency.maintenance import (
     stuck,
 )
 from django_idempotency.maintenance.decisions import decisions_of
-from django_idempotency.maintenance.resolution import record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from django_idempotency.testing import create_key
 from tests.expired import make_keys, make_leased
 from tests.heard import heard
 from tests.shopapp.models import Order
@@ -80,15 +77,6 @@ def test_a_person_releases(doubt: IdempotencyKey) -> None:
     assert run_once(lambda operation: operation.attempt, **HELD).value == 2
 
 
-def test_a_decision_that_cannot_be_carried_out_changes_nothing(doubt: IdempotencyKey) -> None:
-    """It is one transaction on its alias."""
-    with pytest.raises(NotResolvable, match="'refund' is not in doubt"):
-        record_outcome(doubt, "refund", 1)
-    expires_at = doubt.expires_at
-    doubt.refresh_from_db()
-    assert doubt.expires_at == expires_at
-
-
 def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
     """Of that one only."""
     before = depths()
@@ -128,36 +116,6 @@ def test_a_call_begins_in_a_transaction_of_its_alias() -> None:
     ((of_default, of_other),) = seen
     assert of_default == 0
     assert of_other > 0
-
-
-@pytest.mark.parametrize("leased", [False, True])
-def test_work_without_protection(leased: bool) -> None:
-    """Switched off, the transactions stay where they were."""
-    before = depths()
-
-    def work(operation: Operation | None = None) -> Any:
-        return depths() if operation is None else (operation.attempt, operation.write("look", depths))
-
-    with override_settings(IDEMPOTENCY={"ENABLED": False}):
-        options: dict[str, Any] = {"using": "other", "operation": "look", **({"lease": 60} if leased else {})}
-        result = run_once(work, scope="s", key="k", **options)
-    expected: Any = (before[0], before[1] + 1)
-    assert (result.value, result.replayed) == ((1, expected) if leased else expected, False)
-
-
-def test_a_leased_view_without_a_key() -> None:
-    before = depths()
-    seen: list[Any] = []
-
-    @idempotent(lease=60, using="other", required=False)
-    def view(request: HttpRequest) -> HttpResponse:
-        operation = get_operation(request)
-        seen.append(operation.write("look", lambda *, extra: (depths(), extra), extra="kept"))
-        seen.append(operation.call("ask", lambda *, extra: extra, extra="kept"))
-        return HttpResponse()
-
-    view(RequestFactory().post("/"))
-    assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
 
 
 def test_a_server_error_rolls_its_alias_back() -> None:
@@ -206,12 +164,6 @@ def test_the_nearest_one_decides(settings: dict[str, Any], given: str | None, al
     """The given alias, then the setting, then the routers."""
     with override_settings(**settings):
         assert alias_for(given) == alias
-
-
-def test_a_view_may_leave_the_choice_to_the_routers() -> None:
-    """Its own `using=None` is nearer than the setting."""
-    with override_settings(IDEMPOTENCY={"USING": "other"}):
-        assert (alias_of(resolve(Idempotency(using=None))), alias_of(resolve())) == ("default", "other")
 
 
 @pytest.fixture
@@ -263,10 +215,6 @@ class TestLookingForKeys:
         release_for_retry(in_doubt().get())
         assert not in_doubt().exists()
 
-    def test_keys_made_for_a_test(self) -> None:
-        create_key(key="k")
-        assert find_key("k").get()._state.db == "other"
-
     @pytest.mark.parametrize(
         ("arguments", "status"),
         [
@@ -284,11 +232,32 @@ class TestLookingForKeys:
             returned = error.returncode
         assert (returned, in_doubt().exists()) == (status, status == 3)
 
-    def test_metrics(self) -> None:
-        pytest.importorskip("prometheus_client")
-        from django_idempotency.metrics import KeyCollector
 
-        make_leased("doubt", "failed", doubt=True, using="other")
-        gauges = {gauge.name: gauge.samples for gauge in KeyCollector().collect()}
-        (sample,) = gauges["idempotency_keys_in_doubt"]
-        assert (sample.labels, sample.value) == ({"database": "other"}, 1)
+def test_a_leased_view_without_a_key() -> None:
+    before = depths()
+    seen: list[Any] = []
+
+    @idempotent(lease=60, using="other", required=False)
+    def view(request: HttpRequest) -> HttpResponse:
+        operation = get_operation(request)
+        seen.append(operation.write("look", lambda *, extra: (depths(), extra), extra="kept"))
+        seen.append(operation.call("ask", lambda *, extra: extra, extra="kept"))
+        return HttpResponse()
+
+    view(RequestFactory().post("/"))
+    assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_work_without_protection(leased: bool) -> None:
+    """Switched off, the transactions stay where they were."""
+    before = depths()
+
+    def work(operation: Operation | None = None) -> Any:
+        return depths() if operation is None else (operation.attempt, operation.write("look", depths))
+
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        options: dict[str, Any] = {"using": "other", "operation": "look", **({"lease": 60} if leased else {})}
+        result = run_once(work, scope="s", key="k", **options)
+    expected: Any = (before[0], before[1] + 1)
+    assert (result.value, result.replayed) == ((1, expected) if leased else expected, False)

@@ -1,4 +1,4 @@
-"""`manage.py cleanup_idempotency_keys`: its arguments, its exit status, signals, and several databases."""
+"""The cleanup and its command: arguments, exit status, signals, and several databases."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.expired import make_keys, make_leased, run, without_tables
 
 
@@ -130,6 +130,14 @@ class TestSeveralDatabases:
         assert caught.value.returncode == 3
         assert not IdempotencyKey.objects.using("other").exists()
 
+    def test_databases_without_the_table_are_left_out(self) -> None:
+        """The routers say where the key table is."""
+        with override_settings(DATABASE_ROUTERS=["tests.routers.KeysOnOther"]):
+            assert run("--all-databases") == "Deleted 0 expired idempotency keys.\n"
+        message = r"DATABASE_ROUTERS allow the key table on no database\. Let allow_migrate\(\) return True\."
+        with override_settings(DATABASE_ROUTERS=["tests.routers.NoKeys"]), pytest.raises(CommandError, match=message):
+            run("--all-databases")
+
     def test_a_signal_ends_it_before_the_next_database(self) -> None:
         """The running batch is finished."""
         make_keys(1)
@@ -145,21 +153,6 @@ class TestSeveralDatabases:
             call_command("cleanup_idempotency_keys", all_databases=True, stdout=out)
         assert (caught.value.code, out.getvalue()) == (130, "default: Deleted 1 expired idempotency key.\n")
         assert IdempotencyKey.objects.using("other").exists()
-
-    def test_databases_without_the_table_are_left_out(self) -> None:
-        """The routers say where the key table is."""
-        with override_settings(DATABASE_ROUTERS=["tests.routers.KeysOnOther"]):
-            assert run("--all-databases") == "Deleted 0 expired idempotency keys.\n"
-        message = r"DATABASE_ROUTERS allow the key table on no database\. Let allow_migrate\(\) return True\."
-        with override_settings(DATABASE_ROUTERS=["tests.routers.NoKeys"]), pytest.raises(CommandError, match=message):
-            run("--all-databases")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_it_runs_outside_the_main_thread(in_threads: Any) -> None:
-    """Where no handlers can be set, such as in a task worker's thread."""
-    make_keys(1)
-    assert in_threads(1, lambda _: run()) == ["Deleted 1 expired idempotency key.\n"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -177,17 +170,7 @@ def test_a_signal_ends_it_after_the_running_batch(number: signal.Signals, status
     assert IdempotencyKey.objects.count() == 4
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("command", ["cleanup_idempotency_keys --fail-on-stuck", "recover_idempotency_keys"])
-def test_a_default_that_is_empty_is_passed_over(command: str) -> None:
-    """As Django's documentation has it: each app has an alias, and `default` has none. It must not mask the 3."""
-    make_leased("stuck", "in_progress", lapsed=True)
-    process = started(*command.split(), "--all-databases", EMPTY_DEFAULT="1")
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (3, "CommandError: Idempotency keys need attention. See the admin.\n"), out
-
-
-def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: str) -> subprocess.Popen[str]:
     """A command in a process of its own, on the database of the tests."""
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments],
@@ -195,7 +178,6 @@ def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
             **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "TEST_NAME": str(connection.settings_dict["NAME"]),
-            **environment,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -208,8 +190,43 @@ import os, sys
 from django.conf import settings
 for database in settings.DATABASES.values():
     database["NAME"] = os.environ["TEST_NAME"]
-if "EMPTY_DEFAULT" in os.environ:
-    settings.DATABASES["default"] = {}
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", *sys.argv[1:]])
 """
+
+
+@pytest.mark.django_db
+class TestLeasedKeys:
+    def test_keys_that_are_not_over_stay_however_old(self) -> None:
+        """Running, stuck, in doubt or half done; the others go, with their steps."""
+        make_leased("completed", "completed")
+        make_leased("completed, its view has dealt with the doubt", "completed", doubt=True)
+        make_leased("failed", "failed", call=False)
+        make_leased("half done", "failed")
+        make_leased("failed in doubt", "failed", doubt=True)
+        make_leased("running", "in_progress", lapsed=False, doubt=True)
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
+        assert run() == (
+            "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 2. "
+            "In doubt, because it is unknown what took effect: 2. "
+            "Half done, because a call is finished and the operation is not: 2.\n"
+        )
+        left = ["half done", "failed in doubt", "running", "stuck", "stuck in doubt"]
+        assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left
+        assert IdempotencyStep.objects.count() == 2 * len(left)
+        assert not IdempotencyStep.objects.exclude(key__in=IdempotencyKey.objects.all()).exists()
+
+
+@pytest.mark.django_db
+def test_the_function_reports_what_it_did() -> None:
+    """For Celery beat and django.tasks."""
+    make_keys(5)
+    assert cleanup_idempotency_keys(batch_size=2) == Cleanup(deleted=5, batches=3, complete=True, stuck=0, in_doubt=0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_refuses_to_run_inside_a_transaction() -> None:
+    """A batch that cannot commit is no batch."""
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+        cleanup_idempotency_keys()

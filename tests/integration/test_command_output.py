@@ -57,20 +57,6 @@ def test_recovery_reaches_the_keys_behind() -> None:
     assert (status, err) == (3, "CommandError: Idempotency keys need attention. See the admin.\n")
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("encoding", "format_", "shown"),
-    [
-        ("ascii", "table", r"stra\xdfe/"),
-        ("latin-1", "markdown", "/straße/"),
-    ],
-)
-def test_the_list_of_endpoints_is_complete(encoding: str, format_: str, shown: str) -> None:
-    """In each format."""
-    status, out, err = printed(encoding, "idempotency_endpoints", f"--urlconf={__name__}", f"--format={format_}")
-    assert (status, err, shown in out, "orders/" in out) == (0, "", True, True), err
-
-
 @pytest.mark.django_db
 @pytest.mark.urls("tests.integration.leased_urls")
 def test_a_terminal_obeys_nothing_that_an_error_says(client: Client) -> None:

@@ -15,12 +15,11 @@ from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.keys import key_reference
-from django_idempotency.maintenance import erasure, find_key, in_doubt, in_flight, stuck
+from django_idempotency.maintenance import erasure, find_key, in_flight, stuck
 from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory
-from tests.plans import analyze, empty_tables
 
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
@@ -76,10 +75,6 @@ def test_a_hashed_scope_is_forgotten_in_either_form() -> None:
     assert forget_scope(shown) == Forgotten(deleted=1, kept=0)
 
 
-def test_an_empty_table_is_nothing_to_do() -> None:
-    assert forget_scope("a") == NOTHING
-
-
 def test_keys_in_use_are_kept() -> None:
     """In progress, abandoned, in doubt or half done; the rest goes with its steps."""
     create_key("running", scope="a", status="in_progress")
@@ -126,30 +121,6 @@ def test_only_a_saved_user_has_a_scope() -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_no_table_is_read() -> None:
-    """A key is found by its hash or its scope, a scope by its own index."""
-    empty_tables()
-    create_key("k1", scope="a")
-    # Enough rows for the planner: of one row, it may read the whole primary key as well.
-    for number in range(300):
-        create_key(f"other-{number}", scope="b")
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-    analyze()
-    with CaptureQueriesContext(connection) as queries:
-        forget("a", "k1")
-        forget_scope("a")
-    searches = [q["sql"] for q in queries if q["sql"].startswith("SELECT") and " UPDATE" not in q["sql"]]
-    plans = []
-    for sql in searches:
-        with connection.cursor() as cursor:
-            cursor.execute("EXPLAIN " + sql)
-            plans.append(" ".join(line for (line,) in cursor.fetchall()))
-    assert "idempotency_scope_idx" in " ".join(plans)
-    assert not [plan for plan in plans if "Seq Scan" in plan]
-
-
-@pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_key_that_somebody_is_taking_over_is_kept(in_threads: Threads) -> None:
     """Its row is locked: it is passed over without waiting."""
@@ -176,13 +147,6 @@ def found(keys: QuerySet[IdempotencyKey]) -> list[str]:
     return list(keys.values_list("key", flat=True))
 
 
-def add_call(row: IdempotencyKey, *, finished: bool = False, using: str = "default") -> None:
-    at = row.created_at
-    IdempotencyStep.objects.using(using).create(
-        key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
-    )
-
-
 class TestFindKey:
     @pytest.mark.parametrize("text", ["8e03978e", '"8e03978e"', ' "8e03978e";a=1 ', key_reference("8e03978e")])
     def test_by_the_key_the_header_or_the_reference(self, text: str) -> None:
@@ -207,25 +171,6 @@ class TestFindKey:
         """Neither an error nor a guess."""
         create_key("8e03978e")
         assert found(find_key(text)) == []
-
-
-@pytest.fixture
-def one_of_each() -> None:
-    create_key("completed")
-    add_call(create_key("completed with a doubt that its view has dealt with"))
-    create_key("live", status="in_progress")
-    add_call(create_key("live in a call", status="in_progress"))
-    create_key("stuck", status="abandoned")
-    add_call(create_key("stuck in a call", status="abandoned"))
-    add_call(create_key("failed in a call", status="failed"))
-    add_call(create_key("failed after a call", status="failed"), finished=True)
-
-
-@pytest.mark.usefixtures("one_of_each")
-def test_they_can_be_filtered_and_used_in_other_queries() -> None:
-    """As every QuerySet."""
-    assert found(stuck().filter(pk__in=in_doubt())) == ["stuck in a call"]
-    assert found(IdempotencyKey.objects.filter(pk__in=in_flight(), steps__name="charge")) == ["live in a call"]
 
 
 @pytest.mark.parametrize("find", [in_flight, stuck])

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from django_idempotency import OperationInProgress, PayloadMismatch, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
@@ -244,20 +241,6 @@ class TestLeased:
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
             release_for_retry(row())
 
-    def test_what_is_remembered_is_bounded(self, post: Post, caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A client with many held keys does not fill the memory: an older one is told again."""
-        name = "django_idempotency.engine.events._levels_of_held"
-        monkeypatch.setattr(name, lru_cache(maxsize=1)(import_string(name).__wrapped__))
-        caplog.set_level(logging.INFO, "django_idempotency")
-        GATEWAY.after = breaks
-        first, second = str(uuid4()), str(uuid4())  # the process may remember those of an earlier run of this test
-        for key in (first, second):
-            with pytest.raises(Broken):
-                post("/pay/hold", key=key)
-        for key in (first, second, first):
-            assert post("/pay/hold", key=key).status_code == 409
-        assert levels(caplog, "held") == ["ERROR"] * 3
-
 
 class TestPurged:
     def test_a_cleanup_tells_and_logs_what_it_did(self, caplog: Log) -> None:
@@ -304,14 +287,6 @@ class TestLog:
         else:
             once(Order.objects.count, payload=payload)
         assert levels(caplog, event) == ["INFO"]
-
-    def test_a_release_says_why(self, caplog: Log) -> None:
-        """By the class of the error."""
-        caplog.set_level(logging.INFO, "django_idempotency")
-        with pytest.raises(ZeroDivisionError):
-            once(lambda: 1 // 0)
-        (record,) = caplog.records
-        assert record.getMessage().endswith(" of o: released, ZeroDivisionError.")
 
 
 # --- requests that are refused without a claim

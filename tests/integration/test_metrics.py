@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_idempotency import PayloadMismatch, metrics, run_once
-from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_event
@@ -66,14 +64,6 @@ def test_outcomes_are_counted_by_operation(scrape: Scrape) -> None:
         ("another", "claimed"): 1,
         ("another", "completed"): 1,
     }
-
-
-def test_requests_that_are_refused_are_counted(scrape: Scrape, post: Any) -> None:
-    """By the route, so that what a client sends makes no new label."""
-    for number, key in enumerate([None, "a b", f"b {id(post)}"]):
-        post(f"/pay?n={number}", key=key)
-    found = {tuple(labels): value for (name, *labels), value in scrape().items() if name.endswith("outcomes_total")}
-    assert found == {("POST pay", "missing"): 1, ("POST pay", "invalid"): 2}
 
 
 @pytest.mark.only_on("postgresql")
@@ -156,14 +146,6 @@ def test_the_lag_of_cleanup_is_the_age_of_the_oldest_expired_key(
     assert shown(scrape, "cleanup_lag_seconds", "purged_total") == [0, 2]
 
 
-def test_a_clock_that_is_ahead_shows_nothing_negative(scrape: Scrape) -> None:
-    """The clock of a database that took over from another may be behind."""
-    run_once(lambda: 1, scope="s", key="k", operation="o")
-    ahead = timezone.now() + timedelta(seconds=60)
-    IdempotencyKey.objects.update(status="in_progress", locked_until=ahead, created_at=ahead)
-    assert scrape()["idempotency_keys_oldest_in_flight_seconds", "default"] == 0
-
-
 def test_a_database_that_does_not_answer_keeps_its_last_values(
     scrape: Scrape, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,28 +162,3 @@ def test_a_database_that_does_not_answer_keeps_its_last_values(
     assert found == ['idempotency_keys_database_unavailable{database="default"} 1.0']
     assert "could not be counted for Prometheus" in caplog.text
     assert shown(scrape, *names, "age_seconds") == [0, 1, 0, 0]
-
-
-def test_a_scrape_costs_five_queries(scrape: Scrape) -> None:
-    """By indexes that hold only what they look for; on PostgreSQL one more, for its locks. An open connection stays."""
-    connection.ensure_connection()
-    before = connection.connection
-    with CaptureQueriesContext(connection) as queries:
-        scrape()
-    assert len(queries) == 5 + (connection.vendor == "postgresql")
-    assert connection.connection is before
-
-
-@pytest.mark.only_on("postgresql", "mysql")
-def test_a_scrape_closes_the_connection_that_it_has_opened(scrape: Scrape) -> None:
-    """`start_http_server` scrapes in threads where no request ends, and closes it. The first asks which database."""
-    store_for.cache_clear()
-    connection.close()
-    scrape()
-    assert connection.connection is None
-
-
-def test_it_is_installed_once(registry: CollectorRegistry) -> None:
-    """Twice would count everything twice."""
-    with pytest.raises(ValueError, match="idempotency_key_outcomes"):
-        metrics.install(registry=registry)

@@ -101,22 +101,6 @@ def test_what_would_have_been_refused(post: Post, key: str, caplog: pytest.LogCa
     assert logged(caplog)[0] == "Observed: POST create would have been refused with 400: Idempotency-Key is missing."
 
 
-def test_a_running_request_is_seen(post: Post, key: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its duplicate runs beside it."""
-
-    def duplicate(request: HttpRequest) -> None:
-        HOOKS.clear()
-        assert post("/create").status_code == 201
-
-    HOOKS["view"] = duplicate
-    assert post("/create").status_code == 201
-    message = (
-        "Observed: POST create would have been refused with 409: A request is outstanding for this Idempotency-Key "
-        f"(key {reference(key)})."
-    )
-    assert logged(caplog) == [message]
-
-
 def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     """As they would: no line for the retry."""
 
@@ -161,17 +145,6 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     answer = post("/enforced")
     assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
     assert Order.objects.count() == 1
-
-
-@pytest.mark.parametrize("url", ["/create", "/misconfigured"])
-def test_a_log_that_fails_is_not_the_clients(post: Post, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Neither what would have been, nor our own trouble."""
-
-    def fails(record: logging.LogRecord) -> bool:
-        raise RuntimeError("the filter fails")
-
-    monkeypatch.setattr(logging.getLogger("django_idempotency"), "filters", [fails])
-    assert [post(url).status_code // 100 for _ in range(2)] == [2, 2]
 
 
 def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory) -> None:

@@ -205,23 +205,6 @@ def test_without_a_key_the_steps_just_run(client: Any) -> None:
     assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
 
 
-def test_without_a_key_coroutine_functions_need_the_twin_as_well() -> None:
-    """The same view must work with a key."""
-
-    async def charge(*, amount: int = 0) -> int:
-        return amount
-
-    operation = Operation(None, steps_on="default")
-    operation.renew()  # nothing to renew
-    with pytest.raises(IdempotencyConfigurationError, match=r"'one'.*charge.*operation\.acall\('one'"):
-        operation.call("one", charge)
-    with pytest.raises(IdempotencyConfigurationError, match=r"'two'.*charge.*operation\.awrite\('two'"):
-        operation.write("two", charge)
-    with pytest.raises(IdempotencyConfigurationError, match=r"'rate'.*charge.*operation\.afetch\('rate'"):
-        operation.fetch("rate", charge)
-    assert async_to_sync(operation.acall)("three", charge, amount=5) == 5
-
-
 @pytest.mark.parametrize("step", ["acall", "afetch"])
 def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
     """It may ask the database, or block. A function that returns an awaitable is awaited."""

@@ -163,16 +163,6 @@ def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., 
         Idempotency(**{name: given})  # type: ignore[arg-type]
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.test_pipeline")
-@pytest.mark.parametrize("name", ["KEY_VALIDATOR", "ERROR_RESPONSE"])
-def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
-    """On the first request at the latest."""
-    settings.IDEMPOTENCY = {name: is_allowed}
-    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
-        client.post("/plain", headers={"Idempotency-Key": "k"})
-
-
 # --- a middleware may set the method in lower case: `View.dispatch` takes any case, so the protection does too
 
 
@@ -214,6 +204,11 @@ def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> N
     assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is function else 1)
 
 
-def test_a_request_without_a_method_passes() -> None:
-    """As one that a test has made by hand."""
-    assert replayed(function(HttpRequest())) is None
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls("tests.integration.test_pipeline")
+@pytest.mark.parametrize("name", ["KEY_VALIDATOR", "ERROR_RESPONSE"])
+def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
+    """On the first request at the latest."""
+    settings.IDEMPOTENCY = {name: is_allowed}
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
+        client.post("/plain", headers={"Idempotency-Key": "k"})

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
-from django.test import override_settings
 
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -73,21 +72,6 @@ def test_what_cannot_work(arguments: list[str]) -> None:
     assert row().attempt == 1
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--older-than=inf", "older_than must be 0 to 3153600000, not inf."),
-        ("--max-seconds=nan", "max_seconds must be at least 0, not nan."),
-    ],
-)
-def test_impossible_values(argument: str, message: str) -> None:
-    """Also if no key needs attention. The message says what to type."""
-    IdempotencyKey.objects.all().delete()
-    with pytest.raises(CommandError) as caught:
-        run(argument)
-    assert str(caught.value) == message
-
-
 def test_an_unknown_operation_is_told() -> None:
     """It may be a typing error. `--verbosity 0` is silent."""
     row().delete()
@@ -123,20 +107,3 @@ def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
     assert caught.value.code == 128 + signal.SIGTERM
     assert out.getvalue().endswith("Stopped early: more may be left. Need attention: 1.\n")
     assert sorted(IdempotencyKey.objects.values_list("status", flat=True)) == ["completed", "failed"]
-
-
-def post_to_other(client: Any) -> None:
-    """A doubt of the same view on the other database."""
-    with override_settings(IDEMPOTENCY={"USING": "other"}), pytest.raises(Broken):
-        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
-
-
-@pytest.mark.django_db(databases=["default", "other"])
-def test_what_is_left_on_the_last_database_alerts(client: Any) -> None:
-    """Exit status 3, and 1 if a `reconcile` raised there."""
-    row().delete()
-    post_to_other(client)
-    HOOKS["reconcile"] = lambda operation: None
-    assert failing("--older-than=0", "--all-databases")[1] == 3
-    HOOKS["reconcile"] = breaks
-    assert failing("--older-than=0", "--all-databases")[1] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
@@ -13,7 +12,7 @@ from django.db import transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of
@@ -21,7 +20,7 @@ from django_idempotency.maintenance.resolution import close_with, release_for_re
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.integration.leased_urls import GATEWAY, HOOKS, reconciled
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 
@@ -142,20 +141,6 @@ class TestOneWinner:
         assert only().outcome == "completed"
         assert during == ([409] if how == "a retry" else [[]])
 
-    def test_a_key_that_has_moved_on_is_passed(self, post: Post) -> None:
-        """Another recovery has asked about it between the list and the claim."""
-        GATEWAY.after = breaks
-        with pytest.raises(Broken):
-            post("/pay/reconcile", "k2")
-        GATEWAY.after = lambda: None
-        HOOKS["reconcile"] = lambda operation: HttpResponse()
-
-        def other(asked: Asked) -> None:
-            IdempotencyKey.objects.filter(key="k2").update(attempt=7)
-
-        result, _ = recover(progress=other)
-        assert (result.completed, result.left) == (1, 1)
-
     def test_a_recovery_that_was_taken_over_changes_nothing(self) -> None:
         """A person has decided while `reconcile` was asking, after its lease."""
 
@@ -242,18 +227,6 @@ def test_a_dead_worker_is_asked_about(post: Post) -> None:
     assert b"charge" in post("/pay/reconcile").content
 
 
-@pytest.mark.django_db(transaction=True)
-def test_it_is_logged(post: Post, doubt: None, caplog: pytest.LogCaptureFixture) -> None:
-    """One record for each key, without the key itself. Before it comes that of the event, as for a retry."""
-    caplog.set_level(logging.INFO, "django_idempotency")
-    HOOKS["reconcile"] = lambda operation: HttpResponse()
-    recover()
-    told = [vars(record) for record in caplog.records if record.name == "django_idempotency"]
-    assert [record["event"] for record in told] == ["completed", "recovery"]
-    assert (told[1]["outcome"], told[1]["operation"]) == ("completed", "POST pay/reconcile")
-    assert [record["key_reference"] for record in told] == [row().reference] * 2
-
-
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 @pytest.mark.usefixtures("doubt")
 def test_on_another_database() -> None:
@@ -286,3 +259,17 @@ def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, 
     assert row().decisions == kept
     assert [one.outcome for one in asked] == ["completed"]
     assert (recovered.completed, recovered.failed, recovered.left) == (1, 0, 0)
+
+
+@once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=reconciled)
+def pay(work: Any, *, operation: Any) -> Any:
+    return operation.call("charge", work)
+
+
+def test_a_function_that_once_decorates_is_found() -> None:
+    """Its reconcile returns a Result, which the next call gets."""
+    with pytest.raises(Broken):
+        pay(breaks)
+    HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
+    assert only().outcome == "completed"
+    assert pay(breaks) == {"id": 1}

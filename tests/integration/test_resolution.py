@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
 from django_idempotency import NotResolvable
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import (
+    Resolved,
     close_with,
     record_outcome,
     release_for_retry,
+    resolve_all,
+    stuck,
 )
-from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.maintenance import in_doubt as keys_in_doubt
+from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
+from tests.admin_pages import make_key
 from tests.at_rest import OLD
+from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -132,4 +141,126 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     assert [made.attempt for made in decisions_of(in_doubt)] == [1, 1]
 
 
-"""No dict, or without what each decision and each step in doubt has."""
+class TestSeen:
+    """A decision carries what it saw, and is refused when another one came first."""
+
+    def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
+        """A late worker may have finished its call since the key was shown: then an answer needs a word."""
+        with pytest.raises(NotResolvable, match="look outside"):
+            release_for_retry(row(), confirmed=False)
+        IdempotencyStep.objects.update(finished_at=timezone.now())
+        with pytest.raises(NotResolvable, match="look outside"):
+            close_with(row(), CLOSED, confirmed=False)
+        assert row().decisions is None
+        close_with(row(), CLOSED)
+        assert row().status == "completed"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.parametrize("kinds", [(0, 1), (0, 2), (1, 1), (1, 2), (2, 2)])
+def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: Callable[..., list[Any]]) -> None:
+    """Both people have seen the same key. The other one is told."""
+    for number in range(4):
+        key = create_key(f"race {number}", in_doubt=["charge"])
+        key = IdempotencyKey.objects.get(pk=key.pk)
+        made: list[Callable[[], None]] = [
+            lambda key=key: release_for_retry(key),
+            lambda key=key: record_outcome(key, "charge", "ch_1"),
+            lambda key=key: close_with(key, CLOSED),
+        ]
+
+        together = Barrier(2)
+
+        def decide(number: int, made: Any = made, together: Barrier = together) -> bool:
+            together.wait(timeout=30)
+            try:
+                made[kinds[number]]()
+            except NotResolvable:
+                return False
+            return True
+
+        assert sorted(in_threads(2, decide)) == [False, True]
+        key.refresh_from_db()
+        assert len(decisions_of(key)) == 1
+
+
+@pytest.mark.parametrize("status", [100, 500, 599])
+def test_a_closing_answer_is_final(in_doubt: IdempotencyKey, status: int) -> None:
+    """200 to 499."""
+    with pytest.raises(ValueError, match=f"status {status} is no final answer"):
+        close_with(row(), Snapshot(status_code=status, headers=(), body=b""))
+
+
+class TestMany:
+    """One decision about many keys."""
+
+    @pytest.fixture(autouse=True)
+    def _keys(self) -> None:
+        make_leased("doubt 1", "failed", doubt=True)
+        make_leased("doubt 2", "failed", doubt=True)
+        make_leased("stuck", "in_progress", lapsed=True)
+        make_leased("running", "in_progress", lapsed=False, doubt=True)
+
+    def statuses(self) -> dict[str, str]:
+        return dict(IdempotencyKey.objects.order_by("pk").values_list("key", "status"))
+
+    def test_each_listed_key_is_resolved(self) -> None:
+        """And no other one. Each says who decided and why."""
+        assert resolve_all(keys_in_doubt(), close_with, CLOSED, by="ada", reason="down") == Resolved(
+            resolved=2, refused=0
+        )
+        assert resolve_all(stuck(), release_for_retry) == Resolved(resolved=1, refused=0)
+        assert list(self.statuses().values()) == ["completed", "completed", "failed", "in_progress"]
+        for key in IdempotencyKey.objects.filter(key__startswith="doubt"):
+            assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "down")]
+
+    def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
+        """A completed key, one with a live lease, one that needs a word. The others are resolved all the same."""
+        IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
+        every = IdempotencyKey.objects.all()
+        assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
+        assert list(self.statuses().values()) == ["completed", "completed", "in_progress", "in_progress"]
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_each_is_decided_about_in_its_own_database(self) -> None:
+        """The one that it was read from. Rows of another database may have the same numbers."""
+        create_key("other", status="abandoned", using="other")
+        rows = [*stuck(), *stuck(using="other")]
+        assert resolve_all(rows, release_for_retry) == Resolved(resolved=2, refused=0)
+        assert (self.statuses()["stuck"], IdempotencyKey.objects.using("other").get().status) == ("failed", "failed")
+
+
+KNOWN: dict[str, Any] = {"action": "release", "at": "2026-01-02T03:04:05+00:00", "by": "ann", "reason": "T-1"}
+LATER = {**KNOWN, "ticket": "T-9"}
+UNREADABLE = ["a text", 7, None, {}, {"by": "ann"}, {**KNOWN, "at": "x"}, {**KNOWN, "steps": 7}, {**KNOWN, "action": 7}]
+UNREADABLE += [{**KNOWN, "steps": [{"name": "charge"}]}]
+
+
+class TestTrail:
+    """A trail that another version of this package has written, before it was rolled back."""
+
+    def trail(self) -> Any:
+        return json.loads(IdempotencyKey.objects.get(key="key").decisions or "null")
+
+    def test_unknown_names_are_left_out(self) -> None:
+        """What is known is shown."""
+        assert decisions_of(make_key(decisions=json.dumps([LATER, *UNREADABLE]))) == [Decision(**KNOWN)]
+
+    def test_decisions_go_on(self) -> None:
+        make_leased("key", "failed", doubt=True)
+        earlier = [LATER, *UNREADABLE]
+        IdempotencyKey.objects.update(decisions=json.dumps(earlier))
+        record_outcome(row(), "call", 1)
+        close_with(row(), CLOSED)
+        assert self.trail()[: len(earlier)] == earlier
+        assert [made["action"] for made in self.trail()[len(earlier) :]] == ["record", "answer"]
+
+    @pytest.mark.parametrize(
+        ("use_tz", "moment"),
+        [(True, datetime(2026, 7, 2, 10, tzinfo=UTC)), (False, datetime(2026, 7, 2, 12))],
+    )
+    def test_times_are_told_as_django_tells_all_times(self, use_tz: bool, moment: datetime) -> None:
+        """The trail keeps them with their zone."""
+        with override_settings(TIME_ZONE="Europe/Berlin", USE_TZ=use_tz):
+            assert Decision(action="release", at="2026-07-02T10:00:00+00:00").moment == moment

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncRequestFactory, Client, RequestFactory, override_settings
+from django.test import AsyncRequestFactory, Client, RequestFactory
 from django.urls import path
 
 from django_idempotency import Operation, TransactionBroken, arun_once, idempotent
@@ -122,16 +122,6 @@ class TestAtomicRequests:
     def test_a_view_that_opted_out_stays_out(self, post: Post) -> None:
         """non_atomic_requests is respected."""
         assert post("/opted_out", key=None).json() == {"atomic": False}
-
-
-@pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.urls("tests.integration.view_urls")
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-def test_another_alias_is_taken_over_only_if_it_is_atomic(post: Post) -> None:
-    """using="other" has no ATOMIC_REQUESTS here, so nothing is to be opened for a request that passes through."""
-    assert post("/elsewhere", key=None).status_code == 400
-    with override_settings(IDEMPOTENCY={"ENABLED": False}):
-        assert post("/elsewhere", key=None).status_code == 201
 
 
 def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:

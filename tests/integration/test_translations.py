@@ -17,8 +17,7 @@ from django.test import Client, modify_settings
 from django.utils.translation import override
 
 import django_idempotency
-from django_idempotency.endpoints.specification import documented_responses, key_format
-from django_idempotency.engine.conf import Idempotency, resolve
+from django_idempotency.engine.conf import Idempotency
 from django_idempotency.engine.request.problems import missing_key
 from django_idempotency.keys import from_form_field, from_header
 
@@ -126,15 +125,6 @@ def test_another_place_of_the_key_is_named_in_the_clients_language() -> None:
             assert missing_key(Idempotency(key=reader)).detail.endswith(f"an dieser Stelle: {place}.")
         with override("en"):
             assert missing_key(Idempotency(key=reader)).detail.startswith("This operation needs the ")
-
-
-def test_the_published_specification_is_english() -> None:
-    """It is one document for all clients, in any language of the process."""
-    options = resolve(Idempotency(key=from_form_field()))
-    with override("de"):
-        missing, *_ = documented_responses(options)
-        assert missing.detail == "This operation needs the form field 'idempotency_key', with a unique value."
-        assert key_format(options) == "the form field 'idempotency_key'"
 
 
 @modify_settings(MIDDLEWARE={"append": "django.middleware.locale.LocaleMiddleware"})

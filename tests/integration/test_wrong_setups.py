@@ -3,17 +3,15 @@ test_placement.py, test_checks.py, ../unit/test_options.py and ../ninja/test_dec
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec, module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, modify_settings
@@ -65,32 +63,11 @@ class TestNotMigrated:
             f"database 'default' has no up-to-date table '{TABLE}'. Run: python manage.py migrate"
         )
 
-    # SQLite takes a column that is not there, in quotation marks, for a string.
-    @pytest.mark.parametrize("unmigrated", [NO_TABLE], indirect=True, ids=["no table"])
-    @pytest.mark.parametrize("options", [{}, {"dry_run": True}])
-    def test_cleanup_says_it_too(self, unmigrated: None, options: Any) -> None:
-        """In cron's mail, without a traceback."""
-        with pytest.raises(CommandError, match=r"Run: python manage\.py migrate$"):
-            call_command("cleanup_idempotency_keys", **options)
-
     def test_a_router_that_keeps_the_table_out_is_named(self, unmigrated: None, settings: Any) -> None:
         """To migrate would not help."""
         settings.DATABASE_ROUTERS = ["tests.routers.NoKeys"]
         with pytest.raises(IdempotencyConfigurationError, match=r"DATABASE_ROUTERS keep it out: let allow_migrate\(\)"):
             post()
-
-    @pytest.mark.django_db(databases=["default", "other"], transaction=True)
-    def test_another_alias_is_in_the_command(self) -> None:
-        """As migrate wants it."""
-        from django.db import connections
-
-        with connections["other"].cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
-            try:
-                with pytest.raises(IdempotencyConfigurationError, match=r"manage\.py migrate --database other$"):
-                    post(using="other")
-            finally:
-                cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
 
     def test_an_error_of_the_views_own_is_left_alone(self, transactional_db: None) -> None:
         """Its missing tables are its own business."""
@@ -124,22 +101,6 @@ def test_an_app_that_is_not_installed() -> None:
     module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     with pytest.raises(IdempotencyConfigurationError, match=r'INSTALLED_APPS = \[\.\.\., "django_idempotency"\]'):
         loader.exec_module(module)
-
-
-def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module says what it needs. A project may still ask with `except ImportError`."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ModuleNotFoundError, match=r"is not installed\. Run: pip install prometheus-client$"):
-        runpy.run_path(str(PACKAGE / "metrics.py"))
-
-
-@pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
-def test_a_function_view_of_the_rest_framework_is_called_by_its_name() -> None:
-    """Not by that of the wrapper."""
-    from rest_framework.decorators import api_view
-
-    with pytest.raises(IdempotencyConfigurationError, match=r"the authentication of the REST framework view view\."):
-        idempotent(api_view(["POST"])(view))
 
 
 @pytest.mark.django_db

@@ -12,9 +12,9 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_idempotency.admin.texts import moment, readable_operation
+from django_idempotency.admin.texts import moment
 from django_idempotency.maintenance import record_outcome, release_for_retry
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import OLD
 from tests.factories import UserFactory
@@ -53,20 +53,6 @@ class TestTimeline:
         assert "&quot;model&quot;: &quot;shopapp.Order&quot;" in page
         assert "&quot;shopapp.Order&quot;" not in page_of(row())
 
-    @pytest.mark.parametrize(
-        ("result", "text"),
-        [
-            (None, "Done, but the result could not be stored."),
-            ("{broken", "This result cannot be read."),
-            ("[7]", "[7]"),
-        ],
-    )
-    def test_a_result_that_cannot_be_shown_is_told(self, post: Post, result: str | None, text: str) -> None:
-        """The call is done."""
-        post("/pay")
-        IdempotencyStep.objects.update(result=result)
-        assert text in page_of(row(), SECRETS)
-
     @pytest.mark.parametrize("lapsed", [False, True])
     def test_a_call_of_a_live_worker_is_running(self, post: Post, lapsed: bool) -> None:
         """Not in doubt, until its lease is over by the database's clock."""
@@ -81,14 +67,6 @@ class TestTimeline:
         post("/pay")
         assert ("<strong>charge</strong> running" in pages[0]) is not lapsed
         assert ("idempotency-in_doubt" in pages[0], "Release for retry" in pages[0]) == (lapsed, lapsed)
-
-    def test_a_call_without_result_under_a_completed_key_is_not_in_doubt(self, post: Post) -> None:
-        """The view has dealt with it. A kind of step of a later version is shown by its name."""
-        post("/pay")
-        IdempotencyStep.objects.filter(name="charge").update(finished_at=None, result=None, kind="later")
-        page = page_of(row())
-        assert "<strong>charge</strong> no result" in page
-        assert "later, attempt 1" in page
 
     def test_nothing_that_was_in_doubt_disappears(self, post: Post, in_doubt: IdempotencyKey) -> None:
         """A release deletes the step, and the timeline keeps what it was, who released it, when and why."""
@@ -158,12 +136,6 @@ class TestLinks:
         assert [cell[0] for cell in self.cells(staff(VIEW, "view_user"))] == [link, link]
         assert [cell[0] for cell in self.cells(staff(VIEW))] == ["user 59", "user 59"]
 
-    @pytest.mark.parametrize("type_", ["order", "no.Model", "a.b.c", "shopapp.Order"])
-    def test_what_has_no_page_is_text(self, admin_client: Client, type_: str) -> None:
-        """The name of a thing, or a model that is not in the admin."""
-        make_key(resource_type=type_, resource_id="59")
-        assert self.cells(admin_client)[0][0] == f"{type_.rpartition('.')[2].lower()} 59"
-
 
 class TestTexts:
     @override_settings(TIME_ZONE="Europe/Berlin")
@@ -176,17 +148,3 @@ class TestTexts:
         assert moment(None) == "-"
         page = page_of(make_key(created_at=datetime(2026, 7, 1, 1, 2, 3, tzinfo=UTC)))
         assert "2026-07-01 03:02:03 CEST (2026-07-01 01:02:03 UTC)" in page
-
-    @pytest.mark.parametrize(
-        ("operation", "shown"),
-        [
-            ("POST orders/<int:pk>/", "POST orders/<int:pk>/"),
-            ("POST ^orders/$", "POST orders/"),
-            ("POST api/^orders/(?P<pk>[^/.]+)/refund/$", "POST api/orders/<pk>/refund/"),
-            ("stripe", "stripe"),
-            ("charge $", "charge"),
-        ],
-    )
-    def test_operations(self, operation: str, shown: str) -> None:
-        """Without the marks of a regular expression."""
-        assert readable_operation(operation).strip() == shown

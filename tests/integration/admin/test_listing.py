@@ -6,17 +6,24 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
+from django.contrib.auth.models import User
 from django.db import connection
-from django.test import Client
+from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from django_idempotency import run_once
+from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.admin import overview as limits
-from django_idempotency.admin.overview import Number, attention, overview
+from django_idempotency.admin.overview import Number, attention
+from django_idempotency.maintenance import in_doubt as keys_in_doubt
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.admin_pages import HOUR, LIST, make_key, staff, step
+from tests.admin_pages import HOUR, LIST, address, decide, detail, make_key, staff, step
+from tests.expired import make_leased
+from tests.factories import UserFactory
+from tests.shopapp.models import Order
 from tests.sql import ask
 
 pytestmark = pytest.mark.django_db
@@ -99,15 +106,6 @@ class TestStates:
             assert f'<a href="?state={number.state}"><strong>{number}</strong>' in page.content.decode()
             assert len(listed(admin_client, state=number.state)) == number.count
 
-    def test_a_number_ends_at_its_limit_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`2+` means two or more."""
-        monkeypatch.setattr(limits, "LISTED", 2)
-        monkeypatch.setattr(limits, "FILTERED", 2)
-        found = overview(IdempotencyKey.objects.all())
-        assert numbers(found)["in_doubt"] == numbers(found)["in_flight"] == "2+"
-        assert str(attention(found)).endswith("+")
-        assert str(Number("failed", 2000, limited=True)) == "2,000+"
-
     def test_what_needs_attention_comes_first_with_what_to_do(self, admin_client: Client, settings: Any) -> None:
         """Before everything else on the page: a line for each operation and state, with its number and the oldest."""
         settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
@@ -126,14 +124,6 @@ class TestStates:
         assert '<a href="?state=attention">All of them, the oldest first</a>' in text
         assert '<a href="/runbook/" rel="noopener noreferrer">Runbook</a>' in text
 
-    @pytest.mark.parametrize("query", [{"q": "done"}, {"state": "completed"}, {"p": "1"}, {"state": "stuck"}])
-    def test_only_the_plain_list_has_them(self, admin_client: Client, query: dict[str, str]) -> None:
-        """Whoever searches or filters waits for what he asked for. No inline style or script: a policy forbids both."""
-        page = admin_client.get(reverse(LIST)).content.decode()
-        ours = page[page.index('<section class="idempotency-overview') : page.index("</section>")]
-        assert not re.findall(r"<(?:style|script)|\s(?:style|on\w+)=", ours)
-        assert b"idempotency-overview" not in admin_client.get(reverse(LIST), query).content
-
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
@@ -149,30 +139,6 @@ def test_open_transactions_that_hold_keys_are_shown() -> None:
     assert f"Database process {pid}, application “" in operator
     assert re.search(r"active, open for \d+ s, keys: 1<", operator)
     assert "At work without a lease" not in other
-
-
-def test_a_search_says_what_it_has_searched(admin_client: Client) -> None:
-    """And a filter, at how many keys it has looked."""
-    assert "Searched among all keys" in admin_client.get(reverse(LIST), {"q": "x"}).content.decode()
-    assert "the latest 100,000 keys only" in admin_client.get(reverse(LIST), {"operation": "o"}).content.decode()
-
-
-def test_an_empty_table_is_no_error(admin_client: Client) -> None:
-    """Zeros."""
-    page = admin_client.get(reverse(LIST))
-    assert {*numbers(page.context["cl"].overview).values()} == {"0"}
-    assert "Nothing needs attention" in page.content.decode()
-
-
-@pytest.mark.parametrize(("status", "extra"), [("completed", 0), ("failed", 2)])
-def test_badges_cost_two_queries_for_a_whole_page(admin_client: Client, status: str, extra: int) -> None:
-    """The clock and the steps. None, if all keys are completed."""
-    for number in range(5):
-        make_key(f"k-{number}", status=status)
-    with CaptureQueriesContext(connection) as queries:
-        admin_client.get(reverse(LIST), {"p": "1"})
-    clocks = ("SELECT statement_timestamp", "SELECT UTC_TIMESTAMP", "SELECT strftime", "idempotencystep")
-    assert sum(any(part in query["sql"] for part in clocks) for query in queries) == extra
 
 
 class TestFilters:
@@ -210,14 +176,98 @@ class TestFilters:
         assert listed(client, state="in_doubt") == ["k-0", "k-1"]
         assert listed(client, operation="POST pay/") == ["done-9", "done-8", "done-7", "done-6", "done-5"]
 
-    def test_by_operation_as_a_person_reads_it(self) -> None:
-        """The choices are those of the latest keys, and the one that was asked for. NUL finds nothing."""
-        make_key("k-1", operation="POST ^orders/(?P<pk>[0-9]+)/$")
-        make_key("k-2", operation="stripe")
-        client = staff(VIEW)
-        page = client.get(reverse(LIST))
-        spec = next(spec for spec in page.context["cl"].filter_specs if spec.parameter_name == "operation")
-        assert spec.lookup_choices == [("POST ^orders/(?P<pk>[0-9]+)/$", "POST orders/<pk>/"), ("stripe", "stripe")]
-        assert '<td class="field-route">POST orders/&lt;pk&gt;/</td>' in page.content.decode()
-        assert listed(client, operation="POST ^orders/(?P<pk>[0-9]+)/$") == ["k-1"]
-        assert listed(client, operation="POST long ago/") == listed(client, operation="\0") == []
+
+class TestSearch:
+    @pytest.mark.parametrize("term", ["k-7", '"k-7"', " k-7 "])
+    def test_a_key_is_found_as_the_client_sent_it(self, admin_client: Client, term: str) -> None:
+        """With or without quotes, and exactly. An impossible key is no error."""
+        make_key("k-7")
+        make_key("k-77")
+        assert listed(admin_client, q=term) == ["k-7"]
+        assert listed(admin_client, q="a,b") == []
+
+    def test_a_key_is_found_by_its_reference_in_the_log(self, admin_client: Client) -> None:
+        """Or by its value, should a key look like a reference."""
+        make_key("evt_1")
+        make_key("7d4e5a76eae6d8c1")
+        assert {*listed(admin_client, q="7d4e5a76eae6d8c1")} == {"evt_1", "7d4e5a76eae6d8c1"}
+
+    def test_by_resource(self, admin_client: Client) -> None:
+        """By its ID, or by its name and ID. An ID may hold a space."""
+        make_key("a", resource_type="order", resource_id="59")
+        make_key("b", resource_type="shop.Order", resource_id="59")
+        make_key("c", resource_type="invoice", resource_id="59")
+        make_key("d", resource_type="slot", resource_id="A 7")
+        for text, keys in {
+            "59": "cba",
+            "order 59": "ba",
+            "Order 59": "ba",
+            "shop.Order 59": "b",
+            "invoice 59": "c",
+            "order 5": "",
+            "rder 59": "",
+            "A 7": "d",
+            "slot A 7": "d",
+            " ": "dcba",
+        }.items():
+            assert listed(admin_client, q=text) == list(keys), text
+
+    def test_by_caller(self, admin_client: Client) -> None:
+        """By the scope as the page shows it; by the user's name, for those who may see users."""
+        ada: User = UserFactory(username="ada")
+        make_key("hers", scope=f"user:auth.User:{ada.pk}")
+        make_key("unknown", scope="anonymous")
+        assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["hers"]
+        assert listed(staff(VIEW), q="ada") == []
+        assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["hers"]
+        assert listed(admin_client, q="anonymous") == ["unknown"]
+        assert listed(admin_client, q="bob") == []
+
+
+class TestAlias:
+    """The database of the pages: the alias that keys are written to, and never a replica."""
+
+    READS_THE_REPLICA = {"DATABASE_ROUTERS": ["tests.routers.OtherIsRead"]}
+
+    @pytest.mark.urls("tests.integration.admin_urls")
+    @pytest.mark.parametrize("query", ["", "?state=in_doubt", "?q=k", "?operation=POST+pay/hold"])
+    def test_no_page_reads_a_replica(self, operator: Client, in_doubt: IdempotencyKey, query: str) -> None:
+        """A query to the replica is an error here: the test may ask `default` only."""
+        history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
+        with override_settings(**self.READS_THE_REPLICA):
+            for page in (reverse(LIST) + query, detail(in_doubt), history):
+                assert operator.get(page).status_code == 200
+
+    @pytest.mark.urls("tests.integration.admin_urls")
+    @pytest.mark.parametrize("decision", ["record", "answer", "release"])
+    def test_a_decision_is_written_where_keys_are_written(
+        self, admin_client: Client, in_doubt: IdempotencyKey, decision: str
+    ) -> None:
+        """On a replica that can be written, the decision would be lost. A recorded row is read there, too."""
+        order = Order.objects.create(reference="by hand")
+        with override_settings(**self.READS_THE_REPLICA):
+            assert admin_client.get(address(in_doubt, decision)).status_code == 200
+            data = {"result": f'{{"model": "shopapp.Order", "pk": {order.pk}}}'} if decision == "record" else {}
+            decide(admin_client, in_doubt, decision, **data)
+        assert not keys_in_doubt().exists()
+        if decision == "record":
+            expected = f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}'
+            assert in_doubt.steps.get().result == expected
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    @pytest.mark.parametrize("how", ["setting", "subclass"])
+    def test_the_projects_alias(self, operator: Client, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        """By the setting `USING`, or by a subclass: the pages and the decisions are about the keys there."""
+
+        class OfOther(IdempotencyKeyAdmin):
+            def get_queryset(self, request: Any) -> Any:
+                return super().get_queryset(request).using("other")
+
+        make_leased("k-other", "failed", doubt=True, using="other")
+        row = keys_in_doubt(using="other").get()
+        if how == "subclass":
+            monkeypatch.setattr(site._registry[IdempotencyKey], "__class__", OfOther)
+        with override_settings(IDEMPOTENCY={"USING": "other"} if how == "setting" else {}):
+            assert "k-other" in operator.get(detail(row)).content.decode()
+            assert "Released for retry." in decide(operator, row, "release")
+        assert not keys_in_doubt(using="other").exists()

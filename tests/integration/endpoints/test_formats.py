@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from django_idempotency.endpoints.formats import path
 from tests.integration.endpoints.shop import run
 
 
@@ -41,21 +38,6 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
     assert rest == "Not protected\n\nThese take no notice of a key: a retry may run again.\n\n- `POST /plain`\n"
 
 
-@pytest.mark.parametrize(
-    ("route", "shown"),
-    [
-        ("orders/<int:pk>/", "/orders/<int:pk>/"),
-        (r"^api/orders/(?P<pk>[^/.]+)/$", "/api/orders/<pk>/"),
-        (r"orders\.(?P<format>[a-z0-9]+)$", "/orders.<format>"),
-        ("", "/"),
-        (r"\/orders", "/orders"),
-    ],
-)
-def test_paths(route: str, shown: str) -> None:
-    """As a client reads them."""
-    assert path(route) == shown
-
-
 TABLE = """\
 method  route   view                                   protected    mode    kept for    scope                                    key       note
 POST    orders  tests.integration.endpoints.shop.view  yes          atomic  1 day       caller                                   required
@@ -65,3 +47,30 @@ ANY     any     tests.integration.endpoints.shop.view  no, allowed
 
 2 protected, 2 not, of which 1 are allowed.
 """  # noqa: E501 (as it is printed)
+
+
+def test_c4_what_makes_a_key_unique_is_published(urlconf: Any) -> None:
+    """The scope in words; a key that is not read from the header is told."""
+    urls = urlconf(
+        refuse=idempotent(anonymous="refuse", methods=["POST"], may_replay=view, fingerprint=None)(view),
+        event=idempotent(key=tenant, methods=["POST"], fingerprint=tenant)(view),
+        form=idempotent(key=from_form_field(), methods=["POST"])(view),
+    )
+    refuse, event, form = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
+    assert "- Key: the form field 'idempotency_key'\n" in form
+    assert "the credential or session that was sent; others are refused; operation `POST refuse`" in refuse
+    assert '- 403 `unidentified-caller` "Idempotency-Key needs an identified caller"' in refuse
+    assert '- 403 `replay-refused` "Replay is not permitted"' in refuse
+    assert "Compared with the first request: not at all" in refuse
+    assert "- Key: read by tests.integration.endpoints.shop.tenant\n" in event
+    assert (
+        "first request: method, path, query string and what tests.integration.endpoints.shop.tenant returns\n" in event
+    )
+    assert "- Header" not in event
+
+
+def test_c9_what_is_compared_is_published(urlconf: Any) -> None:
+    """The fields that count are told."""
+    urls = urlconf(chosen=idempotent(methods=["POST"], fingerprint=("amount", "meta"))(view))
+    published = run("--format", "markdown", urlconf=urls)[0]
+    assert "first request: method, path, query string, content type and the body fields amount, meta\n" in published

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.urls import resolve as resolve_path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -99,29 +98,6 @@ class TestWalker:
             ("single", 86400, ""),
         ]
         assert not any(e.protected for e in list_endpoints(urls) if e.method == "PUT")
-
-    def test_routes_are_those_of_a_resolver_match(self, settings: Any) -> None:
-        """Nested regular expressions."""
-        settings.ROOT_URLCONF = URLS
-        listed = {endpoint.route for endpoint in list_endpoints()}
-        for url in ("/o/1/x/", "/o/1/y/bare", "/f/bare"):
-            assert resolve_path(url).route in listed
-        assert {r"^o/(?P<pk>[0-9]+)/x/$", r"^o/(?P<pk>[0-9]+)/y/bare"} <= listed
-
-    def test_names_and_options(self) -> None:
-        """Of the function below all decorators, of the class, of an object's class; options of each handler."""
-        views = {endpoint.route: endpoint.view for endpoint in list_endpoints(URLS)}
-        assert views["f/wrapped"] == views["f/partial"] == f"{URLS}.bare"
-        assert views["f/object"] == views["f/above"] == f"{URLS}.Callable"
-        assert views["c/whole"] == f"{URLS}.Plain"
-        by_handler = {e.method: e.options for e in list_endpoints(URLS) if e.route == "c/handler" and e.options}
-        assert [
-            (by_handler[method].ttl_seconds, by_handler[method].required) for method in ("POST", "PUT", "PATCH")
-        ] == [
-            (60, True),
-            (86400, True),
-            (86400, False),
-        ]
 
     def test_switched_off_is_not_protected(self, settings: Any) -> None:
         """IDEMPOTENCY["ENABLED"] is one setting away from production."""

@@ -75,12 +75,6 @@ def test_e009_a_table_of_keys_that_does_not_roll_back(scratch: Scratch, engine: 
     assert steps.hint.endswith(f"run: ALTER TABLE {STEPS} ENGINE = InnoDB")
 
 
-def test_e009_tables_that_migrate_would_create_so(scratch: Scratch) -> None:
-    """In the session's default engine."""
-    messages = scratch(init_command="SET SESSION default_storage_engine = MyISAM")
-    assert [message.id for message in messages] == ["django_idempotency.E009"] * 2
-
-
 def test_e009_stops_migrate(settings: Any) -> None:
     """Before the tables are there."""
     settings.IDEMPOTENCY = {"USING": "scratch"}
@@ -103,11 +97,6 @@ def test_e010_serializable(scratch: Scratch, options: dict[str, Any]) -> None:
     (message,) = scratch("InnoDB", "InnoDB", **options)
     assert message.id == "django_idempotency.E010"
     assert "isolation level SERIALIZABLE" in message.msg
-
-
-def test_other_isolation_levels_are_no_error(scratch: Scratch) -> None:
-    """REPEATABLE READ is the server's own default."""
-    assert scratch("InnoDB", "InnoDB", isolation_level="repeatable read") == []
 
 
 def test_w006_tables_of_the_project_that_do_not_roll_back(scratch: Scratch) -> None:

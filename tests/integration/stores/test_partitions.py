@@ -5,9 +5,7 @@ In a database of its own, beside the tests' one: so threads and transactions are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from tests.contracts.leased import (
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.contracts.races import SNAPSHOT, attempt, finish, store, test_one_of_twenty_wins
+from tests.contracts.races import attempt, finish, store, test_one_of_twenty_wins
 from tests.contracts.stores import TestStoreContract
 
 __all__ = [  # tests and their fixtures, run once more
@@ -48,11 +46,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.integration.leased_urls"),
 ]
-
-
-def storage_parameters() -> str:
-    (found,) = re.findall(r"```postgresql\n(ALTER TABLE.*?)\n```", (DOCS / "performance.md").read_text(), re.DOTALL)
-    return str(found)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,60 +143,10 @@ def test_names_and_room_are_those_of_the_plain_table() -> None:
     assert options == [(["fillfactor=95"],)]
 
 
-@pytest.mark.django_db
-def test_the_settings_for_vacuum_are_those_of_a_partition() -> None:
-    """The partitioned table itself takes none."""
-    with connection.cursor() as cursor:
-        cursor.execute(storage_parameters().replace(TABLE, "idempotency_part_0"))
-        cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'idempotency_part_0'")
-        (options,) = cursor.fetchone()
-    assert {"fillfactor=95", "autovacuum_vacuum_scale_factor=0.05"} < set(options)
-
-
-@contextmanager
-def plans() -> Iterator[list[str]]:
-    """PostgreSQL's plan of each statement that finds a row of the key table."""
-    found: list[str] = []
-
-    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if TABLE in sql and not sql.startswith(f"INSERT INTO {connection.ops.quote_name(TABLE)}"):
-            with connection.cursor() as cursor:
-                cursor.cursor.execute(f"EXPLAIN {sql}", params)
-                found.append("\n".join(line for (line,) in cursor.cursor.fetchall()))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(explain):
-        yield found
-
-
 def claimed(store: Store, **changes: Any) -> Claimed:
     outcome = store.claim(a_claim(**changes))
     assert isinstance(outcome, Claimed)
     return outcome
-
-
-def test_every_statement_of_a_claim_reads_one_partition(store: Store) -> None:
-    """The hashes stand in each: PostgreSQL need not look for the row in the other partitions."""
-    with plans() as first, transaction.atomic():
-        worker = claimed(store, lease=60.0)
-        store.journal.start_call(worker, "charge", again=False)
-        store.journal.start_call(worker, "charge", again=True)
-        store.journal.note_error(worker, "charge", "it broke")
-        store.journal.finish_call(worker, "charge", "{}")
-        store.journal.fence(worker)
-        store.journal.start_write(worker, "order")
-        store.journal.finish_write(worker, "order", "{}")
-        store.journal.renew(worker, 60.0)
-        store.journal.steps(worker)
-        store.journal.fail(worker, a_claim(), "it broke")
-        store.journal.timeliness(worker.key_hash, worker.scope_hash)
-        store.complete(claimed(store, lease=60.0, repeats_calls=True), SNAPSHOT)
-    expire()
-    with plans() as second, transaction.atomic():
-        store.release(claimed(store))
-    partitions = [set(re.findall(r"idempotency_part_\d+\b", plan)) for plan in (*first, *second)]
-    assert {len(read) for read in partitions} == {1}
-    assert len(partitions) >= 17
 
 
 def test_a_decision_is_about_the_row_that_was_read(store: Store) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from tests.claims import SNAPSHOT, a_claim
 from tests.shopapp.models import Order
 from tests.sql import TABLE, ask, instead
 from tests.tap import Tap, tapped, verbs
-from tests.ways import WAYS, going, request_like, sql, warm_up
+from tests.ways import going, request_like, sql, warm_up
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 LARGE = replace(SNAPSHOT, body=bytes(range(256)) * 300)
@@ -38,16 +37,6 @@ def tap() -> Iterator[Tap]:
         warm_up()
         tap.take()
         yield tap
-
-
-@contextmanager
-def as_default(wrapper: Any) -> Iterator[None]:
-    usual, connections["default"] = connections["default"], wrapper
-    try:
-        yield
-    finally:
-        wrapper.close()
-        connections["default"] = usual
 
 
 def sent(tap: Tap, key: str) -> list[list[str]]:
@@ -156,23 +145,6 @@ class TestLeaks:
         finally:
             sql("SET search_path TO public", "DROP SCHEMA tenant_b CASCADE")
 
-    def test_django_tenants_is_left_to_djangos_cursor(self) -> None:
-        """Its connection is a class of its own, which sets the search_path as it opens a cursor."""
-        base = pytest.importorskip("django_tenants.postgresql_backend.base")
-        sql("CREATE SCHEMA tenant_b")
-        names = ("django_idempotency_idempotencykey", "django_idempotency_idempotencystep")
-        sql(*(f"CREATE TABLE tenant_b.{name} (LIKE public.{name} INCLUDING ALL)" for name in names))
-        try:
-            tenants = base.DatabaseWrapper(connections["default"].settings_dict, "default")
-            with as_default(tenants):
-                for schema in ("tenant_b", "public", "tenant_b", "public"):
-                    tenants.set_schema(schema)
-                    first = IdempotencyKey.objects.count() == 0
-                    assert isinstance(request_like(), Claimed if first else Completed)
-                    assert IdempotencyKey.objects.count() == 1
-        finally:
-            sql("DROP SCHEMA tenant_b CASCADE")
-
     @pytest.mark.parametrize("name", ["cursor", "_cursor", "_prepare_cursor", "create_cursor"])
     def test_a_tool_that_replaces_a_method_of_the_class_meets_each_statement(
         self, monkeypatch: pytest.MonkeyPatch, name: str
@@ -256,33 +228,3 @@ class TestMessages:
 
 
 # --- how much is written
-
-
-KEYS = [f"{number:02}" for number in range(20)]
-
-
-def written(way: str) -> list[int]:
-    """The bytes that a request under each key writes: a first request, or a replay."""
-    with going(way):
-        warm_up()
-        return [_written_under(f"{way[0]}{key}") for key in KEYS]
-
-
-def _written_under(key: str) -> int:
-    (before,) = ask("SELECT pg_current_wal_insert_lsn()")
-    request_like(Order.objects.create, key=key)
-    return int(ask(f"SELECT pg_current_wal_insert_lsn() - '{before}'::pg_lsn")[0])
-
-
-def test_a_first_request_writes_the_same_prepared_and_as_text() -> None:
-    """The stored body has 768 bytes, the rest is row, indexes and the order."""
-    prepared, text = (min(written(way)) for way in WAYS)
-    assert prepared == text
-    assert 768 < prepared < 2048
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_replay_writes_nothing(way: str) -> None:
-    """No row, no lock of a row, and no number of the sequence."""
-    written(way)
-    assert min(written(way)) == 0

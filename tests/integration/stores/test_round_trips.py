@@ -92,22 +92,6 @@ class TestHowMany:
         assert post("/create", {"another": "body"}).status_code == 422
         assert verbs(tap.take()) == ANSWERED[way]
 
-    def test_a_conflict_takes_two(self, in_threads: Any, way: str) -> None:
-        store = store_for("default")
-        claim = a_claim()
-        with going(way), transaction.atomic():
-            assert isinstance(store.claim(claim), Claimed)
-
-            def compete(_: int) -> list[list[str]]:
-                with tapped() as tap:
-                    warm_up()
-                    tap.take()
-                    with transaction.atomic():
-                        store.claim(claim)
-                return verbs(tap.take())
-
-            assert in_threads(1, compete) == [ANSWERED[way]]
-
     def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
         claimed = request_like()

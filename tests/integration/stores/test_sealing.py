@@ -126,20 +126,6 @@ class TestAtRest:
         assert post("/pay").headers["Idempotency-Replayed"] == "true"
         assert GATEWAY.calls == 1
 
-    def test_a_retry_goes_on_from_an_encrypted_fetch(self, post: Post) -> None:
-        """The value is bound to its place, and is read from there."""
-
-        def view(request: Any) -> Any:
-            operation = request.idempotency
-            rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, s3cret=1.5)
-            return rate if operation.attempt == 2 else breaks()
-
-        HOOKS["view"] = view
-        with pytest.raises(Broken):
-            post("/hooked")
-        assert b"s3cret" not in everything()
-        assert post("/hooked").json() == {"result": {"s3cret": 1.5}}
-
     def test_what_an_operator_enters_is_encrypted(self, post: Post) -> None:
         """The outcome of a call and a response are bound to their row as all others are, and are read again."""
         GATEWAY.after = breaks
