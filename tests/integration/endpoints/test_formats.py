@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.integration.endpoints.shop import run
+from typing import Any
+
+from django_idempotency import idempotent
+from django_idempotency.keys import from_form_field
+from tests.integration.endpoints.shop import run, tenant, view
 
 
 def test_table(shop: str) -> None:
