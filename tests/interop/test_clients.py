@@ -77,7 +77,6 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 CLIENTS: dict[str, Callable[[], list[str]] | str] = {
     "httpx-retries": lambda: python("httpx_retries"),
-    "stamina": lambda: python("stamina"),
     "urllib3": lambda: python("urllib3"),
     "curl": curl,
     "axios-retry": "axios_retry",
