@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import httpx
 import psycopg
 from django.db import connection
 
-from tests.servers import eventually, http_post
+from tests.servers import http_post, process
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 PORT = 6432
@@ -50,18 +49,9 @@ def pgbouncer(
         # It refuses to run as root; whoever runs the database can also reach its socket.
         user = os.stat(host).st_uid if host.startswith("/") and os.getuid() == 0 else None
         os.chmod(folder, 0o777)
-        process = subprocess.Popen(
-            [*command, str(configuration)],
-            user=user or (65534 if os.getuid() == 0 else None),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            eventually("pgbouncer's first answer", lambda: _answers(folder))
+        user = user or (65534 if os.getuid() == 0 else None)
+        with process(*command, configuration, ready=lambda: _answers(folder), user=user):
             yield {"SERVER_HOST": folder, "SERVER_PORT": str(PORT)}
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _answers(folder: str) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE, eventually
+from tests.servers import process
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLATION = 240
@@ -49,23 +49,9 @@ class Reader:
             check=False,
         )
 
-    @contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        with (self.folder / "server.log").open("w") as log:
-            server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            eventually("the server's first answer", self.is_served)
-            yield
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(DEADLINE)
+    def serving(self, command: str) -> AbstractContextManager[Any]:
+        shell = ("bash", "-c", f"exec {command}")
+        return process(*shell, ready=self.is_served, cwd=self.folder, env=self.environment())
 
     def is_served(self) -> bool:
         with socket.socket() as probe:
