@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 NEWEST_SUITE = Path(__file__).parent / "clusters" / "newest_suite.sh"
 DEADLINE = 60
@@ -43,64 +44,41 @@ def unpack(folder: Path) -> int:
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[str]:
     """A server with an empty database `shop`; gives its URL. The server and its data end with the block."""
+    root = folder / "root"
+    loader = next(root.glob("usr/lib/*/ld-linux*.so.*"), None)
+    if loader is None:
+        raise RuntimeError(f"there is no server in {folder}: run python -m tests.mysql_server unpack {folder}")
     with tempfile.TemporaryDirectory(prefix="mysql-") as place:
-        data = Path(place)
+        user: dict[str, Any] = {}
         if os.geteuid() == 0:  # the server refuses to run as root
-            shutil.chown(data, "nobody", "nogroup")
-        command = _server(folder, data)
-        (data / "start.sql").write_text("CREATE DATABASE shop;\n")
-        (data / "start.sql").chmod(0o644)
-        _run([*command, "--initialize-insecure"])
-        start = [*command, f"--socket={data}/socket", f"--init-file={data}/start.sql", *options]
-        with (data / "log").open("wb") as log:
-            process = subprocess.Popen(start, stdout=log, stderr=log, **_user())
+            shutil.chown(place, "nobody", "nogroup")
+            user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+        command = [
+            *(loader, "--library-path", loader.parent, f"{root}/usr/sbin/mysqld", "--no-defaults"),
+            *(f"--basedir={root}/usr", f"--lc-messages-dir={root}/usr/share/mysql", f"--datadir={place}/data"),
+            *(f"--character-sets-dir={root}/usr/share/mysql/charsets", f"--plugin-dir={root}/usr/lib/mysql/plugin"),
+            *(f"--pid-file={place}/pid", f"--socket={place}/socket", "--skip-networking", "--mysqlx=OFF"),
+            *("--secure-file-priv=NULL", "--max-connections=300"),
+            # The tests kill clients, not this server. So the disk may be late.
+            *("--skip-log-bin", "--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF"),
+        ]
+        start, log = Path(place, "start.sql"), Path(place, "log")
+        start.write_text("CREATE DATABASE shop;\n")
+        start.chmod(0o644)
+        with log.open("wb") as output:
+            said: dict[str, Any] = {"stdout": output, "stderr": output, **user}
+            made = subprocess.run([*command, "--initialize-insecure"], **said)
+            process = subprocess.Popen([*command, f"--init-file={start}", *options], **said)
         try:
-            _await_start(process, data / "log")
-            yield f"mysql://root@localhost/shop?unix_socket={data}/socket"
+            deadline = time.monotonic() + DEADLINE
+            while b"ready for connections" not in log.read_bytes():
+                if made.returncode or process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"MySQL did not start:\n{log.read_text(errors='replace')}")
+                time.sleep(0.05)  # between two looks
+            yield f"mysql://root@localhost/shop?unix_socket={place}/socket"
         finally:
             process.terminate()
             process.wait()
-
-
-def _server(folder: Path, data: Path) -> list[str]:
-    root = _root(folder)
-    loaders = sorted(root.glob("usr/lib/*/ld-linux*.so.*"))
-    if not loaders:
-        raise RuntimeError(f"there is no server in {folder}: run python -m tests.mysql_server unpack {folder}")
-    return [
-        *(str(loaders[0]), "--library-path", str(loaders[0].parent), f"{root}/usr/sbin/mysqld", "--no-defaults"),
-        f"--basedir={root}/usr",
-        f"--lc-messages-dir={root}/usr/share/mysql",
-        f"--character-sets-dir={root}/usr/share/mysql/charsets",
-        f"--plugin-dir={root}/usr/lib/mysql/plugin",
-        f"--datadir={data}/data",
-        f"--pid-file={data}/pid",
-        *("--skip-networking", "--mysqlx=OFF", "--secure-file-priv=NULL", "--max-connections=300"),
-        # The tests kill clients, not this server. So the disk may be late.
-        *("--skip-log-bin", "--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF"),
-    ]
-
-
-def _root(folder: Path) -> Path:
-    return folder / "root"
-
-
-def _user() -> dict[str, object]:
-    return {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **_user())
-    if done.returncode:
-        raise RuntimeError(f"MySQL did not start:\n{done.stdout.decode(errors='replace')}")
-
-
-def _await_start(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while b"ready for connections" not in log.read_bytes():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"MySQL did not start:\n{log.read_text(errors='replace')}")
-        time.sleep(0.05)  # between two looks
 
 
 def main(action: str, folder: str, *words: str) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
 from django.core import mail
 from django.test import Client, override_settings
 from django.urls import clear_url_caches, include, path
@@ -83,18 +81,6 @@ def test_the_views_of_the_rest_framework(run: Any, serve: Any, client: Client, a
     assert client.post(double).status_code == 200
     models.Order.objects.update(reference="ben")
     assert client.post(double, **keyed).status_code == 403
-
-
-@pytest.mark.django_db
-def test_tenants_share_no_keys(run: Any, ann: Any, rf: Any) -> None:
-    """A caller who is not logged in has a scope of its own."""
-    scope = run("docs/databases.md", "shop/scopes.py").tenant_and_user
-    request = rf.post("/")
-    scopes = []
-    for request.tenant in (SimpleNamespace(pk=7), SimpleNamespace(pk=8)):
-        for request.user in (ann, AnonymousUser()):
-            scopes.append(scope(request))
-    assert scopes == [f"{tenant}:{who}" for tenant in (7, 8) for who in (ann.pk, "anonymous")]
 
 
 @pytest.mark.django_db
