@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ class Reader:
     folder: Path
     port: int
     servers: ExitStack
-    variables: dict[str, str] = field(default_factory=dict)
 
     def write(self, name: str, place: str, code: str) -> None:
         with (self.folder / name).open("a" if place else "w") as file:
@@ -62,7 +61,7 @@ class Reader:
         ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONPATH")
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         # Lines come in the order in which a terminal would show them.
-        return {**inherited, "PYTHONUNBUFFERED": "1", **self.variables}
+        return {**inherited, "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,41 +59,16 @@ def test_a_command_on_cron() -> None:
     assert orders() == ["invoice", "invoice"]
 
 
-class TestCelery:
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> None:
-        pytest.importorskip("celery")
-
-    @pytest.fixture
-    def send(self, tmp_path: Path) -> Any:
-        """Put a message into the queue, by a process of its own: Celery's application is configured at import."""
-        (tmp_path / "queue").mkdir()
-
-        def send(order: str, delivery: int) -> None:
-            program = (
-                "from tests.jobs.celery_worker import place_order\n"
-                f"place_order.apply_async([{order!r}, {delivery}], task_id={order!r})\n"
-            )
-            subprocess.run(
-                [sys.executable, "-c", program],
-                env=server_environment(CELERY_FOLDER=str(tmp_path)),
-                check=True,
-                timeout=DEADLINE,
-            )
-
-        return send
-
-    def working(self, folder: Path, pool: str = "solo") -> AbstractContextManager[subprocess.Popen[bytes]]:
-        command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", pool, "--without-gossip")
-        return running(*command, "--without-mingle", "--without-heartbeat", CELERY_FOLDER=str(folder))
-
-    def delivered(self) -> int:
-        return Ledger.objects.count()
-
-    def test_a_child_that_is_killed_in_the_middle_of_the_work(self, send: Any, tmp_path: Path) -> None:
-        """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
-        send("crash", 1)
-        with self.working(tmp_path, "prefork"):
-            eventually("the redelivery", lambda: self.delivered() == 1)
-        assert (tmp_path / "crashed").exists()
-        assert orders() == ["crash"]
+def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path) -> None:
+    """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
+    pytest.importorskip("celery")
+    (tmp_path / "queue").mkdir()
+    # Sent by a process of its own: Celery's application is configured at import.
+    send = "from tests.jobs.celery_worker import place_order; place_order.apply_async(['crash', 1], task_id='crash')"
+    folder = {"CELERY_FOLDER": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", send], env=server_environment(**folder), check=True, timeout=DEADLINE)
+    command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "prefork", "--without-gossip")
+    with running(*command, "--without-mingle", "--without-heartbeat", **folder):
+        eventually("the redelivery", lambda: Ledger.objects.count() == 1)
+    assert (tmp_path / "crashed").exists()
+    assert orders() == ["crash"]

@@ -13,15 +13,25 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
 from django.urls import include, path
 
 from django_idempotency import get_operation, idempotent
+from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
 
+DATA = {"reference": "a book", "amount": 1}
+"""What the tests send."""
 COUNTER = itertools.count()
 KEPT: dict[str, bytes] = {}
 HOOKS: defaultdict[str, Callable[[], Any]] = defaultdict(lambda: lambda: None)
 """What the test runs inside a view: a rendezvous of requests that are sent at once."""
+
+
+def logged_in() -> Client:
+    client = Client()
+    client.force_login(UserFactory())
+    return client
 
 
 def order(request: HttpRequest) -> HttpResponse:
@@ -182,5 +192,5 @@ def sent_away(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=status) if status else good(request)
 
 
-VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]
+VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower() and name != "logged_in"]
 urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

@@ -14,7 +14,7 @@ from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Ledger, Order
 from tests.testing import endpoint_urls
-from tests.testing.requests import DATA, logged_in
+from tests.testing.endpoint_urls import DATA, logged_in
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
 

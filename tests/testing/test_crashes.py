@@ -17,7 +17,7 @@ from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import leased_urls
-from tests.testing.requests import DATA
+from tests.testing.endpoint_urls import DATA
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.leased_urls")]
 

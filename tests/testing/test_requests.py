@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls
-from tests.testing.requests import DATA
+from tests.testing.endpoint_urls import DATA
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
 
