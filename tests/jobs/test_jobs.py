@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,6 @@ def test_a_consumer_that_crashes(tmp_path: Path) -> None:
     assert statuses == [-signal.SIGKILL] * 6 + [0]
     assert offset.read_text() == "3"
     assert orders() == ["msg_0", "msg_1", "msg_2"]
-
-
-def test_a_command_on_cron() -> None:
-    """Started four times at once and once more: one effect a day."""
-
-    def send(day: str) -> str:
-        result = python("-m", "django", "send_invoices", day)
-        assert result.returncode == 0, result.stderr
-        return result.stdout.strip()
-
-    with ThreadPoolExecutor(4) as pool:
-        told = [future.result(DEADLINE) for future in [pool.submit(send, "2026-11-21") for _ in range(4)]]
-    assert told.count("sent 1") == 1
-    assert set(told) <= {"sent 1", "sent before", "already running"}
-    assert send("2026-11-21") == "sent before"
-    assert send("2026-11-22") == "sent 1"
-    assert orders() == ["invoice", "invoice"]
 
 
 def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -33,14 +33,6 @@ from tests.shopapp.models import Order
 Post = Callable[..., Any]
 VERBS = ("post", "patch")
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.api_urls")]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    api_urls.CALLS.clear()
-    yield
-    api_urls.AFTER_ROLLBACK.clear()
-    api_urls.OncePerTest.full = False
 
 
 def lowered(get_response: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,6 @@ optional = idempotent(required=False)(order)
 secret = idempotent(store_body=False)(order)
 by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
 by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
-amounts = idempotent(fingerprint=("amount",))(order)
 
 
 @idempotent
