@@ -15,17 +15,6 @@ from tests.shopapp.models import Ledger, Order
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=server_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-
-
 def orders() -> list[str]:
     return sorted(Order.objects.values_list("reference", flat=True))
 
@@ -35,8 +24,9 @@ def test_a_consumer_that_crashes(tmp_path: Path) -> None:
     log, offset, crashes = tmp_path / "log", tmp_path / "offset", tmp_path / "crashes"
     crashes.mkdir()
     log.write_text("".join(f'{{"id": "msg_{number}"}}\n' for number in range(3)))
-    statuses = [python("-m", "tests.jobs.consumer", str(log), str(offset), str(crashes)).returncode for _ in range(7)]
-    assert statuses == [-signal.SIGKILL] * 6 + [0]
+    command = [sys.executable, "-m", "tests.jobs.consumer", log, offset, crashes]
+    done = [subprocess.run(command, env=server_environment(), check=False, timeout=DEADLINE) for _ in range(7)]
+    assert [process.returncode for process in done] == [-signal.SIGKILL] * 6 + [0]
     assert offset.read_text() == "3"
     assert orders() == ["msg_0", "msg_1", "msg_2"]
 
