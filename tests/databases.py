@@ -15,8 +15,7 @@ from typing import Any
 
 import environ
 
-from tests.postgresql_server import SETTINGS
-
+SETTINGS = ("listen_addresses=''", "fsync=off", "max_connections=300", "max_locks_per_transaction=128")
 EMBEDDED_FOR = "IDEMPOTENCY_EMBEDDED_FOR"
 """The environment variable that names the process of pytest-xdist whose embedded server DATABASE_URL means."""
 START_TIMEOUT = 60

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,65 +15,72 @@ from typing import Any
 from django.core.management import call_command
 
 from tests.clusters.aliases import alias
-from tests.servers import DEADLINE, eventually
+from tests.servers import process
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 DATABASE = "shop"
 
 
-def missing() -> str:
-    """What the server needs and this machine has not."""
+def missing(*files: Path, programs: tuple[str, ...] = ()) -> str:
+    """What the server, or a test, needs and this machine has not."""
     needed = {
         "mysqlclient": find_spec("MySQLdb") is not None,
-        "mariadbd": shutil.which("mariadbd", path=PATH) is not None,
+        **{program: shutil.which(program, path=PATH) is not None for program in ("mariadbd", *programs)},
+        **{str(file): file.exists() for file in files},
     }
     return ", ".join(name for name, found in needed.items() if not found)
+
+
+def install(folder: Path) -> None:
+    """Make an empty data folder."""
+    command = program("mariadb-install-db", "--auth-root-authentication-method=normal", f"--datadir={folder}")
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder of the server's user."""
+    with tempfile.TemporaryDirectory(prefix="idempotency-mariadb-") as name:
+        Path(name).chmod(0o755)
+        if os.geteuid() == 0:
+            shutil.chown(name, "mysql")
+        yield Path(name)
 
 
 @contextmanager
 def mariadb(*options: str) -> Iterator[dict[str, Any]]:
     """Start a server with an empty database. Gives the entry of `DATABASES`."""
-    folder = Path(tempfile.mkdtemp(prefix="idempotency-mariadb-"))
-    socket = folder / "socket"
-    if os.geteuid() == 0:
-        shutil.chown(folder, "mysql")
-    data = f"--datadir={folder / 'data'}"
-    install = _command("mariadb-install-db", "--auth-root-authentication-method=normal", data)
-    subprocess.run(install, check=True, capture_output=True, timeout=60)
-    command = _command("mariadbd", data, f"--socket={socket}", "--skip-networking", "--character-set-server=utf8mb4")
-    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        eventually("the server", lambda: _has_created_the_database(process, socket))
-        yield {
-            "ENGINE": "django.db.backends.mysql",
-            "NAME": DATABASE,
-            "USER": "root",
-            "PASSWORD": "",
-            "HOST": "",
-            "PORT": "",
-            "OPTIONS": {"unix_socket": str(socket)},
-        }
-    finally:
-        process.kill()
-        process.wait(DEADLINE)
-        shutil.rmtree(folder)
+    with folder() as place:
+        data, socket = f"--datadir={place / 'data'}", place / "socket"
+        install(place / "data")
+        command = program(
+            "mariadbd", data, f"--socket={socket}", "--skip-networking", "--character-set-server=utf8mb4", *options
+        )
+        with process(*command, ready=lambda: execute(socket, f"CREATE DATABASE {DATABASE}") is not None):
+            yield settings(socket)
 
 
-def _has_created_the_database(process: subprocess.Popen[bytes], socket: Path) -> bool:
+def settings(socket: Path) -> dict[str, Any]:
+    """The entry of `DATABASES`."""
+    nobody = {"PASSWORD": "", "HOST": "", "PORT": ""}
+    engine = {"ENGINE": "django.db.backends.mysql", "NAME": DATABASE, "USER": "root"}
+    return {**engine, **nobody, "OPTIONS": {"unix_socket": str(socket)}}
+
+
+def execute(socket: Path, sql: str) -> list[Any] | None:
+    """The rows. None: the server is not there yet."""
     import MySQLdb
 
-    assert process.poll() is None, "the server ended"
-    with suppress(MySQLdb.OperationalError):  # not there yet
-        connection = MySQLdb.connect(unix_socket=str(socket), user="root")
-        connection.cursor().execute(f"CREATE DATABASE {DATABASE}")
-        connection.close()
-        return True
-    return False
+    with suppress(MySQLdb.OperationalError), closing(MySQLdb.connect(unix_socket=str(socket), user="root")) as server:
+        cursor = server.cursor()
+        cursor.execute(sql)
+        return list(cursor.fetchall())
+    return None
 
 
-def _command(program: str, *arguments: str) -> list[str]:
+def program(name: str, *arguments: str) -> list[str]:
     user = ["--user=mysql"] if os.geteuid() == 0 else []
-    return [str(shutil.which(program, path=PATH)), "--no-defaults", *user, *arguments]
+    return [str(shutil.which(name, path=PATH)), "--no-defaults", *user, *arguments]
 
 
 @contextmanager

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
 from django.db import connection
 
-from tests.servers import eventually, http_post
+from django_idempotency.models import IdempotencyKey
+from tests.servers import http_post, process
+from tests.shopapp.models import Order
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 PORT = 6432
@@ -50,18 +53,9 @@ def pgbouncer(
         # It refuses to run as root; whoever runs the database can also reach its socket.
         user = os.stat(host).st_uid if host.startswith("/") and os.getuid() == 0 else None
         os.chmod(folder, 0o777)
-        process = subprocess.Popen(
-            [*command, str(configuration)],
-            user=user or (65534 if os.getuid() == 0 else None),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            eventually("pgbouncer's first answer", lambda: _answers(folder))
+        user = user or (65534 if os.getuid() == 0 else None)
+        with process(*command, configuration, ready=lambda: _answers(folder), user=user):
             yield {"SERVER_HOST": folder, "SERVER_PORT": str(PORT)}
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _answers(folder: str) -> bool:
@@ -71,6 +65,17 @@ def _answers(folder: str) -> bool:
             return pooled.execute("SELECT true").fetchone() == (True,)
     except psycopg.OperationalError:
         return False
+
+
+def duplicates_make_one_order(url: str, key: str, in_threads: Callable[..., list[Any]], path: str = "/plain") -> None:
+    answers = in_threads(THREADS, lambda number: send(url, key, path))
+    replay = send(url, key, path)
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    told = Counter(answer.headers["Idempotency-Replayed"] for answer in answers if answer.status_code == 201)
+    assert told["false"] == 1
+    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
+    assert Order.objects.count() == 1
+    assert IdempotencyKey.objects.get().status == "completed"
 
 
 def send(url: str, key: str, path: str = "/plain") -> httpx.Response:

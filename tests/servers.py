@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,20 +52,36 @@ def uvicorn() -> AbstractContextManager[str]:
 
 
 @contextmanager
+def process(*command: str | Path, ready: Callable[[], Any] = bool, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ready when `ready` says so. It is killed at the end, with those that it has started."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = subprocess.Popen(command, start_new_session=True, **{**quiet, **options})
+
+    def is_ready() -> Any:
+        assert started.poll() is None, f"{command} has ended"
+        return ready()
+
+    try:
+        if ready is not bool:
+            eventually(f"{command} to be ready", is_ready)
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait(DEADLINE)
+
+
+@contextmanager
 def fake_gateway(*options: str) -> Iterator[httpx.Client]:
     """The shop's payment gateway as a process of its own; gives a client for its books."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        process = subprocess.Popen(
-            [sys.executable, str(FAKE_GATEWAY), "--fd", str(listener.fileno()), *options],
-            pass_fds=[listener.fileno()],
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=DEADLINE) as client:
-                yield client
-        finally:
-            process.kill()
-            process.wait()
+        where = ("--fd", str(listener.fileno()))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            process(sys.executable, FAKE_GATEWAY, *where, *options, pass_fds=[listener.fileno()]),
+            httpx.Client(base_url=url, timeout=DEADLINE) as client,
+        ):
+            yield client
 
 
 def server_environment(**more: str) -> dict[str, str]:
@@ -78,52 +94,38 @@ def server_environment(**more: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def running(module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(module: str, *arguments: str, **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A module as a process with `server_environment`. It is killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        env=server_environment(**environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(DEADLINE)
+    return process(sys.executable, "-m", module, *arguments, env=server_environment(**environment))
 
 
 @contextmanager
 def _serving(*command: str, **environment: str) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     name = uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, "-m", *(word.format(fd=listener.fileno()) for word in command)],
-        env=server_environment(SERVER_NAME=name, **environment),
-        pass_fds=[listener.fileno()],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
     try:
-        eventually("the server's first answer", lambda: _answers(url, process))
-        yield url
+        with serving(*command, env=server_environment(SERVER_NAME=name, **environment)) as url:
+            yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         # Another server on this database goes on, and keeps its connections.
         eventually("the workers' connections to end", lambda: not _is_connected(name))
 
 
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the server ended"
-    try:
-        return http_get(f"{url}/read").status_code == 200
-    except httpx.TransportError:
-        return False
+@contextmanager
+def serving(*command: str, env: dict[str, str], path: str = "/read") -> Iterator[str]:
+    """A module that serves the socket `{fd}`; gives its URL."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def answers() -> bool:
+        try:
+            return http_get(url + path).status_code in (200, 405)
+        except httpx.TransportError:
+            return False
+
+    module = [word.format(fd=listener.fileno()) for word in command]
+    with process(sys.executable, "-m", *module, ready=answers, env=env, pass_fds=[listener.fileno()]):
+        listener.close()
+        yield url
 
 
 def _is_connected(name: str) -> bool:

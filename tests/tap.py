@@ -17,6 +17,7 @@ from typing import Any
 from django.db import connection, connections
 
 from django_idempotency.engine.stores import store_for
+from tests.server.boundaries.wire import connected
 
 PORT = 5432
 
@@ -46,7 +47,7 @@ class Tap:
         return taken
 
     def connect(self, client: socket.socket) -> None:
-        with _server() as server:
+        with connected(connection.settings_dict["HOST"], connection.settings_dict["PORT"] or PORT) as server:
             self._sockets += [client, server]
             threading.Thread(target=_copy, args=(server, client, self._losing), daemon=True).start()
             try:
@@ -124,16 +125,6 @@ def tapped(delay: float = 0, **changes: Any) -> Iterator[Tap]:
                     wrapper.close_pool()
                 connections["default"] = usual
                 listener.shutdown()
-
-
-def _server() -> socket.socket:
-    """A connection to the server that the default database is on."""
-    host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"] or PORT
-    if not host.startswith("/"):
-        return socket.create_connection((host or "localhost", int(port)))
-    plain = socket.socket(socket.AF_UNIX)
-    plain.connect(f"{host}/.s.PGSQL.{port}")
-    return plain
 
 
 def _copy(source: socket.socket, target: socket.socket, losing: threading.Event) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from django.test import Client, override_settings
 
 from tests.acceptance.pages import blocks
 from tests.databases import embedded_postgresql
-from tests.servers import DEADLINE, PAUSE, eventually, fake_gateway, http_get
+from tests.servers import PAUSE, fake_gateway, serving
 from tests.shopapp import models
 
 SHOP = Path(__file__).resolve().parents[2] / "testproject"
@@ -80,39 +79,11 @@ def running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
         "GATEWAY_TIMEOUT": "2",
         "DEMO": "1",
     }
-    subprocess.run(
-        [sys.executable, str(SHOP / "manage.py"), "migrate", "--verbosity", "0"],
-        env=environment,
-        check=True,
-        timeout=60,
-    )
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gunicorn", "config.wsgi", "--bind", f"fd://{listener.fileno()}"),
-            *("--workers", "4", "--graceful-timeout", "1", "--chdir", str(SHOP)),
-        ],
-        env=environment,
-        pass_fds=[listener.fileno()],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    port = listener.getsockname()[1]
-    listener.close()
-
-    def answers() -> bool:
-        assert process.poll() is None, "the shop ended"
-        try:
-            return http_get(f"http://127.0.0.1:{port}/orders/").status_code == 405
-        except httpx.TransportError:
-            return False
-
-    try:
-        eventually("the shop's first answer", answers)
-        yield RunningShop(f"http://127.0.0.1:{port}", port, url, gateway)
-    finally:
-        process.terminate()
-        process.wait(DEADLINE)
+    migrate = [sys.executable, str(SHOP / "manage.py"), "migrate", "--verbosity", "0"]
+    subprocess.run(migrate, env=environment, check=True, timeout=60)
+    command = ("gunicorn", "config.wsgi", "--bind", "fd://{fd}", "--workers", "4", "--chdir", str(SHOP))
+    with serving(*command, env=environment, path="/orders/") as address:
+        yield RunningShop(address, int(address.rpartition(":")[2]), url, gateway)
 
 
 @pytest.fixture

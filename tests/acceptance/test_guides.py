@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
 from django.core import mail
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE, eventually
+from tests.servers import process
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLATION = 240
@@ -29,7 +29,6 @@ class Reader:
     folder: Path
     port: int
     servers: ExitStack
-    variables: dict[str, str] = field(default_factory=dict)
 
     def write(self, name: str, place: str, code: str) -> None:
         with (self.folder / name).open("a" if place else "w") as file:
@@ -49,23 +48,9 @@ class Reader:
             check=False,
         )
 
-    @contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        with (self.folder / "server.log").open("w") as log:
-            server = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            eventually("the server's first answer", self.is_served)
-            yield
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(DEADLINE)
+    def serving(self, command: str) -> AbstractContextManager[Any]:
+        shell = ("bash", "-c", f"exec {command}")
+        return process(*shell, ready=self.is_served, cwd=self.folder, env=self.environment())
 
     def is_served(self) -> bool:
         with socket.socket() as probe:
@@ -76,7 +61,7 @@ class Reader:
         ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONPATH")
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         # Lines come in the order in which a terminal would show them.
-        return {**inherited, "PYTHONUNBUFFERED": "1", **self.variables}
+        return {**inherited, "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture

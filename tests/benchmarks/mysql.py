@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests import mysql_server
 from tests.databases import temporary_folder
 
+SCRIPT = Path(__file__).parents[1] / "mysql_server.sh"
 # What a server does by default, where the server of the tests is faster.
 DEFAULTS = ("--log-bin=binlog", "--innodb-flush-log-at-trx-commit=1", "--innodb-doublewrite=ON")
 
@@ -27,11 +28,14 @@ def running() -> Iterator[str]:
     """In its default settings; gives its URL."""
     folder = _unpacked()
     assert folder is not None, "ask missing() first"
-    with mysql_server.running(folder, *DEFAULTS) as url:
-        yield url
+    command = ["bash", SCRIPT, "run", folder, *DEFAULTS, "bash", "-c", "echo $DATABASE_URL; cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.communicate()
 
 
 @cache
 def _unpacked() -> Path | None:
     folder = Path(temporary_folder())
-    return folder if mysql_server.unpack(folder) == 0 else None
+    return folder if subprocess.run(["bash", SCRIPT, "unpack", folder]).returncode == 0 else None

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from tests import mariadb_server
 from tests.servers import DEADLINE, eventually
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 NODES = ("node1", "node2", "node3")
-DATABASE = "shop"
 
 
 def missing() -> str:
     """What the cluster needs and this machine has not."""
-    needed = {
-        "CLUSTERS=1, as in tox run -e clusters": "CLUSTERS" in os.environ,
-        "mysqlclient": find_spec("MySQLdb") is not None,
-        "galera-4": PROVIDER.exists(),
-        **{command: shutil.which(command, path=_path()) is not None for command in ("mariadbd", "rsync")},
-    }
-    return ", ".join(name for name, found in needed.items() if not found)
+    asked = "" if "CLUSTERS" in os.environ else "CLUSTERS=1, as in tox run -e clusters"
+    return asked or mariadb_server.missing(PROVIDER, programs=("rsync",))
 
 
 class Node:
@@ -64,29 +55,16 @@ class Node:
         }
         with self.socket.with_suffix(".log").open("wb") as log:
             self.process = subprocess.Popen(
-                _command("mariadbd", *(f"--{name}={value}" for name, value in options.items())),
-                env={**os.environ, "PATH": _path()},
+                mariadb_server.program("mariadbd", *(f"--{name}={value}" for name, value in options.items())),
+                env={**os.environ, "PATH": mariadb_server.PATH},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
-    def execute(self, sql: str) -> list[Any]:
-        import MySQLdb
-
-        connection = MySQLdb.connect(unix_socket=str(self.socket), user="root")
-        try:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            return list(cursor.fetchall())
-        finally:
-            connection.close()
-
     def is_ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.socket.with_suffix(".log").read_text()
-        with suppress(Exception):  # not there yet
-            return self.execute("SHOW STATUS LIKE 'wsrep_ready'") == [("wsrep_ready", "ON")]
-        return False
+        return mariadb_server.execute(self.socket, "SHOW STATUS LIKE 'wsrep_ready'") == [("wsrep_ready", "ON")]
 
     def stop(self) -> None:
         if self.process is not None:
@@ -98,59 +76,33 @@ class Node:
             self.process.kill()
             self.process.wait(DEADLINE)
 
-    def settings(self) -> dict[str, Any]:
-        """The entry of `DATABASES`."""
-        return {
-            "ENGINE": "django.db.backends.mysql",
-            "NAME": DATABASE,
-            "USER": "root",
-            "PASSWORD": "",
-            "HOST": "",
-            "PORT": "",
-            "OPTIONS": {"unix_socket": str(self.socket)},
-        }
-
 
 @contextmanager
 def galera() -> Iterator[list[Node]]:
     """Three nodes that replicate to each other, with an empty database."""
-    folder = Path(tempfile.mkdtemp(prefix="idempotency-galera-"))
-    folder.chmod(0o755)
-    if os.geteuid() == 0:
-        shutil.chown(folder, "mysql")
-    nodes = [Node(folder, name) for name in NODES]
-    first, *others = nodes
-    try:
-        install = _command("mariadb-install-db", "--auth-root-authentication-method=normal", f"--datadir={first.data}")
-        subprocess.run(install, check=True, capture_output=True, timeout=60)
-        first.start()
-        eventually("the first node", first.is_ready)
-        first.execute(f"CREATE DATABASE {DATABASE}")
-        first.stop()
-        # The same data at the same position: the others need no copy from the first.
-        first.data.joinpath("galera.cache").unlink()
-        for node in others:
-            subprocess.run(["cp", "-a", str(first.data), str(node.data)], check=True, timeout=60)
-        first.start()
-        eventually("the first node", first.is_ready)
-        for node in others:
-            node.start(first)
-        for node in others:
-            eventually(f"{node.name} to join", node.is_ready)
-        yield nodes
-    finally:
-        for node in nodes:
-            node.kill()
-        shutil.rmtree(folder)
-
-
-def _command(program: str, *arguments: str) -> list[str]:
-    user = ["--user=mysql"] if os.geteuid() == 0 else []
-    return [str(shutil.which(program, path=_path())), "--no-defaults", *user, *arguments]
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin"
+    with mariadb_server.folder() as folder:
+        nodes = [Node(folder, name) for name in NODES]
+        first, *others = nodes
+        try:
+            mariadb_server.install(first.data)
+            first.start()
+            eventually("the first node", first.is_ready)
+            mariadb_server.execute(first.socket, f"CREATE DATABASE {mariadb_server.DATABASE}")
+            first.stop()
+            # The same data at the same position: the others need no copy from the first.
+            first.data.joinpath("galera.cache").unlink()
+            for node in others:
+                subprocess.run(["cp", "-a", str(first.data), str(node.data)], check=True, timeout=60)
+            first.start()
+            eventually("the first node", first.is_ready)
+            for node in others:
+                node.start(first)
+            for node in others:
+                eventually(f"{node.name} to join", node.is_ready)
+            yield nodes
+        finally:
+            for node in nodes:
+                node.kill()
 
 
 def _free_ports() -> list[int]:

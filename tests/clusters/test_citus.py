@@ -136,13 +136,11 @@ CONTRACT = (
     "tests/integration/stores/test_attention.py",
     "tests/integration/stores/test_store.py",
     "tests/concurrency/test_leased.py",
-    *(f"tests/integration/test_{name}.py" for name in ("about", "erasure", "lookups", "operation", "resolution")),
+    *(f"tests/integration/test_{name}.py" for name in ("about", "erasure", "operation", "resolution")),
 )
 NOT_HERE = (
     "test_what_needs_attention_is_found_among",  # 100,000 deleted rows, which the plans of other tests would see
     "test_a_completion_changes_no_index",  # the statistics are those of the other nodes
-    "test_it_costs_one_statement",  # Citus keeps a read in a transaction of two statements
-    "test_expired_keys_go_too",  # its own UPDATE adds an interval to a column, which Citus refuses
     "test_under_repeatable_read_a_takeover_does_not_overlook_a_call",  # a node has no snapshot before it is asked
 )
 

@@ -100,20 +100,14 @@ def kept() -> list[list[str]]:
     return [sorted(orders.values_list("reference", flat=True)), sorted(keys.values_list("key", flat=True))]
 
 
-def waiting(pair: Pair) -> int:
-    """The backend that waits in COMMIT for the standby."""
-    found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    ((pid,),) = eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
-    return int(pid)
-
-
 def test_without_its_answer_nothing_is_confirmed(started: Any) -> None:
     """The standby is away. COMMIT waits, the client hears of no success, and its retry orders on the new primary."""
     with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
         place_order("before")
         pair.standby.stop()
         unheard = pool.submit(place_order_elsewhere, "unheard")
-        waiting(pair)
+        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
         pair.fail_over()
         assert isinstance(unheard.exception(DEADLINE), OperationalError)
         assert kept() == [["before"], ["before"]]

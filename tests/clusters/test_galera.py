@@ -18,6 +18,7 @@ from django_idempotency import OperationInProgress, idempotent, run_once
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance.resolution import close_with
 from django_idempotency.models import IdempotencyKey
+from tests import mariadb_server
 from tests.clusters.aliases import alias
 from tests.clusters.galera import NODES, galera, missing
 from tests.servers import DEADLINE
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=f"NOT RUN: Galera needs 
 def _cluster(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     with django_db_blocker.unblock(), galera() as nodes, ExitStack() as stack:
         for node in nodes:
-            stack.enter_context(alias(node.name, node.settings()))
+            stack.enter_context(alias(node.name, mariadb_server.settings(node.socket)))
         call_command("migrate", database=NODES[0], verbosity=0)
         synchronize()
         yield

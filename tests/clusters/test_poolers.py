@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_idempotency.models import IdempotencyKey
-from tests.pooler import THREADS, pgbouncer, send
+from tests.pooler import THREADS, duplicates_make_one_order, pgbouncer
 from tests.servers import gunicorn
-from tests.shopapp.models import Order
 
 SCRIPT = Path(__file__).with_name("newest_suite.sh")
 POOL = 3
@@ -46,11 +43,4 @@ def test_duplicates_make_one_order(
     """Pooling by transaction, with fewer connections than requests. With prepared statements, the pooler keeps some."""
     through = pgbouncer(POOL, command=newest, prepared_statements=100)
     with through as pooler, gunicorn("--threads", str(THREADS), **pooler, **environment) as url:
-        answers = in_threads(THREADS, lambda number: send(url, key))
-        replay = send(url, key)
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    told = Counter(answer.headers["Idempotency-Replayed"] for answer in answers if answer.status_code == 201)
-    assert told["false"] == 1
-    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
-    assert Order.objects.count() == 1
-    assert IdempotencyKey.objects.get().status == "completed"
+        duplicates_make_one_order(url, key, in_threads)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.models import IdempotencyKey
 from tests.crash.retrying import knowing
-from tests.pooler import PGBOUNCER, THREADS, pgbouncer, send
+from tests.pooler import PGBOUNCER, THREADS, duplicates_make_one_order, pgbouncer, send
 from tests.servers import fake_gateway, gunicorn
 from tests.shopapp.models import Order
 
@@ -45,13 +44,7 @@ def test_duplicates_make_one_order(
 ) -> None:
     """In transaction pooling with fewer connections than requests; there with parameters bound on the server, too."""
     with serving(mode, pool_size, **environment) as url:
-        answers = in_threads(THREADS, lambda number: send(url, key))
-        replay = send(url, key)
-    assert {a.status_code for a in answers} <= {201, 409}
-    assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
-    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
-    assert Order.objects.count() == 1
-    assert IdempotencyKey.objects.get().status == "completed"
+        duplicates_make_one_order(url, key, in_threads)
 
 
 @pytest.mark.parametrize("environment", [{}, {"SERVER_SIDE_BINDING": "yes"}], ids=["", "bound-on-the-server"])
@@ -63,13 +56,9 @@ def test_leased_duplicates_make_one_order(
         fake_gateway() as gateway,
         serving("transaction", 3, SERVER_LEASE="60", **knowing(gateway, gateway), **environment) as url,
     ):
-        answers = in_threads(THREADS, lambda number: send(url, key, "/retry"))
-        replay = send(url, key, "/retry")
+        duplicates_make_one_order(url, key, in_threads, "/retry")
         charges = gateway.get("/charges").json()["charges"]
-    assert {a.status_code for a in answers} <= {201, 409}
-    assert (replay.status_code, replay.headers["Idempotency-Replayed"]) == (201, "true")
     assert Counter(charge["reference"] for charge in charges) == {f"charge {key}": 1, f"mail {key}": 1}
-    assert Order.objects.count() == 1
 
 
 @pytest.mark.parametrize("path", ["/plain", "/retry"])

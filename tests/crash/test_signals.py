@@ -1,4 +1,4 @@
-"""A process that is told to stop in the middle of a leased operation, or of its recovery, releases its key."""
+"""A process that is told to stop in the middle of a leased operation releases its key."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from django_idempotency.management.base import MOMENT
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
 from tests.servers import DEADLINE, server_environment
 
 PROGRAM = """
@@ -63,53 +61,3 @@ def test_a_signal_releases_the_key(number: int, status: int) -> None:
     row = IdempotencyKey.objects.get()
     assert (row.status, row.locked_until, row.attempt) == ("failed", None, 1)
     assert list(row.steps.values_list("name", "finished_at")) == [("charge", None)]
-
-
-RECOVERY = """
-import django; django.setup()
-import signal, sys, time
-from django.core.management import execute_from_command_line
-from django.urls import path
-from django_idempotency import idempotent
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
-
-def hang(operation):
-    print("asked", flush=True)
-    time.sleep(3600)
-
-@idempotent(lease=3600, on_abandoned="hold", reconcile=hang, operation="POST pay/")
-def view(request):
-    raise NotImplementedError
-
-sys.modules["hanging_urls"] = sys.modules[__name__]
-urlpatterns = [path("pay/", view)]
-execute_from_command_line(["manage.py", "recover_idempotency_keys", "--import", "hanging_urls", "--older-than", "0"])
-"""
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_recovery_that_hangs_can_be_ended(number: int) -> None:
-    """The first signal waits for `reconcile`; one that comes later ends it. The key waits for a retry, as before."""
-    create_key(operation="POST pay/", in_doubt=["charge"])
-    with subprocess.Popen(
-        [sys.executable, "-c", RECOVERY],
-        env=server_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "asked\n"
-            process.send_signal(number)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(3 * MOMENT)
-            process.send_signal(number)
-            assert process.wait(DEADLINE) == 128 + number
-        finally:
-            process.kill()
-    row = IdempotencyKey.objects.get()
-    assert (row.status, row.locked_until, row.attempt) == ("failed", None, 2)
-    assert row.steps.get().finished_at is None

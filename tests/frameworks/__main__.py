@@ -1,9 +1,8 @@
 """The tests of Django and of the REST framework, with every view protected and a key in every unsafe request.
 
-    python -m tests.frameworks [--twice] [django | rest_framework] [LABEL …]
+    python -m tests.frameworks [--twice] [django | rest_framework]
 
 --twice: send each finally answered request again, and compare status, bytes and headers.
-LABEL: suites of Django, or files of the REST framework's tests, in place of all that touch views.
 
 Both run on SQLite in memory. `suites.toml` lists what fails with the package and passes without, with the reasons.
 Any other failure fails the run, and so does an entry of the list that passes.
@@ -90,16 +89,12 @@ REST_FRAMEWORK = Framework(
 def main(*arguments: str) -> int:
     mode = "twice" if "--twice" in arguments else "once"
     named = [argument for argument in arguments if not argument.startswith("-")]
-    chosen = [framework for framework in (DJANGO, REST_FRAMEWORK) if framework.name in named[:1] or not named]
-    if not chosen:
-        print(__doc__)
-        return 2
-    return max([check(framework, mode, named[1:] or framework.labels) for framework in chosen])
+    return max(check(framework, mode) for framework in (DJANGO, REST_FRAMEWORK) if framework.name in named or not named)
 
 
-def check(framework: Framework, mode: str, labels: Collection[str]) -> int:
+def check(framework: Framework, mode: str) -> int:
     """Run one framework's tests, and say what is not on the list. Returns the exit status."""
-    report = framework.run(mode, labels)
+    report = framework.run(mode, framework.labels)
     failed = report["failed"]
     # What fails in the same way without the package is a matter of this machine: a tool or a right that is missing.
     without = framework.run("bare", list(failed))["failed"] if failed else {}

@@ -1,1 +1,1 @@
-"""Other people's programs that repeat work by themselves: clients, proxies and brokers, each as real processes."""
+"""Other people's programs that repeat work by themselves: clients and proxies, each as real processes."""

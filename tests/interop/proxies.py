@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.servers import DEADLINE, eventually
+from tests.servers import DEADLINE, process
 
 NGINX = """
 {user}
@@ -82,18 +81,14 @@ def proxy(name: str, servers: Sequence[str], timeout: int) -> Iterator[httpx.Cli
             text = HAPROXY.format(folder=folder, servers=listed, timeout=timeout)
             command = [path, "-db", "-q", "-f", str(configuration)]
         configuration.write_text(text)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            eventually(f"{name} to listen", lambda: _listens(f"{folder}/socket", process))
-            transport = httpx.HTTPTransport(uds=f"{folder}/socket")
-            with httpx.Client(base_url="http://shop", transport=transport, timeout=DEADLINE) as client:
-                yield client
-        finally:
-            process.terminate()
-            process.wait(DEADLINE)
+        transport = httpx.HTTPTransport(uds=f"{folder}/socket")
+        with (
+            process(*command, ready=lambda: _listens(f"{folder}/socket")),
+            httpx.Client(base_url="http://shop", transport=transport, timeout=DEADLINE) as client,
+        ):
+            yield client
 
 
-def _listens(address: str, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the proxy ended"
+def _listens(address: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(address) == 0

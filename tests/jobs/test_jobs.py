@@ -5,10 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,17 +13,6 @@ from tests.servers import DEADLINE, eventually, running, server_environment
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=server_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
 
 
 def orders() -> list[str]:
@@ -38,64 +24,23 @@ def test_a_consumer_that_crashes(tmp_path: Path) -> None:
     log, offset, crashes = tmp_path / "log", tmp_path / "offset", tmp_path / "crashes"
     crashes.mkdir()
     log.write_text("".join(f'{{"id": "msg_{number}"}}\n' for number in range(3)))
-    statuses = [python("-m", "tests.jobs.consumer", str(log), str(offset), str(crashes)).returncode for _ in range(7)]
-    assert statuses == [-signal.SIGKILL] * 6 + [0]
+    command = [sys.executable, "-m", "tests.jobs.consumer", log, offset, crashes]
+    done = [subprocess.run(command, env=server_environment(), check=False, timeout=DEADLINE) for _ in range(7)]
+    assert [process.returncode for process in done] == [-signal.SIGKILL] * 6 + [0]
     assert offset.read_text() == "3"
     assert orders() == ["msg_0", "msg_1", "msg_2"]
 
 
-def test_a_command_on_cron() -> None:
-    """Started four times at once and once more: one effect a day."""
-
-    def send(day: str) -> str:
-        result = python("-m", "django", "send_invoices", day)
-        assert result.returncode == 0, result.stderr
-        return result.stdout.strip()
-
-    with ThreadPoolExecutor(4) as pool:
-        told = [future.result(DEADLINE) for future in [pool.submit(send, "2026-11-21") for _ in range(4)]]
-    assert told.count("sent 1") == 1
-    assert set(told) <= {"sent 1", "sent before", "already running"}
-    assert send("2026-11-21") == "sent before"
-    assert send("2026-11-22") == "sent 1"
-    assert orders() == ["invoice", "invoice"]
-
-
-class TestCelery:
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> None:
-        pytest.importorskip("celery")
-
-    @pytest.fixture
-    def send(self, tmp_path: Path) -> Any:
-        """Put a message into the queue, by a process of its own: Celery's application is configured at import."""
-        (tmp_path / "queue").mkdir()
-
-        def send(order: str, delivery: int) -> None:
-            program = (
-                "from tests.jobs.celery_worker import place_order\n"
-                f"place_order.apply_async([{order!r}, {delivery}], task_id={order!r})\n"
-            )
-            subprocess.run(
-                [sys.executable, "-c", program],
-                env=server_environment(CELERY_FOLDER=str(tmp_path)),
-                check=True,
-                timeout=DEADLINE,
-            )
-
-        return send
-
-    def working(self, folder: Path, pool: str = "solo") -> AbstractContextManager[subprocess.Popen[bytes]]:
-        command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", pool, "--without-gossip")
-        return running(*command, "--without-mingle", "--without-heartbeat", CELERY_FOLDER=str(folder))
-
-    def delivered(self) -> int:
-        return Ledger.objects.count()
-
-    def test_a_child_that_is_killed_in_the_middle_of_the_work(self, send: Any, tmp_path: Path) -> None:
-        """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
-        send("crash", 1)
-        with self.working(tmp_path, "prefork"):
-            eventually("the redelivery", lambda: self.delivered() == 1)
-        assert (tmp_path / "crashed").exists()
-        assert orders() == ["crash"]
+def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path) -> None:
+    """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
+    pytest.importorskip("celery")
+    (tmp_path / "queue").mkdir()
+    # Sent by a process of its own: Celery's application is configured at import.
+    send = "from tests.jobs.celery_worker import place_order; place_order.apply_async(['crash', 1], task_id='crash')"
+    folder = {"CELERY_FOLDER": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", send], env=server_environment(**folder), check=True, timeout=DEADLINE)
+    command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "prefork", "--without-gossip")
+    with running(*command, "--without-mingle", "--without-heartbeat", **folder):
+        eventually("the redelivery", lambda: Ledger.objects.count() == 1)
+    assert (tmp_path / "crashed").exists()
+    assert orders() == ["crash"]

@@ -184,29 +184,3 @@ def test_the_store_does_what_the_law_says() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_failed_key_with_a_call_never_expires() -> None:
-    """A history that only the long run finds."""
-    state = Keys()
-    worker = state.claim("k1", "a", hold=False)
-    state.start_call(worker, "charge")
-    state.finish_call(worker, "charge")
-    state.fail(worker)
-    state.ttl_runs_out("k1")
-    state.clean_up()
-    state.the_table_is_as_the_law_says()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_result_that_a_person_has_recorded_may_be_corrected() -> None:
-    """A history that only the long run finds. Here, another attempt has failed before the correction."""
-    state = Keys()
-    worker = state.claim("k1", "a", hold=True)
-    state.start_call(worker, "charge")
-    state.fail(worker)
-    state.decide("k1", "record", "charge", seen=0)
-    state.fail(state.claim("k1", "a", hold=True))
-    state.decide("k1", "record", "charge", seen=0)
-    state.the_table_is_as_the_law_says()

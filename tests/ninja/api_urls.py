@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -117,16 +116,6 @@ def answer_hopeless(request: HttpRequest, error: Hopeless) -> HttpResponse:
     raise Refused("the handler fails") from error
 
 
-class Logged(Exception):
-    pass
-
-
-@api.exception_handler(Logged)
-def log_and_raise(request: HttpRequest, error: Logged) -> HttpResponse:
-    CALLS.append(f"logged {sys.exc_info()[1]!r}")
-    raise error
-
-
 def swallow() -> Exception:
     """Break the transaction, and hide it."""
     with suppress(IntegrityError):
@@ -138,7 +127,6 @@ ERRORS = {
     "422": lambda: ValidationError([{"msg": "wrong"}]),
     "refused": lambda: Refused("by the shop"),
     "hopeless": Hopeless,
-    "logged": Logged,
     "bug": lambda: ZeroDivisionError("bug"),
     "swallow": swallow,
 }
@@ -156,17 +144,12 @@ def fail(request: HttpRequest, error: str) -> Any:
 # Callers.
 
 
-class Machine:
-    def __init__(self, pk: int) -> None:
-        self.pk = pk
-
-
 class Token(HttpBearer):
     """What it returns is what `request.auth` becomes."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Any:
         found = {"dict": {"sub": "1"}, "true": True, "anonymous": AnonymousUser(), "none": None}
-        return Machine(int(token[-1])) if token.startswith("machine") else found.get(token, token)
+        return found.get(token, token)
 
 
 class Key(APIKeyHeader):

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from django.db import connection, transaction
-from django.http import Http404, HttpResponse
+from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -66,10 +66,6 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
     def preview(self, request: Any) -> Response:
         return order()
 
-    @action(detail=False, methods=["get"])
-    def state(self, request: Any) -> Response:
-        return Response({"atomic": connection.in_atomic_block})
-
 
 class FailsAfterCommit(IdempotencyMixin, APIView):
     def post(self, request: Any) -> Response:
@@ -107,23 +103,19 @@ class OncePerTest(throttling.BaseThrottle):
         return not OncePerTest.full
 
 
+async def is_allowed(request: Any, view: Any) -> bool:
+    return "denied" not in request.query_params
+
+
 class Guarded(IdempotencyMixin, APIView):
     authentication_classes = [TokenAuthentication]
     permission_classes = [permissions.IsAuthenticated, permissions.DjangoModelPermissions]
     throttle_classes = [OncePerTest]
     queryset = Order.objects.all()
-    idempotency = Idempotency(may_replay=lambda request, view: "denied" not in request.query_params)
+    idempotency = Idempotency(may_replay=is_allowed)
 
     def post(self, request: Any) -> Response:
         return order()
-
-
-async def is_allowed(request: Any, view: Any) -> bool:
-    return "denied" not in request.query_params
-
-
-class GuardedAsynchronously(Guarded):
-    idempotency = Idempotency(may_replay=is_allowed)
 
 
 class Decorated(APIView):
@@ -149,18 +141,6 @@ class Upload(IdempotencyMixin, APIView):
     def post(self, request: Any) -> Response:
         Order.objects.create()
         return Response({name: file.size for name, file in request.FILES.items()})
-
-
-class Raw(IdempotencyMixin, APIView):
-    """Has a JSON parser only, and reads the body itself."""
-
-    parser_classes = [parsers.JSONParser]
-
-    def post(self, request: Any) -> HttpResponse:
-        Order.objects.create()
-        if "parse" in request.query_params:
-            return Response(request.data)
-        return HttpResponse(str(len(request.body)))
 
 
 class Dynamic(IdempotencyMixin, APIView):
@@ -195,11 +175,9 @@ urlpatterns = [
     path("fails/after/commit/", FailsAfterCommit.as_view()),
     path("fails/", Fails.as_view()),
     path("guarded/", Guarded.as_view()),
-    path("guarded/asynchronously/", GuardedAsynchronously.as_view()),
     path("decorated/", Decorated.as_view()),
     path("function/", function),
     path("upload/", Upload.as_view()),
-    path("raw/", Raw.as_view()),
     path("dynamic/", Dynamic.as_view()),
     path("browsable/", Browsable.as_view()),
 ]

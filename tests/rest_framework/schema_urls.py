@@ -21,10 +21,6 @@ from tests.rest_framework.api_urls import OrderSerializer
 from tests.shopapp.models import Order
 
 
-def event(request: Any) -> str:
-    return "event"
-
-
 class OrderViewSet(IdempotencyMixin, ModelViewSet):
     queryset = Order.objects.all()
     serializer_class = OrderSerializer
@@ -39,9 +35,6 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
 
     @action(detail=False, methods=["post"], idempotency=Idempotency(lease=60, in_progress_status=202))
     def leased(self, request: Any) -> Response: ...
-
-    @action(detail=False, methods=["post"], idempotency=Idempotency(key=event))
-    def event(self, request: Any) -> Response: ...
 
 
 class Plain(CreateAPIView):

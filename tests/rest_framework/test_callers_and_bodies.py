@@ -104,21 +104,31 @@ def test_the_scope_of_a_text_stays_the_same_from_release_to_release(post: Any, p
     )
 
 
-@pytest.mark.parametrize("body", ["{", DEEP], ids=["malformed", "deep"])
-def test_a_handler_that_reads_the_raw_body_gets_any(post: Any, body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "content_type"), [("{", "application/json"), (DEEP, "application/json"), ("x", "application/x-unknown")]
+)
+def test_a_handler_that_reads_the_raw_body_gets_any(post: Any, body: str, content_type: str) -> None:
     """As without protection; compared by its bytes."""
-    first, second, other = post("/raw", body), post("/raw", body), post("/raw", body + " ")
+    first, second, other = (post("/raw", text, content_type=content_type) for text in (body, body, body + " "))
     assert (first.status_code, first.content) == (200, body[:10].encode())
     assert (second.headers["Idempotency-Replayed"], second.content) == ("true", first.content)
     assert other.status_code == 422
     assert Order.objects.count() == 1
 
 
-def test_in_leased_mode_the_parsers_error_comes_first(post: Any) -> None:
-    """A claim would be committed by then."""
-    assert post("/leased", "{").status_code == 400
-    assert IdempotencyKey.objects.count() == 0
-    assert post("/leased", "{}").status_code == 200
+@pytest.mark.parametrize(
+    ("path", "body", "content_type", "status"),
+    [
+        ("/raw?parse", "{", "application/json", 400),
+        ("/json-only?parse", "x", "text/csv", 415),
+        ("/leased", "{", "application/json", 400),
+    ],
+)
+def test_an_unreadable_body_claims_nothing(post: Any, path: str, body: str, content_type: str, status: int) -> None:
+    """The same key works afterwards. In leased mode the parser's error comes first: the claim is committed at once."""
+    assert post(path, body, content_type=content_type).status_code == status
+    assert (IdempotencyKey.objects.count(), Order.objects.count()) == (0, 0)
+    assert post(path, "{}").status_code == 200
 
 
 @pytest.mark.parametrize("body", ["{", DEEP], ids=["malformed", "deep"])

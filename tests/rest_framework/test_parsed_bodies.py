@@ -2,21 +2,107 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import encode_multipart
-
-from tests.shopapp.models import Order
+from django.urls import path
 
 pytest.importorskip("rest_framework")
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.parsing_urls")]
+from rest_framework import parsers, permissions
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency import idempotent
+from django_idempotency.rest_framework import IdempotencyMixin
+from tests.shopapp.models import Order
+
+CALLS: list[str] = []
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+
+
+def counted(base: type[parsers.BaseParser]) -> Any:
+    class Counted(base):  # type: ignore[misc,valid-type]
+        def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+            CALLS.append(self.media_type)
+            return super().parse(stream, media_type, parser_context)
+
+    return Counted
+
+
+def parser(kind: str, read: Callable[[Any], Any]) -> Any:
+    """A parser of this media type."""
+
+    def parse(self: Any, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return read(stream)
+
+    return type("Parser", (parsers.BaseParser,), {"media_type": kind, "parse": parse})
+
+
+def aliases(stream: Any) -> Any:
+    """Lists that share their items, as aliases of YAML do: `9 6` is 9 lists of 9 lists …, six deep."""
+    width, depth = stream.read().split()
+    value: Any = "x"
+    for _ in range(int(depth)):
+        value = [value] * int(width)
+    return value
+
+
+def nested(stream: Any) -> Any:
+    """Nests deeper than a program can walk, or returns what has no value."""
+    value: Any = [stream.read().decode()]
+    if value == ["object"]:
+        return object()
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+class Orders(IdempotencyMixin, APIView):
+    authentication_classes = []
+    parser_classes = [
+        *map(counted, (parsers.JSONParser, parsers.FormParser, parsers.MultiPartParser)),
+        counted(
+            parser(
+                "application/xml", lambda stream: {item.tag: item.text for item in ElementTree.parse(stream).getroot()}
+            )
+        ),
+        parser("application/x-aliases", aliases),
+        parser("application/raw", lambda stream: {}),  # leaves it to the view
+        parser("application/wrapped+json", lambda stream: json.load(stream).get("payload", {})),
+        parser("application/nested", nested),
+    ]
+
+    def post(self, request: Any) -> Response:
+        assert request.data is not None
+        return Response({"id": Order.objects.create().pk}, status=201)
+
+
+class Looks(permissions.BasePermission):
+    """Looks at the parsed body before the handler does: then the stream has been read."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return request.data is not None
+
+
+class ByField(APIView):
+    permission_classes = [Looks]
+    post = idempotent(fingerprint=("a",))(Orders.post)
+
+
+urlpatterns = [
+    path("orders", Orders.as_view()),
+    path("guarded", type("Guarded", (Orders,), {"permission_classes": [Looks]}).as_view()),
+    path("field", ByField.as_view()),
+]
 
 
 @pytest.fixture
@@ -43,8 +129,6 @@ def send(client: Any) -> Callable[..., list[int]]:
 )
 def test_a_body_is_parsed_once(send: Any, monkeypatch: pytest.MonkeyPatch, content_type: str, body: bytes) -> None:
     """By the view's parser. The package's own parsers are not asked."""
-    from tests.rest_framework.parsing_urls import CALLS
-
     monkeypatch.delattr("django_idempotency.engine.request.fingerprints._value")
     CALLS.clear()
     assert send(body, content_type=content_type) == [201]

@@ -163,22 +163,14 @@ def test_c33_nobody_can_tell_whether_somebody_else_is_using_a_key(pair: tuple[Se
 @pytest.mark.parametrize(
     ("path", "key", "message"),
     [
-        (
-            "/rest/claims",
-            "alice",
-            r"request\.auth is of type 'dict', which does not tell.*scope=callable",
-        ),
-        ("/rest/key", "", r"request\.auth is of type 'str', which does not tell.*scope=callable"),
-        (
-            "/rest/nameless",
-            "alice",
-            r"request\.user is of type 'object', which has no is_auth.*scope=callable",
-        ),
+        ("/rest/claims", "alice", r"request\.auth is of type 'dict', which does not tell"),
+        ("/rest/key", "", r"request\.auth is of type 'str', which does not tell"),
+        ("/rest/nameless", "alice", r"request\.user is of type 'object', which has no is_auth"),
     ],
 )
 def test_an_authenticated_caller_whom_nothing_tells_apart_is_refused(path: str, key: str, message: str) -> None:
     """And does not fall into the scope of all anonymous callers."""
-    with pytest.raises(IdempotencyConfigurationError, match=message):
+    with pytest.raises(IdempotencyConfigurationError, match=f"{message}.*scope=callable"):
         sender(path, HTTP_X_SHOP_KEY=key)()
     assert caller_urls.RUNS == []
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls, leased_urls
-from tests.testing.requests import DATA
+from tests.testing.endpoint_urls import DATA
 
 
 @pytest.fixture(autouse=True)

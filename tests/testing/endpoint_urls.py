@@ -13,16 +13,25 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
 from django.urls import include, path
 
 from django_idempotency import get_operation, idempotent
-from django_idempotency.keys import from_header
+from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
 
+DATA = {"reference": "a book", "amount": 1}
+"""What the tests send."""
 COUNTER = itertools.count()
 KEPT: dict[str, bytes] = {}
 HOOKS: defaultdict[str, Callable[[], Any]] = defaultdict(lambda: lambda: None)
 """What the test runs inside a view: a rendezvous of requests that are sent at once."""
+
+
+def logged_in() -> Client:
+    client = Client()
+    client.force_login(UserFactory())
+    return client
 
 
 def order(request: HttpRequest) -> HttpResponse:
@@ -38,7 +47,6 @@ optional = idempotent(required=False)(order)
 secret = idempotent(store_body=False)(order)
 by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
 by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
-amounts = idempotent(fingerprint=("amount",))(order)
 
 
 @idempotent
@@ -88,22 +96,12 @@ def event_id(request: HttpRequest) -> str | None:
         return None
 
 
-by_body_event = idempotent(key=event_id)(order)
-
-
 def by_event(request: HttpRequest) -> HttpResponse:
     """Checks the signature of time and body first."""
     mac = hmac.new(SECRET, b"1700000000." + request.body, "sha256").hexdigest()
     if request.headers.get("Stripe-Signature") != f"t=1700000000,v1={mac}":
         return HttpResponse(status=401)
     return idempotent(key=event_id, operation="event")(order)(request)
-
-
-def signed(request: HttpRequest) -> HttpResponse:
-    """Has the key in a header, and the signature of the body in another."""
-    if request.headers.get("X-Signature") != hmac.new(SECRET, request.body, "sha256").hexdigest():
-        return HttpResponse(status=401)
-    return idempotent(key=from_header("X-Event"), operation="signed")(order)(request)
 
 
 def in_steps(request: HttpRequest) -> HttpResponse:
@@ -125,7 +123,6 @@ everybody = idempotent(scope=lambda request: "all")(order)
 everybodys_mismatch = idempotent(
     scope=lambda request: "all", fingerprint=lambda request: str(request.user.pk).encode() + request.body
 )(order)
-nobody = idempotent(scope=lambda request: str(next(COUNTER)))(order)
 constant = idempotent(record=lambda response: False)(lambda request: HttpResponse("done"))
 never_kept = idempotent(record=lambda response: False)(order)
 by_body = idempotent(operation="by body", scope=lambda request: request.POST["reference"])(order)
@@ -155,13 +152,6 @@ def marks_only(request: HttpRequest) -> HttpResponse:
     response = order(request)
     response["Idempotency-Replayed"] = "true" if key in KEPT else "false"
     KEPT.setdefault(key, response.content)
-    return response
-
-
-def runs_again(request: HttpRequest) -> HttpResponse:
-    """Replays the right bytes, and runs again."""
-    response = marks_only(request)
-    response.content = KEPT[request.headers["Idempotency-Key"]]
     return response
 
 
@@ -201,5 +191,5 @@ def sent_away(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=status) if status else good(request)
 
 
-VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower()]
+VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower() and name != "logged_in"]
 urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]

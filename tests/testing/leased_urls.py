@@ -53,29 +53,18 @@ def pay_without_derived_key(request: HttpRequest) -> HttpResponse:
 
 
 class Charge:
-    """A callable object, such as a gateway that each attempt makes anew."""
-
     def __call__(self) -> dict[str, str]:
         return charge()
 
-    method = __call__
 
-
-CALLABLES: dict[str, Callable[[], Callable[[], Any]]] = {
-    "object": Charge,
-    "partial of an object": lambda: partial(Charge()),
-    "method": lambda: Charge().method,
-    "lambda": lambda: lambda: charge(),
-    "partial": lambda: partial(charge, ""),
-    "function": lambda: charge,
-}
-"""By the name in the query: makes what an attempt calls."""
+CALLABLES: list[Callable[[], Any]] = [Charge, lambda: partial(Charge()), lambda: lambda: charge(), lambda: charge]
+"""Each makes what an attempt calls: an object, partial functions, and functions."""
 
 
 @idempotent(lease=LEASE)
 def calls(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
-    return order_of(operation, operation.call("charge", CALLABLES[request.GET["with"]]()))
+    return order_of(operation, operation.call("charge", CALLABLES[int(request.GET["with"])]()))
 
 
 def found(operation: Any) -> None:
@@ -122,12 +111,6 @@ def writes_at_last(request: HttpRequest) -> HttpResponse:
     return JsonResponse({})
 
 
-@idempotent(lease=LEASE)
-def in_words(request: HttpRequest) -> HttpResponse:
-    """Answers with text, which is another one each time."""
-    return HttpResponse(f"order {get_operation(request).write('order', Order.objects.create).pk}")
-
-
 def plain(request: HttpRequest) -> HttpResponse:
     """Not protected at all."""
     return HttpResponse()
@@ -155,8 +138,6 @@ def fails_later(request: HttpRequest) -> HttpResponse:
     operation.write("order", Order.objects.create)
     if operation.attempt > 1 and "raise" in request.GET:
         raise LookupError("no cart")
-    if operation.attempt > 1 and "refuse" in request.GET:
-        return JsonResponse({"error": "paid already"}, status=400)
     return JsonResponse({"first": True} if operation.attempt == 1 else {"again": True})
 
 
@@ -166,11 +147,6 @@ def differs(request: HttpRequest) -> HttpResponse:
     for number in range(2 - next(COUNTER)):
         get_operation(request).write(f"order {number}", Order.objects.create)
     return HttpResponse()
-
-
-@idempotent(lease=LEASE)
-def refuses_later(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(status=400 if next(COUNTER) else 200)
 
 
 def _place(operation: Any) -> dict[str, Any]:

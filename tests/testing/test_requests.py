@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls
-from tests.testing.requests import DATA
+from tests.testing.endpoint_urls import DATA
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
 
@@ -49,11 +49,9 @@ def test_a_key_in_another_header(client: Client) -> None:
     [
         ({"a": [1, True, None, {"b": 1.5}], "c": "", "d": {}}, "application/json"),
         ([1, 2], "application/json"),
-        ('{"a": "1"}', "application/json"),
         (b'{"a": null}', "application/json"),
         ("plain", "text/plain"),
         (b"\xff\x00", "application/octet-stream"),
-        ({}, "application/json"),
         (None, "application/json"),
     ],
 )
@@ -82,43 +80,19 @@ def test_each_retry_carries_the_first_requests_cookies(client: Client) -> None:
     assert not client.cookies
 
 
-def signed(body: bytes) -> dict[str, Any]:
+def event(key: str, amount: int = 1) -> dict[str, Any]:
     """The body and a signature of its bytes and the time, as Stripe makes it."""
+    body = json.dumps({"id": f"evt_{key}", "amount": amount}).encode()
     mac = hmac.new(endpoint_urls.SECRET, b"1700000000." + body, "sha256").hexdigest()
     headers = {"Stripe-Signature": f"t=1700000000,v1={mac}"}
     return {"data": body, "content_type": "application/json", "headers": headers}
 
 
-def event(key: str, amount: int = 1) -> dict[str, Any]:
-    return signed(json.dumps({"id": f"evt_{key}", "amount": amount}).encode())
-
-
-class TestSigned:
-    """Receivers of webhooks: the sender signs the bytes, and the key is in a header or in the body."""
-
-    def test_the_key_is_in_the_signed_body(self, client: Client) -> None:
-        """Another body under the same key is given as a function, because it is signed too."""
-        assert_idempotent(client, "/by_event", with_key=event, changed=lambda key: event(key, 2), creates=Order)
-        assert Order.objects.count() == 1
-        with pytest.raises(AssertionError, match="mismatch accepted"):
-            assert_idempotent(client, "/by_event", with_key=event, changed=event, creates=Order)
-        with pytest.raises(AssertionError, match="was refused with 401, but not because of the key"):
-            assert_idempotent(client, "/by_event", with_key=event, creates=Order)
-
-    def test_the_key_is_in_a_signed_header(self, client: Client) -> None:
-        """A whole body leaves no place for data."""
-
-        def sent(key: str, body: bytes = b"{}") -> dict[str, Any]:
-            signature = hmac.new(endpoint_urls.SECRET, body, "sha256").hexdigest()
-            headers = {"X-Event": key, "X-Signature": signature}
-            return {"data": body, "content_type": "application/json", "headers": headers}
-
-        other = {"changed": lambda key: sent(key, b'{"item": 1}')}
-        assert_idempotent(client, "/signed", with_key=sent, creates=Order, **other)
-        with pytest.raises(TypeError, match=r"which cannot be merged with \{'a': 1\}"):
-            assert_idempotent(client, "/signed", {"a": 1}, with_key=sent)
-
-    def test_a_whole_body_that_is_not_signed(self, client: Client) -> None:
-        """The other one has a field more."""
-        with_key = {"with_key": lambda key: {"data": json.dumps({"id": key, "amount": 1}), "content_type": "x/json"}}
-        assert_idempotent(client, "/by_body_event", creates=Order, **with_key)
+def test_the_key_is_in_a_signed_body(client: Client) -> None:
+    """As a webhook's. Another body under the same key is given as a function, because it is signed too."""
+    assert_idempotent(client, "/by_event", with_key=event, changed=lambda key: event(key, 2), creates=Order)
+    assert Order.objects.count() == 1
+    with pytest.raises(AssertionError, match="mismatch accepted"):
+        assert_idempotent(client, "/by_event", with_key=event, changed=event, creates=Order)
+    with pytest.raises(AssertionError, match="was refused with 401, but not because of the key"):
+        assert_idempotent(client, "/by_event", with_key=event, creates=Order)

@@ -34,7 +34,7 @@ def tap(settings: dict[str, Any], boundary: Callable[[], None]) -> bool:
 
     def serve(client: socket.socket) -> None:
         try:
-            server = _connected(host, port)
+            server = connected(host, port)
         except OSError:  # the database is down
             client.close()
             return
@@ -56,7 +56,7 @@ def tap(settings: dict[str, Any], boundary: Callable[[], None]) -> bool:
     return True
 
 
-def _connected(host: str, port: int) -> socket.socket:
+def connected(host: str, port: int | str) -> socket.socket:
     if not host.startswith("/"):
         return socket.create_connection((host or "localhost", port))
     plain = socket.socket(socket.AF_UNIX)
