@@ -148,18 +148,6 @@ def test_without_the_package_no_key_is_needed(run: Any, serve: Any, client: Clie
 
 
 @pytest.mark.django_db
-def test_tenants_share_no_keys(run: Any, ann: Any, rf: Any) -> None:
-    """A caller who is not logged in has a scope of its own."""
-    scope = run("docs/databases.md", "shop/scopes.py").tenant_and_user
-    request = rf.post("/")
-    scopes = []
-    for request.tenant in (SimpleNamespace(pk=7), SimpleNamespace(pk=8)):
-        for request.user in (ann, AnonymousUser()):
-            scopes.append(scope(request))
-    assert scopes == [f"{tenant}:{who}" for tenant in (7, 8) for who in (ann.pk, "anonymous")]
-
-
-@pytest.mark.django_db
 def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway
