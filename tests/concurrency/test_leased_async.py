@@ -122,7 +122,7 @@ def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
     """By a coroutine function, too."""
     with pytest.raises(ValueError, match="the gateway hung up"):
         send(key, "/reconciled")
-    assert IdempotencyStep.objects.get().error == f"ValueError: line 75 of {__name__}.fail"
+    assert IdempotencyStep.objects.get().error == f"ValueError: line 71 of {__name__}.fail"
     assert send(key, "/reconciled").content == b"charged: ('charge',)"
 
 

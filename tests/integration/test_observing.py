@@ -110,7 +110,7 @@ def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> 
     HOOKS["view"] = fail
     with pytest.raises(ValueError, match="the view fails"):
         post("/create")
-    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 124 of {__name__}.")
+    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 108 of {__name__}.")
     HOOKS.clear()
     assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
     assert post("/create").status_code == 201

@@ -14,7 +14,6 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from django_idempotency.engine.stores.sealing import MARK
-from django_idempotency.maintenance import record_outcome
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -250,10 +249,6 @@ class TestWhyNot:
         [
             ("done", ["--close=410"], "it is completed, or a worker holds it"),
             ("running", ["--release"], "it is completed, or a worker holds it"),
-            ("running", ["--record=call=1"], "it is completed, or a worker holds it"),
-            ("doubt", ["--record=chrage=1"], "it has no step 'chrage' in doubt"),
-            ("doubt", ["--record=write=1"], "it has no step 'write' in doubt"),
-            ("half", ["--record=call=1"], "it has no step 'call' in doubt"),
             ("half", ["--close=410"], "look outside first, then add --finished-calls-are-settled"),
         ],
     )
@@ -276,43 +271,6 @@ class TestWhyNot:
         assert listed() == ["doubt", "half", "stuck"]
         assert [resolve(f"--key={key}", "--close=410", "--apply")[0] for key in ("plain", "open")] == [0, 0]
         assert (get("plain").status, get("open").status) == ("completed", "completed")
-
-
-class TestCorrection:
-    """A result that a person has recorded can be corrected until the key is completed, as in the admin."""
-
-    @pytest.fixture(autouse=True)
-    def _recorded(self) -> None:
-        self.row = create_key("recorded", in_doubt=["charge"], steps={"fee": 1})
-        record_outcome(self.row, "charge", {"id": "ch_1"}, by="ann", reason="T")
-
-    def results(self) -> list[str | None]:
-        return list(self.row.steps.order_by("name").values_list("result", flat=True))
-
-    def test_a_named_key(self) -> None:
-        for name, number in ((f"--id={self.row.pk}", 2), ("--key=recorded", 3)):
-            status, text = resolve(name, f'--record=charge={{"id": "ch_{number}"}}', "--apply")
-            assert (status, text.splitlines()[-1]) == (0, "Decided about 1 key.")
-            assert f'charge={{"value": {{"id": "ch_{number - 1}"}}}}' in text
-            assert self.results() == [f'{{"value": {{"id": "ch_{number}"}}}}', '{"value": 1}']
-
-    @pytest.mark.parametrize(
-        ("changed", "selected", "step"),
-        [
-            ({}, "--operation=POST orders/", "charge"),  # a script that runs twice must not replace what was found out
-            ({}, "--key=recorded", "fee"),
-            ({"status": "completed"}, "--key=recorded", "charge"),
-            ({"status": "in_progress", "locked_until": datetime(2099, 1, 1, tzinfo=UTC)}, "--key=recorded", "charge"),
-            ({"decisions": f"{MARK}x"}, "--key=recorded", "charge"),
-            ({"decisions": "{"}, "--key=recorded", "charge"),
-        ],
-    )
-    def test_nothing_else(self, changed: dict[str, object], selected: str, step: str) -> None:
-        """Not without a name, not the result of a call, not of a key that is completed or at work, not with a trail
-        that cannot be read."""
-        IdempotencyKey.objects.filter(pk=self.row.pk).update(**changed)
-        assert resolve(selected, f"--record={step}=1", "--apply")[0] == 3
-        assert self.results() == ['{"value": {"id": "ch_1"}}', '{"value": 1}']
 
 
 class TestFromCode:
