@@ -41,9 +41,7 @@ NINJA_ORDER = """
 
     @api.post("/orders")
     @idempotent_operation
-    def create_order(request, payload: OrderIn): ...
-
-    api.add_decorator(idempotent_operation, mode="view")"""
+    def create_order(request, payload: OrderIn): ..."""
 
 
 def refuse_view(view: Any) -> None:
