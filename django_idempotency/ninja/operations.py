@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import getclosurevars, isfunction
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, Unpack, overload
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -20,7 +20,7 @@ from ninja.decorators import decorate_view
 from ninja.operation import Operation, PathView
 from ninja.signature.utils import get_typed_signature
 
-from ..engine.conf import SAFE_METHODS, Idempotency, for_methods
+from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
 from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
@@ -45,7 +45,7 @@ def idempotent_operation(view: F, /) -> F: ...
 
 
 @overload
-def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
+def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:

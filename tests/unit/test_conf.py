@@ -6,17 +6,20 @@ import pickle
 import sys
 from copy import deepcopy
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from django_idempotency.engine.conf import (
     Idempotency,
+    Keywords,
+    OnceKeywords,
     as_options,
     get_settings,
     resolve,
 )
 from django_idempotency.engine.conf.options import is_final
+from django_idempotency.engine.execution.once import OPTIONS
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.at_rest import OLD
 
@@ -82,6 +85,12 @@ def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
     """Not only when a view resolves its options."""
     with pytest.raises(IdempotencyConfigurationError, match="ttl=30 and lease=60: ttl must exceed lease"):
         Idempotency(lease=60, ttl=30)
+
+
+def test_type_checkers_know_the_same_options() -> None:
+    """As keyword arguments, by name and type; `once` takes those that need no request."""
+    assert get_type_hints(Keywords) == get_type_hints(Idempotency)
+    assert sorted(OnceKeywords.__annotations__) == sorted(OPTIONS)
 
 
 # --- all layers

@@ -1,7 +1,17 @@
 """Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
-from .options import Idempotency, as_options, for_methods
+from .options import Idempotency, Keywords, OnceKeywords, as_options, for_methods
 from .settings import get_settings, meta_name, resolve
 
-__all__ = ["SAFE_METHODS", "Idempotency", "as_options", "for_methods", "get_settings", "meta_name", "resolve"]
+__all__ = [
+    "SAFE_METHODS",
+    "Idempotency",
+    "Keywords",
+    "OnceKeywords",
+    "as_options",
+    "for_methods",
+    "get_settings",
+    "meta_name",
+    "resolve",
+]

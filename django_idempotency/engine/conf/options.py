@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
@@ -161,3 +161,37 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
             f"{value!r} is neither an Idempotency nor a dict of its options. Write Idempotency(ttl=3600), for example."
         )
     return Idempotency(**{str(name): given for name, given in value.items()})
+
+
+# --- the options as keyword arguments, which type checkers read here and nowhere else. A test compares them.
+
+
+class OnceKeywords(TypedDict, total=False):
+    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
+
+    ttl: timedelta | float
+    wait: timedelta | float
+    operation: str | None
+    using: str | None
+    lease: timedelta | float | None
+    on_abandoned: Literal["retry", "hold"]
+    reconcile: Callable[[Any], Any] | None
+
+
+class Keywords(OnceKeywords, total=False):
+    """All options: the fields of `Idempotency`."""
+
+    required: bool
+    methods: Collection[str]
+    in_progress_status: Literal[202, 409, 429]
+    mismatch_status: Literal[409, 422]
+    scope: Callable[[Any], str] | None
+    anonymous: Literal["shared", "refuse"]
+    key: Callable[[Any], str | None] | None
+    late_keys: Literal["run", "refuse"]
+    fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
+    record: Callable[[Any], bool]
+    may_replay: Callable[..., bool] | None
+    store_body: bool
+    max_body_bytes: int
+    observe: bool

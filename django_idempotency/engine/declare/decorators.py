@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, resolve
+from ..conf import Idempotency, Keywords, OnceKeywords, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..request.pipeline import handle, take_over
@@ -30,7 +30,7 @@ def idempotent(view: F, /) -> F: ...
 
 
 @overload
-def idempotent(options: Idempotency | None = None, /, **kwargs: Any) -> Callable[[F], F]: ...
+def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]) -> Callable[[F], F]: ...
 
 
 def idempotent(view: Any = None, /, **options: Any) -> Any:
@@ -122,7 +122,7 @@ def once(
     scope: str | Callable[..., str],
     key: Callable[..., Key],
     payload: Callable[..., Any] | None = None,
-    **options: Any,
+    **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 

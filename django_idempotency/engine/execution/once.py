@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, time
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -22,7 +22,7 @@ from ...exceptions import (
     PayloadMismatch,
     StoreBusy,
 )
-from ..conf import Idempotency, as_options, get_settings, resolve
+from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..events import report, report_outcome
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
@@ -63,7 +63,9 @@ class Result(Generic[T]):
     replayed: bool
 
 
-def run_once(work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Any) -> Result[T]:
+def run_once(
+    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
+) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
     Without `lease`, `work()` runs in a transaction (inside yours: a savepoint) that also holds the key and the result.
@@ -108,18 +110,18 @@ def run_once(work: Callable[..., T], *, scope: str, key: Key, payload: Any = Non
 
 @overload
 async def arun_once(
-    work: Callable[..., Awaitable[T]], *, scope: str, key: Key, payload: Any = None, **options: Any
+    work: Callable[..., Awaitable[T]], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]: ...
 
 
 @overload
 async def arun_once(
-    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Any
+    work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]: ...
 
 
 async def arun_once(
-    work: Callable[..., Any], *, scope: str, key: Key, payload: Any = None, **options: Any
+    work: Callable[..., Any], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[Any]:
     """`run_once` for asynchronous callers.
 
