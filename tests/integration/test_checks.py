@@ -83,6 +83,7 @@ def test_e004_a_database_that_speaks_mysqls_protocol(
     """It says in its version who it is."""
     monkeypatch.setitem(connections["default"].__dict__, "mysql_server_info", version)
     monkeypatch.setitem(connections["default"].__dict__, "mysql_is_mariadb", False)
+    monkeypatch.setitem(connections["default"].__dict__, "display_name", "MySQL")
     stores.store_for.cache_clear()
     messages = [*check_databases(["default"])]
     stores.store_for.cache_clear()
