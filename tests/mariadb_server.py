@@ -62,9 +62,9 @@ def mariadb(*options: str) -> Iterator[dict[str, Any]]:
 
 def settings(socket: Path) -> dict[str, Any]:
     """The entry of `DATABASES`."""
-    nobody = {"PASSWORD": "", "HOST": "", "PORT": ""}
+    unused = {"PASSWORD": "", "HOST": "", "PORT": ""}
     engine = {"ENGINE": "django.db.backends.mysql", "NAME": DATABASE, "USER": "root"}
-    return {**engine, **nobody, "OPTIONS": {"unix_socket": str(socket)}}
+    return {**engine, **unused, "OPTIONS": {"unix_socket": str(socket)}}
 
 
 def execute(socket: Path, sql: str) -> list[Any] | None:

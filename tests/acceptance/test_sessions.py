@@ -98,6 +98,7 @@ def test_a_check_in_dispatch_does_not_hide_the_stored_answer(
 
     assert (first.status_code, retry.status_code, retry["Idempotency-Replayed"]) == (201, 201, "true")
     assert (first.content, Order.objects.count(), cart()) == (retry.content, 1, None)
+    assert "Cookie" in retry["Vary"]  # the answer still depends on the session that was read
     shopper.logout()
     assert shopper.post("/check-out/", headers=KEY).status_code == 302
 

@@ -24,6 +24,14 @@ def cookies(page: Any) -> set[str]:
     return {cookie["name"] for cookie in page.context.cookies()}
 
 
+def click_again(page: Any, key: str) -> None:
+    """Go back to the form. The browser may have kept the page, or asked for a new one: the old key is sent again."""
+    page.go_back()
+    page.wait_for_selector("button")
+    page.eval_on_selector("[name=idempotency_key]", "(field, key) => { field.value = key }", key)
+    page.click("button")
+
+
 def test_a_double_click_orders_once(page: Any) -> None:
     """The browser drops the first answer, and shows the second."""
     page.goto("/order")
@@ -41,11 +49,7 @@ def test_a_click_after_going_back_orders_nothing_more(page: Any) -> None:
     page.click("button")
     page.wait_for_selector("#number")
     assert cookies(page) == {"csrftoken", "sessionid"}
-    page.go_back()
-    page.wait_for_selector("button")
-    # The browser may have kept the page with its key, or asked for a new one. The old key is sent again.
-    page.eval_on_selector("[name=idempotency_key]", "(field, key) => { field.value = key }", key)
-    page.click("button")
+    click_again(page, key)
     page.wait_for_selector("#number")
     assert page.inner_text("#clicks") == "2"
     assert Order.objects.count() == 1
@@ -61,11 +65,8 @@ def test_the_page_of_a_conflict_sends_the_same_form_again(page: Any, errors: lis
     number = page.inner_text("#number")
     keys, soon = IdempotencyKey.objects.all(), timezone.now() + timedelta(hours=1)
     keys.update(status="in_progress", locked_until=soon)
-    page.go_back()
-    page.wait_for_selector("button")
-    page.eval_on_selector("[name=idempotency_key]", "(field, key) => { field.value = key }", key)
 
-    page.click("button")
+    click_again(page, key)
 
     page.wait_for_selector("h1:text('Your request')")
     assert page.evaluate("document.documentElement.lang") == "en-us"

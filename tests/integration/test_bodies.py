@@ -176,7 +176,7 @@ def test_an_uploaded_file_is_rewound(rf: RequestFactory, settings: Any) -> None:
 
 @pytest.mark.parametrize("csrf_parsed", [False, True])
 def test_the_parameters_of_a_files_type_are_part_of_the_request(rf: RequestFactory, csrf_parsed: bool) -> None:
-    """So is its name. A view decodes the file by its charset, whoever has parsed the form."""
+    """The name of the file is a part, too. The charset counts, because a view decodes the file by it."""
 
     def seen(type_: bytes, boundary: bytes, name: bytes = b"a") -> Any:
         head = b'--%s\r\nContent-Disposition: form-data; name="f"; filename="%s"\r\nContent-Type: %s\r\n\r\n'

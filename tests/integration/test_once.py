@@ -189,7 +189,7 @@ def test_values_are_json(value: Any, kept: Any) -> None:
 
 
 def test_an_instance_is_handed_on_as_it_is() -> None:
-    """The first caller gets the work's own, with whatever it has been given besides its fields."""
+    """The first caller gets the object that the work has returned, with its attributes that are no fields."""
     order = Order.objects.create()
     assert run_once(lambda: order, scope="s", key="k", operation="o").value is order
 

@@ -129,7 +129,7 @@ class TestAsynchronous:
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize("lease", [None, 60])
     def test_cancelled_during_the_claim_it_runs_nothing(self, lease: Any) -> None:
-        """As with a time-out around a `wait`: nobody would see the charge. The key is free for a retry."""
+        """Such as by a time-out around a `wait`. A charge would stay unseen, so none is made. A retry may run."""
 
         async def pay(*operation: Operation) -> int:
             return await self.work()

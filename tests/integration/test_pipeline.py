@@ -69,7 +69,7 @@ def test_outside_of_a_protected_view_there_is_no_operation(rf: Any) -> None:
 
 
 def test_a_handler_named_put_protects_put(client: Client, key: str) -> None:
-    """Whoever decorates it wants that."""
+    """A person who decorates `put` wants PUT to be protected."""
     responses = [client.put("/handlers", headers={"Idempotency-Key": key}) for _ in range(2)]
     assert [replayed(r) for r in responses] == ["false", "true"]
 

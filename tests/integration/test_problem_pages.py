@@ -44,7 +44,14 @@ def pay(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=201)
 
 
-urlpatterns = [path("order/", order), path("pay/", pay)]
+@idempotent(lease=60, on_abandoned="hold")
+def doubt(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    operation.refer_to("order", "59")
+    return HttpResponse(operation.call("charge", [].pop))
+
+
+urlpatterns = [path("order/", order), path("pay/", pay), path("doubt/", doubt)]
 pytestmark = pytest.mark.urls(__name__)
 FORM = {"idempotency_key": "one", "item": "a <b>book</b>", "csrfmiddlewaretoken": "x"}
 
@@ -84,6 +91,19 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
 @override_settings(TEMPLATES=[])
 def test_a_project_without_templates_answers_with_json(client: Client) -> None:
     assert client.post("/order/", {}, headers=BROWSER).json()["code"] == "missing-key"
+
+
+@pytest.mark.django_db
+def test_a_call_in_doubt_names_what_it_is_about(client: Client) -> None:
+    """The reference is committed before the call."""
+    client.raise_request_exception = False
+    answers = [client.post("/doubt/", headers={"Idempotency-Key": "one"}) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [500, 409]
+    assert (answers[1].json()["code"], answers[1].json()["resource"]) == (
+        "outcome-unknown",
+        {"type": "order", "id": "59"},
+    )
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from django_idempotency.engine.protocol.error_text import describe, without_controls
+from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key
 
 
 def caught(work: object, *args: object) -> BaseException:
@@ -21,12 +22,17 @@ def fails() -> None:
 
 def test_class_and_place_without_the_message() -> None:
     """The message may quote a credential, a card number, or a row of the database."""
-    assert describe(caught(fails)) == f"ValueError: line 19 of {__name__}.fails"
+    assert describe(caught(fails)) == f"ValueError: line 20 of {__name__}.fails"
 
 
 def test_the_place_is_in_the_projects_own_code() -> None:
     """A line of a library says nothing about the view."""
-    assert describe(caught(json.loads, "{")) == f"json.decoder.JSONDecodeError: line 14 of {__name__}.caught"
+    assert describe(caught(json.loads, "{")) == f"json.decoder.JSONDecodeError: line 15 of {__name__}.caught"
+
+
+def test_a_line_of_this_package_is_not_the_place() -> None:
+    """The line that has called the package is: an operator reads the project's code."""
+    assert describe(caught(check_key, "")) == f"{InvalidKey.__module__}.InvalidKey: line 15 of {__name__}.caught"
 
 
 def test_an_error_without_a_place_is_its_class() -> None:

@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 
 
 def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """What resolved options ask for, without a request of HTTP."""
+    """What resolved options ask for."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,

@@ -275,17 +275,18 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the final answer that a framework gives to this exception of the work may be kept.
 
-        Not if it may have come out of a call: it says nothing final, whichever its status. And not if it came out of a
-        `write` that was rolled back after other steps: what they have done would be seen by nobody.
+        It may not if the exception may come from a call: then the answer is not final, with any status. And it may not
+        if the exception comes from a `write` that was rolled back after other steps: then no person would see what
+        these steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
         """Why no answer of the work may complete the key, although it is final. Empty: it may.
 
-        A call was made, and the work has answered as if nothing had happened: it caught the error of a `write`, or a
-        condition of its own sent it away before it asked for what an earlier attempt has done. Completed, the charge
-        without its order would be seen by nobody. Reads do not count, and `reconcile` may decide as it likes.
+        A call was made, and the work has answered as if nothing had happened: the work caught the error of a `write`,
+        or answered before it asked for the steps of an earlier attempt. If the key were completed, no person would see
+        that there is a charge without an order. Reads do not count. The rule does not bind `reconcile`.
         """
         if self._broke is None and not self._unasked:
             return ""  # the usual end asks no database

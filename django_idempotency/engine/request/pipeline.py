@@ -32,6 +32,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
+from ..execution.claiming import claim_request
 from ..execution.leased import run_leased
 from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
@@ -107,18 +108,12 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         if refused.problem.code == problems.CHANGING:
             _tell_developer(operation)
         return refused.problem
-    refuses_late_keys = options.late_keys == "refuse"
-    return ClaimRequest(
-        identity=identify(scope=scope, operation=operation, key=key),
-        fingerprint=fingerprint,
+    wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
+    if options.late_keys == "refuse":
         # Of a client whose clock is ahead, the key must not be forgotten before it counts as late.
-        ttl=options.ttl_seconds + (MAX_AHEAD if refuses_late_keys else 0),
-        wait=options.wait_seconds,
-        lease=options.lease_seconds,
-        repeats_calls=options.repeats_calls,
-        policy=options.policy,
-        known_only=refuses_late_keys and is_late(key, options.ttl_seconds, time()),
-    )
+        late = is_late(key, options.ttl_seconds, time())
+        wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
+    return wanted
 
 
 def read_key(request: Any, options: Idempotency) -> str | None:

@@ -128,7 +128,7 @@ class TestStates:
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_open_transactions_that_hold_keys_are_shown() -> None:
-    """In the default mode, for those who may decide. Which keys, nobody can read before the COMMIT."""
+    """In the default mode, and only to persons who may decide. No query can read their keys before the COMMIT."""
 
     def work() -> list[str]:
         clients = staff(VIEW, "resolve_idempotencykey"), staff(VIEW)
