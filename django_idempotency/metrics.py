@@ -41,7 +41,7 @@ __all__ = ["KeyCollector", "install"]
 STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
-    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and no end of the operation."),
+    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
     "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
 }
 """A stuck key with a call is not counted as stuck, but as in doubt or half done, which is more urgent."""
@@ -51,7 +51,7 @@ GAUGES = {
     "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
     "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest such transaction; 0: none. "
     "Missing if the role is neither the application's nor a member of pg_read_all_stats.",
-    "cleanup_lag_seconds": "Time since the oldest key that a cleanup would delete expired; 0: none.",
+    "cleanup_lag_seconds": "Time since the expiry of the oldest key that a cleanup would delete; 0: none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
     "age_seconds": "Time since the other gauges were read. They keep their values until the database answers.",
 }

@@ -35,6 +35,8 @@ def public() -> dict[str, list[str]]:
     return found
 
 
+RESULTS = ("Asked", "Cleanup", "Forgotten", "Recovered", "Resolved", "RunningTransaction")
+"""What functions return. The docstrings tell the attributes."""
 ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
@@ -78,10 +80,14 @@ def names() -> str:
         if module == "django_idempotency.testing":  # testing.md has the arguments
             lines += [f"{', '.join(f'`{name}`' for name in members)}: [Testing](testing.md).", ""]
             continue
+        if results := [f"`{name}`" for name in members if name in RESULTS]:
+            lines += [f"The functions return {', '.join(results)}.", ""]
         for member in members:
             value = getattr(import_module(module), member)
             if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
                 continue  # options.md, and the part on exceptions
+            if member in RESULTS:
+                continue
             lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
@@ -141,13 +147,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "problem_response": "events.md#webhooks",
-    "Asked": "operations.md#recovery",
-    "Cleanup": "operations.md#cleanup",
-    "Forgotten": "operations.md#forget-a-key-or-a-user",
-    "Recovered": "operations.md#recovery",
-    "Resolved": "leased.md#let-a-person-decide",
     "Endpoint": "endpoints.md#in-ci",
-    "RunningTransaction": "monitoring.md#atomic-mode-at-work",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -279,11 +279,11 @@ def signals() -> str:
     from django_idempotency import signals as module
     from django_idempotency.engine import events
 
-    lines = ["| `event` | Sent when |", "|---|---|"]
+    lines = []
     source = inspect.getsource(module).partition("key_event = ")[2]
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
         told = " ".join(text.split())
-        lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} |")
+        lines.append(f"* `{name}`: {told}")
     levels = ", ".join(f"`{name}` {logging.getLevelName(level)}" for name, level in events.LEVELS.items())
     return "\n".join([*lines, "", f"Levels of the log records: {levels}; all others INFO."])
 
@@ -298,8 +298,7 @@ def metrics() -> str:
     told: dict[str, list[str]] = {}  # several metrics may have one meaning
     for name, text in meanings.items():
         told.setdefault(text, []).append(f"`{name}`")
-    rows = [f"| {', '.join(names)} | {cell(text)} |" for text, names in told.items()]
-    return "\n".join(["| Metric | Meaning |", "|---|---|", *rows])
+    return "\n".join(f"* {', '.join(names)}: {text}" for text, names in told.items())
 
 
 def cell(text: str) -> str:

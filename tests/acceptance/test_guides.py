@@ -159,7 +159,7 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     before = timezone.now() - timedelta(minutes=1)
     assert [client.post("/pay/", headers=key).status_code for key in keys] == [500, 500]
 
-    outage = run("docs/leased.md", "shop/after_an_outage.py")
+    outage = run("docs/leased.md", "shop/support.py")
     resolved = outage.the_gateway_was_down(before)
 
     assert (resolved.resolved, resolved.refused) == (2, 0)

@@ -83,7 +83,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """The result of each finished step, of this attempt and of earlier ones, by the step's name.
+        """The result of each finished step of this and earlier attempts, by the step's name.
 
         A model instance is fetched again: this asks the database, and raises its `DoesNotExist`.
         """
