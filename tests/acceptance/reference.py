@@ -80,20 +80,23 @@ def names() -> str:
         if module == "django_idempotency.testing":  # testing.md has the arguments
             lines += [f"{', '.join(f'`{name}`' for name in members)}: [Testing](testing.md).", ""]
             continue
-        if results := [f"`{name}`" for name in members if name in RESULTS]:
-            lines += [f"The functions return {', '.join(results)}.", ""]
+        lines += returned(members)
         for member in members:
             value = getattr(import_module(module), member)
-            if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
-                continue  # options.md, and the part on exceptions
-            if member in RESULTS:
-                continue
+            if member in ("Idempotency", *RESULTS) or (isinstance(value, type) and issubclass(value, Exception)):
+                continue  # options.md, `returned()`, and the part on exceptions
             lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
                     if not name.startswith("_") and name not in SAID_ON_TOP:
                         lines += described("####", f"operation.{name}", method, TOLD.get(f"operation.{name}"))
     return "\n".join(lines)
+
+
+def returned(members: Iterable[str]) -> list[str]:
+    """The results of a module's functions, in one line."""
+    results = ", ".join(f"`{name}`" for name in members if name in RESULTS)
+    return [f"The functions return {results}.", ""] if results else []
 
 
 def summary(value: Any) -> str:
@@ -165,6 +168,8 @@ TOLD = {
     "in_flight": "runbook.md#2-find-the-keys",
     "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
+    "AutoSchema": "drf.md#openapi",
+    "NinjaAPI": "ninja.md#openapi",
     "KeyCollector": "monitoring.md",
     "install": "monitoring.md",
     "from_form_field": "views.md#double-clicks-on-a-form",
@@ -251,11 +256,10 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = ["| Status | `code` | Title | `Retry-After` |", "|---|---|---|---|"]
-    of_leases = "; [leased mode](leased.md#the-lease): 1 to 60, what is left of the lease"
-    waits = {p.code: p.headers.get("Retry-After", "") + of_leases * (p.code == "in-progress") for p in found}
-    lines += [f"| {p.status} | `{p.code}` | {p.title} | {waits[p.code]} |" for p in found]
-    return "\n".join(lines)
+    lines = [f"* {p.status} `{p.code}`: {p.title}" for p in found]
+    waits = ", ".join(f"{p.headers['Retry-After']} in `{p.code}`" for p in found if "Retry-After" in p.headers)
+    of_leases = "In [leased mode](leased.md#the-lease), `in-progress` has what is left of the lease, from 1 to 60."
+    return "\n".join([*lines, "", f"`Retry-After` is {waits}. {of_leases}"])
 
 
 def exceptions() -> str:
