@@ -3,7 +3,7 @@
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result was to be stored
-│   └── LeaseLost                   the lease had lapsed and another worker took the key over (leased mode)
+│   └── LeaseLost                   the lease was over and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
 ├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
@@ -82,7 +82,7 @@ class TransactionBroken(IdempotencyError):
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
     If a statement has ended the transaction, such as `executescript` on SQLite, the key is held for a person, because
-    later writes are committed. In leased mode, a `write` raises this exception.
+    what the view wrote after that is committed. In leased mode, a `write` raises this exception.
     """
 
 

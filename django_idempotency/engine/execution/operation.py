@@ -153,7 +153,7 @@ class Operation:
             value = function(*args, **kwargs)
             if isawaitable(value):
                 raise IdempotencyConfigurationError(
-                    f"step {name!r}: {function!r} returned {value!r}, which nobody awaits: the call may not have been "
+                    f"step {name!r}: {function!r} returned {value!r}, which no code awaits: the call may not have been "
                     f"made. Write `await operation.acall({name!r}, …)`."
                 )
         except BaseException as error:
@@ -185,7 +185,7 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Write to this database exactly once: `function`, the step's result and the fence commit together.
+        """Write to this database exactly once: what `function` writes commits together with the step's result.
 
         Opens a transaction, locks the key's row, runs `function`, and commits. A later attempt gets the result, and
         `function` is not called.
