@@ -35,6 +35,15 @@ def public() -> dict[str, list[str]]:
     return found
 
 
+ITS_PAGE = {
+    "django_idempotency.ninja": "[Django Ninja](ninja.md)",
+    "django_idempotency.ninja.schema": "[OpenAPI](ninja.md#openapi)",
+    "django_idempotency.rest_framework": "[REST framework](drf.md)",
+    "django_idempotency.rest_framework.schema": "[OpenAPI](drf.md#openapi)",
+    "django_idempotency.testing": "[Testing](testing.md)",
+    "django_idempotency.views": "[Class-based views](views.md#class-based-views)",
+}
+"""Modules whose names another page explains."""
 RESULTS = ("Asked", "Cleanup", "Forgotten", "Recovered", "Resolved", "RunningTransaction")
 """What functions return. The docstrings tell the attributes."""
 ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
@@ -77,15 +86,15 @@ def names() -> str:
         if module in ELSEWHERE:
             continue
         lines += [f"## `{module}`", ""]
-        if module == "django_idempotency.testing":  # testing.md has the arguments
-            lines += [f"{', '.join(f'`{name}`' for name in members)}: [Testing](testing.md).", ""]
+        if module in ITS_PAGE:
+            lines += [f"{', '.join(f'`{name}`' for name in members)}: {ITS_PAGE[module]}.", ""]
             continue
         lines += returned(members)
         for member in members:
             value = getattr(import_module(module), member)
             if member in ("Idempotency", *RESULTS) or (isinstance(value, type) and issubclass(value, Exception)):
                 continue  # options.md, `returned()`, and the part on exceptions
-            lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
+            lines += described("###", member, value, TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
                     if not name.startswith("_") and name not in SAID_ON_TOP:
@@ -168,8 +177,6 @@ TOLD = {
     "in_flight": "runbook.md#2-find-the-keys",
     "stuck": "runbook.md#the-admin",
     "find_key": "runbook.md#2-find-the-keys",
-    "AutoSchema": "drf.md#openapi",
-    "NinjaAPI": "ninja.md#openapi",
     "KeyCollector": "monitoring.md",
     "install": "monitoring.md",
     "from_form_field": "views.md#double-clicks-on-a-form",
@@ -177,9 +184,6 @@ TOLD = {
     "list_endpoints": "endpoints.md#in-ci",
     "derived_key": "leased.md#the-derived-key",
     "key_reference": "monitoring.md#logs",
-    "idempotent_operation": "ninja.md",
-    "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
-    "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
 }
 """Names that another page explains: the reference has their first line."""
 RAISED = {*import_module("django_idempotency.exceptions").__all__, "InvalidKey"} - {"IdempotencyConfigurationError"}
@@ -256,7 +260,7 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = [f"* {p.status} `{p.code}`: {p.title}" for p in found]
+    lines = [f'* {p.status} `{p.code}`: "{p.title}".' for p in found]
     waits = ", ".join(f"{p.headers['Retry-After']} in `{p.code}`" for p in found if "Retry-After" in p.headers)
     of_leases = "In [leased mode](leased.md#the-lease), `in-progress` has what is left of the lease, from 1 to 60."
     return "\n".join([*lines, "", f"`Retry-After` is {waits}. {of_leases}"])
