@@ -95,7 +95,7 @@ def uuid7(days_ago: int = 0) -> str:
 
 @pytest.mark.django_db
 def test_the_options_of_the_first_example(run: Any, serve: Any, client: Client) -> None:
-    """Callers who cannot be told apart, and old keys, are refused. A secret is not stored, and its view never runs again."""
+    """Callers who cannot be told apart, and old keys, are refused. A secret is not stored, and never runs again."""
     clear_url_caches()
     cards = run("docs/options.md", "shop/cards.py")
     serve(path("cards/", cards.create_card))
