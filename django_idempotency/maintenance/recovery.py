@@ -27,7 +27,7 @@ from ..engine.execution.bridge import synchronous
 from ..engine.execution.claiming import claim_request, claimed
 from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
-from ..engine.protocol.digests import stored_identity
+from ..engine.protocol.digests import identify
 from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.stores import Store, alias_for, store_for
@@ -193,7 +193,7 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
-    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
     claim = claimed(store, partial(committed, store, BY, partial(store.resume, wanted, row.attempt)))
     if isinstance(claim, InDoubt):
