@@ -229,7 +229,7 @@ class LeasedOperation(Operation):
     # --- writes
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        about = self._resource
+        about = self.resource
 
         def write() -> tuple[Any, str]:
             self._journal.start_write(self._claim, name)
@@ -243,7 +243,7 @@ class LeasedOperation(Operation):
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
             # The function's error, or that of the COMMIT: a constraint may be checked there.
-            self._broke, self._resource = error, about
+            self._broke, self.resource = error, about
             # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
