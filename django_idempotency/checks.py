@@ -26,7 +26,7 @@ from django.urls import get_resolver
 from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
-from .engine.execution.leased import status_url
+from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey

@@ -8,14 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.core.signing import Signer
 from django.db import Error, IntegrityError, transaction
-from django.urls import NoReverseMatch, reverse
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ...models import IdempotencyStep
@@ -27,7 +24,6 @@ from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
-SALT = "django_idempotency.status"
 T = TypeVar("T")
 _CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
 logger = logging.getLogger("django_idempotency")
@@ -300,30 +296,3 @@ class LeasedOperation(Operation):
             f"The work answered without asking for {unasked}, which an earlier attempt has recorded. Ask "
             "for the steps first: a condition of the view must not answer before them."
         )
-
-
-def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
-    """The path of a key's status page.
-
-    Args:
-        alias: the database alias of the key.
-        key_hash: of the row.
-        scope_hash: of the row.
-        created_at: of the row. None: there is no row, and there will be no page.
-
-    Raises:
-        IdempotencyConfigurationError: the project's routes do not include the page.
-    """
-    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, stamp(created_at)])
-    try:
-        return reverse("django_idempotency:status", args=[token])
-    except NoReverseMatch as error:
-        raise IdempotencyConfigurationError(
-            "the status page of a key (in_progress_status=202) has no address. Add the page to "
-            'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
-        ) from error
-
-
-def stamp(created_at: datetime | None) -> str | None:
-    """The time of a claim, as the address carries it."""
-    return None if created_at is None else created_at.isoformat()
