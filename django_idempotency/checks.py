@@ -3,9 +3,9 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E010 MariaDB with
-SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of
-keys that Citus does not commit together with the business write,
+E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB,
+E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus
+does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
 times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
 transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation may take
@@ -26,7 +26,7 @@ from django.urls import get_resolver
 from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
-from .engine.execution.leased import status_url
+from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey

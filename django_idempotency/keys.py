@@ -110,4 +110,4 @@ def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     Returns:
         A UUID (version 5) as text.
     """
-    return digests.derived_key(digests.stored_identity(scope=scope, operation=operation, key=key), step)
+    return digests.derived_key(digests.identify(scope=scope, operation=operation, key=key, stored=True), step)

@@ -14,7 +14,6 @@ from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.protocol.outcomes import decode_headers
 from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable
@@ -75,13 +74,13 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
 def readable_response(row: IdempotencyKey) -> str:
     """Return the stored status, headers and body, or why they cannot be shown."""
     try:
-        headers, body = unseal_response(row)
-        fields = [f"HTTP {row.status_code}", *(f"{name}: {value}" for name, value in decode_headers(headers))]
+        kept = unseal_response(row, row)
+        fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
     except NotDecryptable as error:
         return str(error)
     except ValueError:
         return _("This response cannot be read.")
-    return encodable("\n".join([*fields, "", _("Not stored.") if body is None else readable_body(body)]))
+    return encodable("\n".join([*fields, "", _("Not stored.") if kept.body is None else readable_body(kept.body)]))
 
 
 def readable_body(body: bytes) -> str:

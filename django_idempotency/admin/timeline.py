@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..engine.protocol.digests import derived_key, stored_identity
+from ..engine.protocol.digests import derived_key, identify
 from ..engine.stores.sealing import is_sealed, unseal
 from ..exceptions import NotDecryptable
 from ..maintenance.decisions import Decision, decisions_of
@@ -63,7 +63,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
     """What the other side may know a call by. Nothing is sent outside by a write."""
-    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
 
 
