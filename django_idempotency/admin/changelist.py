@@ -49,7 +49,7 @@ class BoundedChangeList(ChangeList):
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._state in ("attention", *overview.BY_INDEX):
-            ids, _limited = overview.find(self._state, found)
+            ids = overview.find(self._state, found)
             return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
         return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
 
@@ -57,14 +57,13 @@ class BoundedChangeList(ChangeList):
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
         # Above the plain list only: a search, a filter or another page does not wait for the overview.
-        self.overview, self.running = None, None
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
+            self.attention = overview.attention(self.overview)
+            self.runbook = get_settings().runbook_url
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
-        self.attention = overview.attention(self.overview or [])
-        self.runbook = get_settings().runbook_url
 
     @property
     def _state(self) -> str:

@@ -96,18 +96,17 @@ def _decide(
     """Show the form with the keys; then the preview; then carry out what the preview has shown. None: there is an end,
     and a message says which."""
     show(rows, model_admin, request, results=True)
-    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row).facts)]
+    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
     seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
     keys = [key for key in keys if version(key.row) in seen]
     if not keys:
         text = _("There is nothing to decide now: no key is as it was when you opened the page, or none needs it.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
-    facts = [key.facts for key in keys]
-    examples = _examples(model_admin, request, keys[0], steps_of(facts) if decision is RecordForm else [])
+    examples = _examples(model_admin, request, keys[0], steps_of(keys) if decision is RecordForm else [])
     form = decision(
         request.POST if "seen" in request.POST else None,
-        keys=facts,
+        keys=keys,
         examples={name: json.loads(value_text(kept)) for name, kept in examples.items()},
         user=request.user,
     )
@@ -120,10 +119,10 @@ def _decide(
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
         "keys": [(key, results_of(key)) for key in keys],
-        "story": None if action else keys[0].story,
+        "key": keys[0],
         "action": action,
         "checkbox": ACTION_CHECKBOX_NAME,
-        "doubts": sum(bool(key.facts.in_doubt) for key in keys),
+        "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
         "runbook": get_settings().runbook_url,
         "form": form,

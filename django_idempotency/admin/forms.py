@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -30,7 +30,7 @@ def version(row: IdempotencyKey) -> str:
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
-def steps_of(keys: list[Facts]) -> list[str]:
+def steps_of(keys: Sequence[Facts]) -> list[str]:
     """Return the names of the steps that a result may be recorded for."""
     return list(dict.fromkeys(name for key in keys for name in key.recordable))
 
@@ -75,7 +75,7 @@ class DecisionForm(forms.Form):
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
 
-    def __init__(self, data: Any, *, keys: list[Facts], examples: Mapping[str, Any], user: Any) -> None:
+    def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
         self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
         self.fields["seen"].initial = " ".join(self.about)

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
-from ..maintenance.facts import Facts, facts_of
+from ..maintenance.facts import facts_of
 from ..models import IdempotencyKey
 from .story import Story
 from .texts import badge, readable_operation, shortened
@@ -23,25 +23,19 @@ TEXT_LENGTH = 24
 """Characters of a caller or of a resource in the list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+@dataclass(frozen=True, kw_only=True)
+class Shown(Story):
     """A key as one person sees it.
 
     Attributes:
-        facts: the row, its steps, and what follows from them.
         secrets: whether this person may see responses and results. The key itself is among them: where callers are
             anonymous, the key gets the response.
         caller, resource: HTML, with a link to its own page where this person may see that page.
     """
 
-    facts: Facts
     secrets: bool
     caller: Any
     resource: Any
-
-    @property
-    def row(self) -> IdempotencyKey:
-        return self.facts.row
 
     @property
     def name(self) -> str:
@@ -49,15 +43,11 @@ class Shown:
 
     @property
     def badge(self) -> Any:
-        return badge(self.facts.state.name)
+        return badge(self.state.name)
 
     @property
     def operation(self) -> str:
         return readable_operation(self.row.operation)
-
-    @property
-    def story(self) -> Story:
-        return Story(self.facts)
 
 
 def shown(row: Any) -> Shown:
@@ -81,7 +71,7 @@ def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest,
             type_, id_ = str(row.resource_type or ""), str(row.resource_id)
             resource = _linked(model_admin, request, type_, id_) or shortened(_named(type_, id_), TEXT_LENGTH)
         caller = caller or shortened(row.scope, TEXT_LENGTH)
-        row.shown = Shown(facts=facts, secrets=secrets, caller=caller, resource=resource)
+        row.shown = Shown(row, facts.steps, facts.now, secrets=secrets, caller=caller, resource=resource)
 
 
 def _named(type_: str, id_: str) -> str:

@@ -92,14 +92,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         css = {"all": ["django_idempotency/admin.css"]}
         js = ["django_idempotency/admin.js"]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return request.user.has_perm("django_idempotency.view_idempotencykey")
@@ -143,10 +139,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
     ) -> HttpResponse:
         key = shown(kwargs["obj"])
         context |= {
-            "decisions": buttons_for(self, request, key.facts),
-            "story": key.story,
-            "badge": key.badge,
-            "needs_attention": key.facts.state in ATTENTION,
+            "decisions": buttons_for(self, request, key),
+            "key": key,
+            "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
             "runbook": get_settings().runbook_url,
             "subtitle": f"{key.operation} {key.row.reference}",

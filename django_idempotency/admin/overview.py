@@ -50,8 +50,8 @@ BY_INDEX: dict[str, tuple[Part, ...]] = {
 steps, also to find nothing."""
 
 
-def find(state: str, keys: Keys) -> tuple[list[int], bool]:
-    """Return those among `keys` that have this badge, the oldest first, and whether there may be more.
+def find(state: str, keys: Keys) -> list[int]:
+    """Return the ids of those among `keys` that have this badge, the oldest first.
 
     Args:
         state: a name of `BY_INDEX`, or "attention" for all states that need it.
@@ -59,13 +59,11 @@ def find(state: str, keys: Keys) -> tuple[list[int], bool]:
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []
-    limited = False
-    for name, ids, more in _in_states(keys, FILTERED):
-        if name in wanted:
-            found, limited = found + ids, limited or more
-        if name == wanted[-1]:
+    for name, ids, _ in _in_states(keys, FILTERED):
+        found += ids if name in wanted else []
+        if name == wanted[-1]:  # the other states need no query
             break
-    return sorted(found), limited
+    return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:

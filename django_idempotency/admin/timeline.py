@@ -38,7 +38,7 @@ class Entry:
 def timeline(key: Shown) -> SafeString:
     """Return what happened as a list, the oldest first."""
     row = key.row
-    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.facts.steps), *_decisions(key)]
+    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
     if row.completed_at:
         entries.append(Entry(row.completed_at, _("Completed with status %(s)s") % {"s": row.status_code}))
     context = {"entries": sorted(entries, key=lambda entry: entry.at)}
@@ -49,7 +49,7 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
     return Entry(
         step.started_at,
         step.name,
-        _end(key.facts, step),
+        _end(key, step),
         (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
         (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
         (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
@@ -100,7 +100,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     """Return the finished steps by name, with their results: what a person has to know before a decision."""
-    return [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None]
+    return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
 def pasteable(kept: str | None) -> SafeString | str:
