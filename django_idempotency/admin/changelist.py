@@ -102,9 +102,6 @@ class OperationFilter(admin.SimpleListFilter):
             found.add(chosen)
         return [(operation, readable_operation(operation)) for operation in sorted(found)]
 
-    def has_output(self) -> bool:
-        return True
-
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         operation = self.value()
         if operation is None:

@@ -16,7 +16,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Max, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
@@ -24,9 +24,8 @@ from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
 from ..engine.stores.sealing import unseal
-from ..exceptions import NotDecryptable
+from ..exceptions import NotDecryptable, NotResolvable
 from ..maintenance.facts import Facts
-from ..maintenance.resolution import resolve_all
 from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
 from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
@@ -57,44 +56,34 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
     """A decision from the page of a key."""
-    obj = model_admin.get_queryset(request).filter(pk=pk).first()
-    if not model_admin.may_decide(request, obj):
+    rows = model_admin.get_queryset(request).filter(pk=pk)
+    if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
-    if obj is None:
-        raise Http404(f"There is no idempotency key with the id {pk}.")
-    page = _decide(model_admin, request, decision, [obj])
+    page = _decide(model_admin, request, decision, rows)
     return page or HttpResponseRedirect(reverse(f"{PAGE}_change", args=[pk]))
 
 
 @admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])
 def answer_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide_selected(model_admin, request, AnswerForm, queryset)
+    return _decide(model_admin, request, AnswerForm, _ticked(model_admin, request, queryset))
 
 
 @admin.action(description=gettext_lazy("Release the selected keys for retry"), permissions=["resolve"])
 def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide_selected(model_admin, request, ReleaseForm, queryset)
+    return _decide(model_admin, request, ReleaseForm, _ticked(model_admin, request, queryset))
 
 
-def _decide_selected(
-    model_admin: Any, request: HttpRequest, decision: type[DecisionForm], queryset: Keys
-) -> HttpResponse | None:
-    """Only keys that were ticked, never "all that match": that could be the whole table."""
+def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
+    """The keys that were ticked, never "all that match", because these could be the whole table."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
-    rows = queryset.filter(pk__in=ticked).order_by("pk")
-    return _decide(model_admin, request, decision, list(rows), action=request.POST["action"])
+    return queryset.filter(pk__in=ticked).order_by("pk")
 
 
-def _decide(
-    model_admin: Any,
-    request: HttpRequest,
-    decision: type[DecisionForm],
-    rows: list[IdempotencyKey],
-    *,
-    action: str = "",
-) -> HttpResponse | None:
-    """Show the form with the keys; then the preview; then carry out what the preview has shown. None: there is an end,
-    and a message says which."""
+def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
+    """Show the form with the keys; then the preview; then carry out what the preview has shown.
+
+    Return None when nothing is left to show. Then a message says what has happened.
+    """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
     seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
@@ -120,7 +109,7 @@ def _decide(
         "media": model_admin.media + form.media,
         "keys": [(key, results_of(key)) for key in keys],
         "key": keys[0],
-        "action": action,
+        "action": request.POST.get("action", ""),  # empty on the page of one key
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -136,19 +125,16 @@ def _carry_out(
 ) -> None:
     """Decide about each key as it was seen, in a transaction with its entry in the admin's log."""
     decide, needed, done = form.decision()
-    said = {"by": request.user.get_username(), "reason": form.cleaned_data["reason"]}
-    confirmed = form.cleaned_data.get("confirmed", False)
+    said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
     for key in keys:
         try:
-            with transaction.atomic(using=key.row._state.db):
-                one = resolve_all([key.row], decide, *needed, **said, confirmed=confirmed)
-                if one.resolved:
-                    model_admin.log_change(request, key.row, done)
-        except NotDecryptable as error:  # the others need not wait for the missing encryption key
+            with suppress(NotResolvable), transaction.atomic(using=key.row._state.db):
+                decide(key.row, *needed, by=request.user.get_username(), **said)
+                model_admin.log_change(request, key.row, done)
+                resolved += 1
+        except NotDecryptable as error:  # the other keys need not wait for the missing encryption key
             model_admin.message_user(request, str(error), messages.ERROR)
-        else:
-            resolved += one.resolved
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
         model_admin.message_user(request, text, messages.SUCCESS)
