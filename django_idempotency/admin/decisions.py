@@ -100,7 +100,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         user=request.user,
     )
     if form.is_valid() and form.was_previewed:
-        _carry_out(model_admin, request, keys, form, asked_for=len(set(seen)))
+        _carry_out(model_admin, request, keys, form, len(set(seen)))
         return None
     context = {
         **model_admin.admin_site.each_context(request),
@@ -120,9 +120,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
 
 
-def _carry_out(
-    model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, *, asked_for: int
-) -> None:
+def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
     """Decide about each key as it was seen, in a transaction with its entry in the admin's log."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}

@@ -191,12 +191,7 @@ class AnswerForm(DecisionForm):
         help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
     )
     content_type = forms.ChoiceField(label=_("content type"), choices=[(type_, type_) for type_ in CONTENT_TYPES])
-    body = forms.CharField(
-        label=_("body"),
-        required=False,
-        strip=False,
-        widget=forms.Textarea(attrs=LONG_TEXT),
-    )
+    body = forms.CharField(label=_("body"), required=False, strip=False, widget=forms.Textarea(attrs=LONG_TEXT))
 
     def clean(self) -> None:
         super().clean()

@@ -82,13 +82,10 @@ class Request:
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
         carried = {} if key is None else self.with_key(key)
-        arguments = {**self.extra, **carried, "data": self._body(carried.get("data"))}
-        if headers := {**self.extra.get("headers", {}), **carried.get("headers", {})}:
-            arguments["headers"] = headers
-        if arguments["data"] is None:
-            del arguments["data"]
+        headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
+        arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
         send = getattr(_copy(client or self.client), self.method.lower())
-        return Reply(send(self.path, **arguments))
+        return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
         """The data with the fields that carry the key, or the whole body that does."""
