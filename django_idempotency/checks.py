@@ -100,10 +100,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
         yield f"{name} has the attribute idempotency_options, which has no effect. Call the attribute idempotency."
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
-            yield (
-                f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name, or "
-                "remove the entry."
-            )
+            yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:

@@ -25,7 +25,6 @@ from django.utils.translation import gettext_lazy
 from ..engine.conf import get_settings
 from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable, NotResolvable
-from ..maintenance.facts import Facts
 from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
 from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
@@ -34,16 +33,8 @@ from .timeline import pasteable, results_of, value_text
 
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
-PAGE = f"admin:{NAME}"
 EXAMPLES = 200
 """Among how many of the latest results of a step an example is looked for."""
-
-
-def buttons_for(model_admin: Any, request: HttpRequest, facts: Facts) -> list[tuple[str, type[DecisionForm]]]:
-    """Return the decisions that this person may take about this key now, with their addresses."""
-    if not model_admin.may_decide(request, facts.row):
-        return []
-    return [(reverse(f"{PAGE}_{form.name}", args=[facts.row.pk]), form) for form in DECISIONS if form.fits(facts)]
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -60,7 +51,7 @@ def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequ
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
     page = _decide(model_admin, request, decision, rows)
-    return page or HttpResponseRedirect(reverse(f"{PAGE}_change", args=[pk]))
+    return page or HttpResponseRedirect(reverse(f"admin:{NAME}_change", args=[pk]))
 
 
 @admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])

@@ -19,7 +19,8 @@ from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..models import IdempotencyKey
 from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter, search
-from .decisions import answer_selected, buttons_for, decision_urls, release_selected
+from .decisions import answer_selected, decision_urls, release_selected
+from .forms import DECISIONS
 from .links import Shown, show, shown
 from .texts import readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
@@ -138,8 +139,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         key = shown(kwargs["obj"])
+        may_decide = self.may_decide(request, key.row)
         context |= {
-            "decisions": buttons_for(self, request, key),
+            "decisions": [decision for decision in DECISIONS if may_decide and decision.fits(key)],
             "key": key,
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),

@@ -52,7 +52,7 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
         _end(key, step),
         (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
         (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-        (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
+        (_("derived key"), _derived(key.row, step.name, step.kind, keyed=step.keyed)),
         (_("result"), result_of(key, step)),
     )
 
@@ -61,14 +61,12 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
     return {"kind": dict(Kind.choices).get(kind, kind), "attempt": attempt}
 
 
-def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
-    """What the other side may know a call by. Nothing is sent outside by a write."""
+def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
+    """The key by which the other side may know a call. A write sends nothing outside."""
+    if not keyed:
+        return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
     identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
-
-
-def _not_keyed(step: IdempotencyStep) -> str:
-    return _("none: the view had not asked for one before this call") if step.kind == Kind.CALL else ""
 
 
 def copyable(text: str) -> SafeString:

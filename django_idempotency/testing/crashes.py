@@ -197,8 +197,10 @@ class CrashChecks:
             headline = f"stopped {where}, the retry raised {error!r}."
             raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
         created = self.checks.count_new()
-        if not retried.used and retry.status >= 400 and self._is_held(stopped):
-            return
+        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
+        held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
+        if held and not retried.used and retry.status >= 400:
+            return  # the policy lets no retry run
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
@@ -210,11 +212,6 @@ class CrashChecks:
             headline = f"stopped {where}, the view went on."
             advice = "Code around the step catches BaseException, or everything (a bare except). Catch Exception."
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
-
-    def _is_held(self, stopped: Watch) -> bool:
-        """Whether the policy of a claimed key lets no retry run: a step is in doubt."""
-        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
-        return in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """What is wrong with the retry, and what to do.
