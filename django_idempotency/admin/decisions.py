@@ -1,7 +1,7 @@
-"""Decisions about one key, on its page, or about the keys that are ticked in the list: one way for both.
+"""The pages on which a person decides about one key, or about all keys that are ticked in the list.
 
-A page explains the consequences first, and shows the preview. What it judges, shows and decides about are the same
-rows: those that this person may decide about, and that are as they were when the page was opened.
+A page first explains what the decision will do. Then it shows a preview. A decision is about the same rows that the
+page has shown: this person may decide about them, and they have not changed since the page was opened.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .timeline import pasteable, results_of, value_text
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
-"""Among how many of the latest results of a step an example is looked for."""
+"""How many of the latest results of a step are searched for an example."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -46,7 +46,7 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
-    """A decision from the page of a key."""
+    """Decide about one key. The button is on the page of the key."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
@@ -71,9 +71,9 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form with the keys; then the preview; then carry out what the preview has shown.
+    """Show the form with the keys. Then show the preview. Then do what the preview has shown.
 
-    Return None when nothing is left to show. Then a message says what has happened.
+    Return None when there is nothing more to show. Then a message says what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -100,7 +100,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "media": model_admin.media + form.media,
         "keys": [(key, results_of(key)) for key in keys],
         "key": keys[0],
-        "action": request.POST.get("action", ""),  # empty on the page of one key
+        "action": request.POST.get("action", ""),  # empty for a decision from the page of one key
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -112,7 +112,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Decide about each key as it was seen, in a transaction with its entry in the admin's log."""
+    """Decide about each key as the person has seen it. One transaction has the decision and its entry in the log."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
@@ -122,7 +122,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # the other keys need not wait for the missing encryption key
+        except NotDecryptable as error:  # the encryption key of this row is missing, and the other rows go on
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
@@ -133,8 +133,11 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """What is kept of a past result of each step, for those who may see results: the newest under a completed key of
-    the same operation. Looks at the latest results only: a range of the primary key, then single rows."""
+    """Find an older result of each step, for a person who may see results.
+
+    The example is the newest result under a completed key of the same operation. The queries read only the latest
+    results: a range of the primary key, then single rows.
+    """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)
     newest = stored.aggregate(newest=Max("pk"))["newest"] or 0

@@ -1,4 +1,4 @@
-"""A key in words: what happened, what is certain, what is not, and what comes next."""
+"""A key in words: what has happened, what is certain, what is not certain, and what comes next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """The answers to what a person on call asks first. Each answer has some short sentences, or none."""
+    """Answers the first questions of a person on call. Each answer has some short sentences, or is empty."""
 
     @property
     def happened(self) -> str:
@@ -69,7 +69,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What is missing, and not what is usually missing. Only the view knows whether more steps would follow."""
+        """What is missing under this key. Only the view knows whether more steps would follow."""
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
@@ -105,7 +105,7 @@ class Story(Facts):
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
                 "reconcile function, the function is asked first."
             )
-        if self.in_doubt:  # what has no policy is never made again
+        if self.in_doubt:  # a key without a policy is treated as "hold"
             return _(
                 "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
                 "is asked first."
@@ -116,7 +116,7 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What a person should do about this key. A worker that is only slow can still make its call."""
+        """What a person should do about this key. A slow worker can still make its call, so it must be dead first."""
         if not self.abandoned or not self.row.worker:
             return str(self.state.to_do)
         dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")
