@@ -48,14 +48,10 @@ def check_project(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Callers of two tenants are told apart, and each alias in use exists and holds the key table."""
-    yield from _check_tenants()
-    for alias in sorted(_aliases()):
-        yield from _check_alias(alias)
+    """Callers of two tenants are told apart, and each alias in use exists and holds the key table.
 
-
-def _check_tenants() -> Iterator[CheckMessage]:
-    """Two tenants may have users with one primary key, and the key table and its locks may be shared."""
+    Users of two tenants may have the same primary key, and the tenants may share the key table and its locks.
+    """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
     if packages and resolve().scope is None:
@@ -65,6 +61,8 @@ def _check_tenants() -> Iterator[CheckMessage]:
             hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) that names the tenant's id and the user.",
             id="django_idempotency.E013",
         )
+    for alias in sorted(_aliases()):
+        yield from _check_alias(alias)
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
@@ -102,10 +100,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
         yield f"{name} has the attribute idempotency_options, which has no effect. Call the attribute idempotency."
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
-            yield (
-                f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name, or "
-                "remove the entry."
-            )
+            yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:

@@ -4,5 +4,14 @@ from .fields import SAFE_METHODS
 from .options import Idempotency, Keywords, OnceKeywords, as_options, for_methods
 from .settings import get_settings, meta_name, resolve
 
-__all__ = ["Idempotency", "Keywords", "OnceKeywords", "as_options", "for_methods"]
-__all__ += ["SAFE_METHODS", "get_settings", "meta_name", "resolve"]
+__all__ = [
+    "SAFE_METHODS",
+    "Idempotency",
+    "Keywords",
+    "OnceKeywords",
+    "as_options",
+    "for_methods",
+    "get_settings",
+    "meta_name",
+    "resolve",
+]

@@ -19,8 +19,9 @@ class Command(DatabasesCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        age, seconds = "Only keys whose state has not changed for S seconds (%(default)s).", OLDER_THAN.total_seconds()
-        parser.add_argument("--older-than", type=float, default=seconds, metavar="S", help=age)
+        age = "Only keys whose state has not changed for S seconds (%(default)s)."
+        default = OLDER_THAN.total_seconds()
+        parser.add_argument("--older-than", type=float, default=default, metavar="S", help=age)
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
         module = "Import this module first, to find its views and functions. May be repeated."
