@@ -79,7 +79,7 @@ def readable_response(row: IdempotencyKey) -> str:
         fields = [f"HTTP {row.status_code}", *(f"{name}: {value}" for name, value in decode_headers(headers))]
     except NotDecryptable as error:
         return str(error)
-    except ValueError:
+    except (RecursionError, TypeError, ValueError):
         return _("This response cannot be read.")
     return encodable("\n".join([*fields, "", _("Not stored.") if body is None else readable_body(body)]))
 
