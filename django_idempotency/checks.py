@@ -153,9 +153,9 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures or "
-            "longer locks, which are answered as conflicts.",
-            hint="Nothing runs twice; expect more 409 answers.",
+            f"database {alias!r} does not use READ COMMITTED. PostgreSQL may fail requests with error 40001. On MySQL, "
+            "a duplicate waits for innodb_lock_wait_timeout, also with a shorter `wait`. Nothing runs twice.",
+            hint=f"Remove isolation_level from DATABASES[{alias!r}]['OPTIONS'], or name READ COMMITTED there.",
             id="django_idempotency.W002",
         )
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":

@@ -147,7 +147,7 @@ def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[st
         latest = dict(results.order_by("-pk").values_list("key_id", "pk")[:EXAMPLES])
         keys = model_admin.get_queryset(request).filter(pk__in=latest, operation=key.row.operation, status=done)
         owner = keys.order_by("-pk").first()
-        with suppress(NotDecryptable, ValueError):
+        with suppress(NotDecryptable, RecursionError, ValueError):
             kept = owner and unseal(owner, "result", stored.get(pk=latest[owner.pk]).result, name)
             if kept and value_text(kept):
                 found[name] = kept

@@ -77,7 +77,7 @@ def readable_response(row: IdempotencyKey) -> str:
         fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
     except NotDecryptable as error:
         return str(error)
-    except ValueError:
+    except (RecursionError, TypeError, ValueError):
         return _("This response cannot be read.")
     return encodable("\n".join([*fields, "", _("Not stored.") if kept.body is None else readable_body(kept.body)]))
 

@@ -107,7 +107,7 @@ def pasteable(kept: str | None) -> SafeString | str:
         return _("Done, but the result could not be stored.")
     try:
         text = as_utf8(value_text(kept))
-    except ValueError:
+    except (RecursionError, ValueError):
         return _("This result cannot be read.")
     return format_html('<pre class="idempotency-body">{}</pre>', cut(text))
 

@@ -74,7 +74,7 @@ class DatabasesCommand(IdempotencyCommand):
                 except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
                     if not name:
                         raise
-                    self.stderr.write(f"{name}{error}")
+                    self.stderr.write(without_controls(f"{name}{error}".partition("\n")[0]))
                     failed += 1
                 else:
                     attention += needs_attention
