@@ -67,6 +67,11 @@ def test_the_sdist_holds_all_that_is_needed_to_test_it(distributions: Distributi
         names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
     folders = {file for folder in ("django_idempotency", "docs", "tests", "testproject") for file in files(folder)}
     assert names - folders == {
+        ".ci/long_runs",
+        ".ci/run",
+        ".github/workflows/long-runs.yml",
+        ".github/workflows/release.yml",
+        ".github/workflows/tests.yml",
         ".gitignore",  # hatchling needs it to leave out the same files
         "CHANGELOG.md",
         "CONTRIBUTING.md",
