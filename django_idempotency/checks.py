@@ -3,9 +3,9 @@
 Ids never change their meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E010 MariaDB with
-SERIALIZABLE, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of
-keys that Citus does not commit together with the business write,
+E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB,
+E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus
+does not commit together with the business write,
 W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
 times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
 transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation may take
@@ -26,7 +26,7 @@ from django.urls import get_resolver
 from .endpoints.listing import declarations_of, misplaced, routes
 from .engine.conf import Idempotency, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
-from .engine.execution.leased import status_url
+from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
@@ -48,14 +48,10 @@ def check_project(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Callers of two tenants are told apart, and each alias in use exists and holds the key table."""
-    yield from _check_tenants()
-    for alias in sorted(_aliases()):
-        yield from _check_alias(alias)
+    """Callers of two tenants are told apart, and each alias in use exists and holds the key table.
 
-
-def _check_tenants() -> Iterator[CheckMessage]:
-    """Two tenants may have users with one primary key, and the key table and its locks may be shared."""
+    Users of two tenants may have the same primary key, and the tenants may share the key table and its locks.
+    """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
     if packages and resolve().scope is None:
@@ -65,6 +61,8 @@ def _check_tenants() -> Iterator[CheckMessage]:
             hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) that names the tenant's id and the user.",
             id="django_idempotency.E013",
         )
+    for alias in sorted(_aliases()):
+        yield from _check_alias(alias)
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
@@ -102,10 +100,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
         yield f"{name} has the attribute idempotency_options, which has no effect. Call the attribute idempotency."
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
-            yield (
-                f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name, or "
-                "remove the entry."
-            )
+            yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:
@@ -158,9 +153,9 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures or "
-            "longer locks, which are answered as conflicts.",
-            hint="Nothing runs twice; expect more 409 answers.",
+            f"database {alias!r} does not use READ COMMITTED. PostgreSQL may fail requests with error 40001. On MySQL, "
+            "a duplicate waits for innodb_lock_wait_timeout, also with a shorter `wait`. Nothing runs twice.",
+            hint=f"Remove isolation_level from DATABASES[{alias!r}]['OPTIONS'], or name READ COMMITTED there.",
             id="django_idempotency.W002",
         )
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":

@@ -17,15 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
 
-__all__ = [
-    "InvalidKey",
-    "KeyReader",
-    "derived_key",
-    "from_form_field",
-    "from_header",
-    "is_uuid",
-    "key_reference",
-]
+__all__ = ["InvalidKey", "KeyReader", "derived_key", "from_form_field", "from_header", "is_uuid", "key_reference"]
 
 FORM_FIELD = "idempotency_key"
 """The name of the field that `{% idempotency_key %}` renders."""
@@ -110,4 +102,4 @@ def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     Returns:
         A UUID (version 5) as text.
     """
-    return digests.derived_key(digests.stored_identity(scope=scope, operation=operation, key=key), step)
+    return digests.derived_key(digests.identify(scope=scope, operation=operation, key=key, stored=True), step)

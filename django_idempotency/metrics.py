@@ -77,12 +77,16 @@ class KeyCollector:
         """The gauges. Of a database that does not answer the last values, so that no alert about them resolves."""
         families = _families()
         for alias in self.using or (alias_for(None),):
-            now, unavailable = time.monotonic(), 0.0
+            now, unavailable, opened_before = time.monotonic(), 0.0, connections[alias].connection
             try:
-                self._read[alias] = now, _measured(alias)
+                self._read[alias] = now, _values(alias)
             except Error:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
+            finally:
+                # `start_http_server` scrapes in threads of its own, in which no end of a request closes a connection.
+                if opened_before is None:
+                    connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
             age = {} if read_at is None else {"age_seconds": now - read_at}
             for name, value in {"database_unavailable": unavailable, **age, **values}.items():
@@ -119,16 +123,6 @@ def _families() -> dict[str, GaugeMetricFamily]:
     return {
         name: GaugeMetricFamily(f"idempotency_keys_{name}", text, labels=["database"]) for name, text in GAUGES.items()
     }
-
-
-def _measured(alias: str) -> dict[str, float]:
-    connection = connections[alias]
-    opened_here = connection.connection is None
-    try:
-        return _values(alias)
-    finally:
-        if opened_here:  # `start_http_server` scrapes in threads of its own, where no end of a request closes it
-            connection.close()
 
 
 def _values(alias: str) -> dict[str, float]:

@@ -69,9 +69,7 @@ class IdempotencyKey(models.Model):
     class Meta:
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
-        constraints = [
-            models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq")]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             models.Index(fields=["scope"], name="idempotency_scope_idx"),  # to erase what is stored about one caller

@@ -1,4 +1,4 @@
-"""The list of keys, its filters and its search: never a query over the whole table."""
+"""The list of keys, its filters and its search. No query reads the whole table."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .texts import SHAPES, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
-"""How many open transactions stand above the list: those that have run longest."""
+"""The most open transactions that the page shows above the list. It shows those that have run longest."""
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes no parameters when it runs
-    """Counts up to a limit: the changelist asks its paginator, and count(*) reads the whole table."""
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes no type parameters at run time
+    """Counts up to a limit. Django's list asks its paginator to count, and count(*) would read the whole table."""
 
     @cached_property
     def count(self) -> int:
@@ -37,34 +37,36 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes no para
 
 
 class BoundedChangeList(ChangeList):
-    """The newest keys first; of those that need attention, the oldest. `?o=` would sort the whole table."""
+    """Shows the newest keys first, but the oldest keys first if they need attention.
+
+    The address cannot choose another order with `?o=`, because that would sort the whole table.
+    """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Look the keys of a state up last, so that the other filters and the search choose among all of them.
+        """Find the keys of a state last, so that the other filters and the search choose among all keys of the state.
 
-        Other filters look at the latest keys only. A search is by an index, and needs no such limit.
+        Without a state, the filters look at the latest keys only. A search uses an index, so it needs no limit.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._state in ("attention", *overview.BY_INDEX):
-            ids, _limited = overview.find(self._state, found)
+            ids = overview.find(self._state, found)
             return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
         return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
-        # Above the plain list only: a search, a filter or another page does not wait for the overview.
-        self.overview, self.running = None, None
+        # Only the plain list has the overview. A search, a filter or another page does not wait for its queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
+            self.attention = overview.attention(self.overview)
+            self.runbook = get_settings().runbook_url
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
-        self.attention = overview.attention(self.overview or [])
-        self.runbook = get_settings().runbook_url
 
     @property
     def _state(self) -> str:
@@ -76,7 +78,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By state. The list looks the keys up after all other filters: see `BoundedChangeList`."""
+    """The filter by state. The list finds the keys of a state after all other filters: see `BoundedChangeList`."""
 
     title = _("state")
     parameter_name = "state"
@@ -86,12 +88,12 @@ class StateFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         if self.value() in (None, "attention", *overview.BY_INDEX):
-            return queryset  # found later
+            return queryset  # the list finds these keys later
         return queryset.filter(status=self.value()) if self.value() == "completed" else queryset.none()
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """By operation. It offers those of the keys that the list pages through."""
+    """The filter by operation. It offers the operations of the keys that the list can show."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -103,19 +105,16 @@ class OperationFilter(admin.SimpleListFilter):
             found.add(chosen)
         return [(operation, readable_operation(operation)) for operation in sorted(found)]
 
-    def has_output(self) -> bool:
-        return True
-
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         operation = self.value()
         if operation is None:
             return queryset
-        # PostgreSQL refuses to look for NUL.
+        # PostgreSQL refuses a text with a NUL character.
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Return those of the keys that the text names: 2,000 of each kind at most, in the order of an index."""
+    """Return the keys that the text names: at most 2,000 by each meaning of the text, in the order of an index."""
     text = term.strip()
     if not text:
         return keys
@@ -124,14 +123,17 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     parts = [named, about]
     if scopes := _scopes(text, request):
         sent = keys.filter(scope__in=scopes)
-        # The index on `scope` does not know which keys are the newest.
+        # The index on `scope` is not sorted by age, so the newest keys of the scope are searched first.
         parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """The scope as the page shows it, or that of the user with this name, for those who may see users."""
+    """The scopes that the text may name: a scope as the page shows it, or the scope of the user with this name.
+
+    A person who may not see users cannot search by a user's name.
+    """
     users = get_user_model()
     scopes = {text} if ":" in text or text == "anonymous" else set()
     if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):

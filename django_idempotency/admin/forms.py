@@ -1,9 +1,9 @@
-"""The decisions: a button on the page of a key, a page that explains the consequences, and what an operator enters."""
+"""The decisions. Each has a button on the page of a key, a text that explains it, and a form for the operator."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -19,19 +19,19 @@ from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
-"""Nothing that a browser runs: the answer goes out in the name of the site."""
+"""No type that a browser would run, because the site itself sends this answer."""
 LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
-"""A function of `maintenance.resolution`, what it needs beside the key, and what was done in words."""
+"""A function of `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
 
 
 def version(row: IdempotencyKey) -> str:
-    """Name a key as it is now: another attempt or decision changes it."""
+    """Return a name for the present state of a key. Another attempt or another decision changes this name."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
-def steps_of(keys: list[Facts]) -> list[str]:
-    """Return the names of the steps that a result may be recorded for."""
+def steps_of(keys: Sequence[Facts]) -> list[str]:
+    """Return the names of the steps for which a person may record a result."""
     return list(dict.fromkeys(name for key in keys for name in key.recordable))
 
 
@@ -39,18 +39,18 @@ class DecisionForm(forms.Form):
     """A decision about some keys, and its reason.
 
     Attributes:
-        name: the last part of the address, and the action in the trail of decisions.
-        label: of the button.
-        explanation: what will happen.
-        warning: what may go wrong while something is in doubt.
-        harmful: whether that is worse than an error. Such a button is red.
-        word: what the operator has to say before this decision, where it can do harm.
-        previewed_fields: what a preview shows. Empty: there is no preview.
+        name: the last part of the page's address. The trail of decisions uses the same name for the action.
+        label: the text of the button.
+        explanation: says what will happen.
+        warning: says what may go wrong while a step is in doubt.
+        harmful: whether the decision can do more harm than an error. The button of such a decision is red.
+        word: the sentence that the operator must confirm before a decision that can do harm.
+        previewed_fields: the fields that the preview shows. Without such fields there is no preview.
 
     Args:
-        keys: as the operator sees them.
-        examples: a past result of each step, as its value.
-        user: who decides.
+        keys: the keys as the operator sees them.
+        examples: the value of an older result, by the name of its step.
+        user: the person who decides.
     """
 
     name: str
@@ -70,12 +70,12 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # What the operator has seen in the preview.
+    # Names the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
 
-    def __init__(self, data: Any, *, keys: list[Facts], examples: Mapping[str, Any], user: Any) -> None:
+    def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
         self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
         self.fields["seen"].initial = " ".join(self.about)
@@ -87,17 +87,17 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Whether there is something to decide about this key now."""
+        """Whether this decision is possible for this key now."""
         return facts.idle
 
     @property
     def was_previewed(self) -> bool:
-        """Whether the operator has seen exactly what this form would do to which keys. Ask a valid form only."""
+        """Whether the operator has seen a preview of exactly this decision about these keys. The form must be valid."""
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
     def digest(self) -> str:
-        """What names the decision that a preview has shown: what was entered, and the keys as they are."""
+        """A short name of what was entered and of the keys in their present state. The preview carries this name."""
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
@@ -106,7 +106,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """Release, which may charge twice."""
+    """Release a key for a retry. The retry may charge the customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -124,7 +124,7 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """The result of a step."""
+    """Record the result of a step."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(
@@ -165,12 +165,12 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Without it, the form would tell which primary keys of any model exist."""
+        """Whether this person may see rows of the model. Otherwise the form would tell which primary keys exist."""
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
-    """The final response of a key."""
+    """Enter the final response of a key."""
 
     name, label = "answer", _("Answer by hand")
     explanation = _(
@@ -191,12 +191,7 @@ class AnswerForm(DecisionForm):
         help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
     )
     content_type = forms.ChoiceField(label=_("content type"), choices=[(type_, type_) for type_ in CONTENT_TYPES])
-    body = forms.CharField(
-        label=_("body"),
-        required=False,
-        strip=False,
-        widget=forms.Textarea(attrs=LONG_TEXT),
-    )
+    body = forms.CharField(label=_("body"), required=False, strip=False, widget=forms.Textarea(attrs=LONG_TEXT))
 
     def clean(self) -> None:
         super().clean()
@@ -219,4 +214,4 @@ class AnswerForm(DecisionForm):
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
-"""The safe ones first."""
+"""In the order of the buttons: the safe decisions first."""

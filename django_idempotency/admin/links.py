@@ -1,4 +1,4 @@
-"""What the pages show of a key beside its row: how far this person may look, and links to its caller and resource."""
+"""A key as one person sees it: whether this person may see secrets, and links to the caller and to the resource."""
 
 from __future__ import annotations
 
@@ -12,36 +12,30 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
-from ..maintenance.facts import Facts, facts_of
+from ..maintenance.facts import facts_of
 from ..models import IdempotencyKey
 from .story import Story
 from .texts import badge, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
-"""The scope of a user of the default database: see `scope_of_user`."""
+"""Matches the scope of a user whose row is in the default database: see `scope_of_user`."""
 TEXT_LENGTH = 24
-"""Characters of a caller or of a resource in the list."""
+"""How many characters of a caller or of a resource the list shows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+@dataclass(frozen=True, kw_only=True)
+class Shown(Story):
     """A key as one person sees it.
 
     Attributes:
-        facts: the row, its steps, and what follows from them.
-        secrets: whether this person may see responses and results. The key itself is among them: where callers are
-            anonymous, the key gets the response.
-        caller, resource: HTML, with a link to its own page where this person may see that page.
+        secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
+            anonymous caller needs only the key to get the stored response.
+        caller, resource: HTML. It has a link to a page of the admin if this person may see that page.
     """
 
-    facts: Facts
     secrets: bool
     caller: Any
     resource: Any
-
-    @property
-    def row(self) -> IdempotencyKey:
-        return self.facts.row
 
     @property
     def name(self) -> str:
@@ -49,27 +43,23 @@ class Shown:
 
     @property
     def badge(self) -> Any:
-        return badge(self.facts.state.name)
+        return badge(self.state.name)
 
     @property
     def operation(self) -> str:
         return readable_operation(self.row.operation)
 
-    @property
-    def story(self) -> Story:
-        return Story(self.facts)
-
 
 def shown(row: Any) -> Shown:
-    """Return what `show` has noted on this row."""
+    """Return the key that `show` has stored on this row."""
     noted: Shown = row.shown
     return noted
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """Note on each row how this person sees it. Two queries for the steps.
+    """Store on each row how this person sees the key. Two queries read the steps of all rows.
 
-    results: also read the results and errors of the steps.
+    results: whether to read the results and the errors of the steps, too.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
     for facts in facts_of(rows, results=results):
@@ -81,7 +71,7 @@ def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest,
             type_, id_ = str(row.resource_type or ""), str(row.resource_id)
             resource = _linked(model_admin, request, type_, id_) or shortened(_named(type_, id_), TEXT_LENGTH)
         caller = caller or shortened(row.scope, TEXT_LENGTH)
-        row.shown = Shown(facts=facts, secrets=secrets, caller=caller, resource=resource)
+        row.shown = Shown(row, facts.steps, facts.now, secrets=secrets, caller=caller, resource=resource)
 
 
 def _named(type_: str, id_: str) -> str:
@@ -89,9 +79,9 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """The name of an object with a link to its page. None: this admin has no page for this type, or not for this user.
+    """The name of an object with a link to its page. None if this person cannot see such a page in this admin.
 
-    type_: the label of a model, or its name if only one model in the admin has that name.
+    type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.
     """
     site = model_admin.admin_site
     models = [model for model in site._registry if type_.lower() in (model._meta.label_lower, model._meta.model_name)]

@@ -1,4 +1,4 @@
-"""The admin pages of keys: read-only, except for decisions about keys that are stuck, in doubt or half done."""
+"""The admin pages of keys. They change nothing, except by a decision about a key that no worker holds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..models import IdempotencyKey
 from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter, search
-from .decisions import answer_selected, buttons_for, decision_urls, release_selected
+from .decisions import answer_selected, decision_urls, release_selected
+from .forms import DECISIONS
 from .links import Shown, show, shown
 from .texts import readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """A column of the list, or a field of a page: its title, and its text for one person."""
+    """Make a column of the list, or a field of a page, from a title and a function that returns the text."""
 
     @admin.display(description=title)
     def display(model_admin: Any, obj: Any) -> Any:
@@ -44,18 +45,18 @@ def _response(key: Shown) -> Any:
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameters when it runs
-    """The admin of keys, registered by this package. Subclass it, for example to limit `get_queryset()`.
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the class takes no type parameters at run time
+    """The admin of keys. This package registers it. Subclass it, for example to limit `get_queryset()`.
 
     A user needs `view_idempotencykey` to see that there are keys, `view_response` to see the keys themselves and stored
-    responses, and `resolve_idempotencykey` to take decisions. Nothing else can be changed.
+    responses, and `resolve_idempotencykey` to take decisions. A decision is the only change that these pages make.
     """
 
     actions = (answer_selected, release_selected)
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # Facets count every key of the table for every choice of every filter.
+    # Facets would count all keys of the table for each choice of each filter.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -73,7 +74,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # Where callers are anonymous, the key gets the response: who may not see the one does not see the other.
+    # With the key, an anonymous caller gets the response. So a person who may not see responses sees no keys.
     short_key = _field(_("key"), lambda key: shortened(key.name) if key.secrets else key.name)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -92,35 +93,31 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         css = {"all": ["django_idempotency/admin.css"]}
         js = ["django_idempotency/admin.js"]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> bool:
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Whether this person may take decisions at all. Without it, the list has no actions."""
+        """Whether this person may take decisions. If not, the list has no actions."""
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
-        """Whether this person may decide about this key: the one question of its page and of the list's actions."""
+        """Whether this person may decide about this key. The key's page and the list's actions both ask this method."""
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters: `?body__startswith=` would reveal a body letter by letter without permission."""
+        """Allow only the filters. `?body__startswith=` would tell a body, letter by letter, without permission."""
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # Never a replica: a decision is taken on the database that its key was read from.
+        # No replica is read, because a decision is written to the database from which the key was read.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -142,11 +139,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it tak
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         key = shown(kwargs["obj"])
+        may_decide = self.may_decide(request, key.row)
         context |= {
-            "decisions": buttons_for(self, request, key.facts),
-            "story": key.story,
-            "badge": key.badge,
-            "needs_attention": key.facts.state in ATTENTION,
+            "decisions": [decision for decision in DECISIONS if may_decide and decision.fits(key)],
+            "key": key,
+            "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
             "runbook": get_settings().runbook_url,
             "subtitle": f"{key.operation} {key.row.reference}",

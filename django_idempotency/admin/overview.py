@@ -1,4 +1,4 @@
-"""What stands above the list: the keys that need attention, and numbers. Each looks at a bounded part of the table."""
+"""The part above the list: keys that need attention, and numbers. Each query reads a limited part of the table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""How many keys the list pages through, and a number counts. An older key is found by the search."""
+"""The most keys that the list shows on all its pages, and that a number counts. The search finds older keys."""
 FILTERED = 100_000
-"""How many of the latest keys a filter looks at. For a rare value, it would otherwise read the whole table."""
+"""How many of the latest keys a filter reads. Without this limit, a rare value would make it read the whole table."""
 CHUNK = 1000
-"""Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
+"""How many keys one query for steps names. A database accepts only some thousands of parameters in a statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Keys in the order of an index, and which of their steps make them count. None: each key counts."""
+    """Keys that an index finds in its order. If `steps` is given, only keys with such a step count."""
 
     condition: Q
     order: str | None
@@ -46,36 +46,34 @@ BY_INDEX: dict[str, tuple[Part, ...]] = {
     "stuck": (_LAPSED, _UNLEASED),
     "failed": (Part(FAILED, "created_at"),),
 }
-"""The states that an index finds. Not one query with EXISTS as in `states.STATES`: for that, PostgreSQL may read all
-steps, also to find nothing."""
+"""The states that an index finds. The conditions of `states.STATES` use EXISTS: for such a query PostgreSQL may read
+all steps, even if it finds nothing."""
 
 
-def find(state: str, keys: Keys) -> tuple[list[int], bool]:
-    """Return those among `keys` that have this badge, the oldest first, and whether there may be more.
+def find(state: str, keys: Keys) -> list[int]:
+    """Return the ids of the keys that have this badge, the oldest first.
 
     Args:
         state: a name of `BY_INDEX`, or "attention" for all states that need it.
-        keys: what the person may see, and what other filters have chosen. 100,000 keys of each index are looked at.
+        keys: the keys that the person may see and that other filters have chosen. 100,000 keys of each index are read.
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []
-    limited = False
-    for name, ids, more in _in_states(keys, FILTERED):
-        if name in wanted:
-            found, limited = found + ids, limited or more
-        if name == wanted[-1]:
+    for name, ids, _ in _in_states(keys, FILTERED):
+        found += ids if name in wanted else []
+        if name == wanted[-1]:  # the other states need no query
             break
-    return sorted(found), limited
+    return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """The keys in each state. A key that is in several states counts under the worst."""
+    """The keys in each state. A key that is in several states counts only in the worst state."""
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A key without a lease never expires: where cleanups run, it is among the first in the index.
+            # A key without a lease is never deleted, so after a cleanup it is among the first in the index.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -99,16 +97,17 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return those of the latest keys of the table that are among `keys`: a range of the primary key."""
+    """Return the rows of `keys` that are among the latest keys of the table. This is a range of the primary key."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How many keys are in a state, or need attention. `limited`: there may be more.
+    """How many keys are in a state, or need attention.
 
-    operations: of a state that needs attention, the number of its keys under each operation, and the oldest of them.
+    limited: whether there may be more keys than were counted.
+    operations: for a state that needs attention, the number of keys of each operation, and the oldest of these keys.
     """
 
     state: str
@@ -129,7 +128,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """The numbers of the keys that this person may see, in about a dozen queries."""
+    """Count the keys that this person may see, with about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)
@@ -137,7 +136,7 @@ def overview(keys: Keys) -> list[Number]:
 
 
 def attention(numbers: list[Number]) -> Number:
-    """How many keys need attention."""
+    """Add up the keys that need attention."""
     needing = [number for number in numbers if number.state in NEEDING]
     return Number("attention", sum(one.count for one in needing), any(one.limited for one in needing))
 

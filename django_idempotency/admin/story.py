@@ -1,8 +1,6 @@
-"""A key in words: what happened, what is certain, what is not, and what comes next."""
+"""A key in words: what has happened, what is certain, what is not certain, and what comes next."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -23,61 +21,56 @@ WITHOUT_DECISION = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """The answers to what a person on call asks first. Each is some short sentences; `uncertain` may be empty."""
-
-    facts: Facts
+class Story(Facts):
+    """Answers the first questions of a person on call. Each answer has some short sentences, or is empty."""
 
     @property
     def happened(self) -> str:
-        facts, row = self.facts, self.facts.row
+        row = self.row
         values = {"attempt": row.attempt, "time": moment(row.locked_until), "status": row.status_code}
-        if facts.state.name == "completed":
+        if self.state.name == "completed":
             return _("The operation has ended with status %(status)s.") % values
-        if facts.live:
+        if self.live:
             return _("A worker is at work on attempt %(attempt)s. It holds the lease until %(time)s.") % values
-        if facts.unleased:
+        if self.unleased:
             return _("The view ended its own transaction, and then failed or died.")
-        if facts.failed:
+        if self.failed:
             return _("Attempt %(attempt)s ended without a final response.") % values
         return _("The worker of attempt %(attempt)s has died or is too slow: its lease was over at %(time)s.") % values
 
     @property
     def certain(self) -> str:
-        facts = self.facts
-        if facts.finished:
-            return _("These steps have ended: %(names)s.") % {"names": ", ".join(facts.finished)}
-        if facts.state.name == "completed":
+        if self.finished:
+            return _("These steps have ended: %(names)s.") % {"names": ", ".join(self.finished)}
+        if self.state.name == "completed":
             return _("The response is kept.")
-        if facts.unleased:
+        if self.unleased:
             return _("What the view wrote before the end of its transaction is kept.")
-        if facts.in_doubt:
+        if self.in_doubt:
             return _("No step has a result.")
         return _("No step was started: nothing has happened outside.")
 
     @property
     def uncertain(self) -> str:
-        facts = self.facts
-        names = {"names": ", ".join(facts.in_doubt)}
-        if facts.write_in_doubt:
+        names = {"names": ", ".join(self.in_doubt)}
+        if self.write_in_doubt:
             return _("Whether these steps took effect: %(names)s. A write ended its own transaction in the middle.") % (
                 names
             )
-        if facts.in_doubt:
+        if self.in_doubt:
             return _(
                 "Whether these calls took effect: %(names)s. They were started and have no result. The other side "
                 "knows a call by its derived key only if the view has sent that key; else by your reference, the "
                 "amount and the time."
             ) % (names)
-        if facts.unleased:
+        if self.unleased:
             return _("Which part of its work the view has done.")
-        return self._missing if facts.state.name == "half_done" else ""
+        return self._missing if self.state.name == "half_done" else ""
 
     @property
     def _missing(self) -> str:
-        """What is missing, and not what is usually missing. Only the view knows whether more steps would follow."""
-        written = [step.name for step in self.facts.steps if step.kind == Kind.WRITE and step.finished_at is not None]
+        """What is missing under this key. Only the view knows whether more steps would follow."""
+        written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
         return _(
@@ -86,47 +79,45 @@ class Story:
 
     @property
     def without_decision(self) -> str:
-        text = WITHOUT_DECISION.get(self.facts.state.name) or _(
+        text = WITHOUT_DECISION.get(self.state.name) or _(
             "The key expires at %(expiry)s. Then a request with it runs as a new one."
         )
-        if self.facts.unleased:
+        if self.unleased:
             text = _("The key stays as it is, and retries are refused. Expires: %(expiry)s.")
-        never = self.facts.state in ATTENTION
-        expiry = _("never, while it needs attention") if never else moment(self.facts.row.expires_at)
+        never = self.state in ATTENTION
+        expiry = _("never, while it needs attention") if never else moment(self.row.expires_at)
         return text % {"expiry": expiry}
 
     @property
     def next_retry(self) -> str:
-        facts = self.facts
-        if facts.state.name == "completed" and facts.row.body is not None:
+        if self.state.name == "completed" and self.row.body is not None:
             return _("It gets the kept response. Nothing runs again.")
-        if facts.state.name == "completed":
+        if self.state.name == "completed":
             return _(
                 "It is told that the operation has ended, and that the response was not stored. Nothing runs again."
             )
-        if facts.live:
+        if self.live:
             return _("A retry is told that the request is still being processed.")
-        if facts.unleased or facts.write_in_doubt:
+        if self.unleased or self.write_in_doubt:
             return _("It is refused with 409. A person has to decide.")
-        if facts.in_doubt and facts.row.policy == RETRY:
+        if self.in_doubt and self.row.policy == RETRY:
             return _(
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
                 "reconcile function, the function is asked first."
             )
-        if facts.in_doubt:  # what has no policy is never made again
+        if self.in_doubt:  # a key without a policy is treated as "hold"
             return _(
                 "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
                 "is asked first."
             )
-        if facts.finished:
+        if self.finished:
             return _("The view runs again. Steps that have ended are not repeated; the view gets their results.")
         return _("The view runs again.")
 
     @property
     def to_do(self) -> str:
-        """What a person should do about this key. A worker that is only slow can still make its call."""
-        facts = self.facts
-        if not facts.abandoned or not facts.row.worker:
-            return str(facts.state.to_do)
+        """What a person should do about this key. A slow worker can still make its call, so it must be dead first."""
+        if not self.abandoned or not self.row.worker:
+            return str(self.state.to_do)
         dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")
-        return f"{dead % {'worker': facts.row.worker}} {facts.state.to_do}"
+        return f"{dead % {'worker': self.row.worker}} {self.state.to_do}"

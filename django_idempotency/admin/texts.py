@@ -1,4 +1,4 @@
-"""Times, operations, long texts and what is encrypted at rest, as a person reads them on the pages of the admin.
+"""How the pages of the admin write times, operations, long texts, and texts that are stored encrypted.
 
 The templates escape each text. None of these functions asks a database.
 """
@@ -14,34 +14,32 @@ from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.protocol.outcomes import decode_headers
 from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
-"""Characters of a key in the list: enough to tell keys apart by eye."""
+"""How many characters of a key the list shows. So many are enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""The longest text on a page, in bytes."""
+"""The most bytes of one text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
-"""The shape of each state beside its word: the colour says nothing that they do not say. The style sheet has a class
-for each."""
+"""The shape beside the name of each state, so that a reader needs no colours. The style sheet has a class for each."""
 
 
 def badge(state: str) -> SafeString:
-    """Return the state of a key at a glance: a shape and a word."""
+    """Return the badge of a state: a shape and a word."""
     html = '<span class="idempotency-badge idempotency-{}"><span aria-hidden="true">{}</span> {}</span>'
     return format_html(html, state, SHAPES[state], STATES[state].label)
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time with seconds and zone, and in UTC: the books of the other side have another zone."""
+    """Return a time with seconds and zone, and the same time in UTC. The other side may write its times in UTC."""
     if value is None:
         return "-"
-    if is_naive(value):  # USE_TZ = False: see check W004
+    if is_naive(value):  # because USE_TZ is False: see check W004
         return f"{value:{FORMAT}}"
     local = f"{localtime(value):{FORMAT} %Z}"
     return local if local.endswith(" UTC") else f"{local} ({value.astimezone(UTC):{FORMAT}} UTC)"
@@ -63,29 +61,29 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
 
 
 def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
-    """Return a stored error, or why it is not shown. One that is encrypted may quote a request, as responses do."""
+    """Return a stored error, or a sentence that says why the page hides it. An encrypted error may quote a request."""
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, *step) or ""
-    except NotDecryptable as error:  # the rest of the page is still needed
+    except NotDecryptable as error:  # the reader still needs the rest of the page
         return str(error)
 
 
 def readable_response(row: IdempotencyKey) -> str:
-    """Return the stored status, headers and body, or why they cannot be shown."""
+    """Return the stored status, headers and body, or a sentence that says why the page cannot show them."""
     try:
-        headers, body = unseal_response(row)
-        fields = [f"HTTP {row.status_code}", *(f"{name}: {value}" for name, value in decode_headers(headers))]
+        kept = unseal_response(row, row)
+        fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
     except NotDecryptable as error:
         return str(error)
-    except ValueError:
+    except (RecursionError, TypeError, ValueError):
         return _("This response cannot be read.")
-    return encodable("\n".join([*fields, "", _("Not stored.") if body is None else readable_body(body)]))
+    return encodable("\n".join([*fields, "", _("Not stored.") if kept.body is None else readable_body(kept.body)]))
 
 
 def readable_body(body: bytes) -> str:
-    """Return a body: text as it is stored, other bytes as their number."""
+    """Return a text as it is stored. If the body is no text, return its size."""
     try:
         body.decode()
     except UnicodeDecodeError:
@@ -94,16 +92,16 @@ def readable_body(body: bytes) -> str:
 
 
 def cut(text: bytes) -> str:
-    """Return the beginning of a text. JSON is not indented: that could change a number, or lose a name."""
+    """Return the beginning of a text. It does not indent JSON, because that could change a number or lose a name."""
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Return JSON encoded, half surrogate pairs as the escapes that they have in JSON."""
+    """Encode JSON. Half of a surrogate pair becomes an escape, as in JSON: "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Spell out half surrogate pairs, which no page can encode: "\\ud800" in JSON has them."""
+    """Write half of a surrogate pair as an escape, because no page can encode it."""
     return as_utf8(text).decode()

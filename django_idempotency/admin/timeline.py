@@ -1,6 +1,6 @@
-"""All that ever happened under a key, in the order of time: its claim, its steps, and what people have decided.
+"""The timeline of a key: its claim, its steps, and the decisions of people, in the order of time.
 
-Each function takes a key as one person sees it: results of steps, and what is encrypted, may hold personal data.
+Each function takes a key as one person sees it, because results and encrypted texts may hold personal data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..engine.protocol.digests import derived_key, stored_identity
+from ..engine.protocol.digests import derived_key, identify
 from ..engine.stores.sealing import is_sealed, unseal
 from ..exceptions import NotDecryptable
 from ..maintenance.decisions import Decision, decisions_of
@@ -28,7 +28,7 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """One line of the timeline. `facts` are pairs of a word and its HTML; those without a value are left out."""
+    """One line of the timeline. `facts` are pairs of a word and its HTML. A pair without HTML is not shown."""
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
         self.at, self.title, self.mark = at, title, mark
@@ -36,9 +36,9 @@ class Entry:
 
 
 def timeline(key: Shown) -> SafeString:
-    """Return what happened as a list, the oldest first."""
+    """Return the timeline as an HTML list, the oldest entry first."""
     row = key.row
-    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.facts.steps), *_decisions(key)]
+    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
     if row.completed_at:
         entries.append(Entry(row.completed_at, _("Completed with status %(s)s") % {"s": row.status_code}))
     context = {"entries": sorted(entries, key=lambda entry: entry.at)}
@@ -49,10 +49,10 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
     return Entry(
         step.started_at,
         step.name,
-        _end(key.facts, step),
+        _end(key, step),
         (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
         (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-        (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
+        (_("derived key"), _derived(key.row, step.name, step.kind, keyed=step.keyed)),
         (_("result"), result_of(key, step)),
     )
 
@@ -61,14 +61,12 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
     return {"kind": dict(Kind.choices).get(kind, kind), "attempt": attempt}
 
 
-def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
-    """What the other side may know a call by. Nothing is sent outside by a write."""
-    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
+    """The key by which the other side may know a call. A write has none, because it sends nothing outside."""
+    if not keyed:
+        return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
-
-
-def _not_keyed(step: IdempotencyStep) -> str:
-    return _("none: the view had not asked for one before this call") if step.kind == Kind.CALL else ""
 
 
 def copyable(text: str) -> SafeString:
@@ -89,7 +87,7 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
 
 
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
-    """Return the result of a finished step as the value that a person would paste into a form, or why not."""
+    """Return the result of a finished step as a person would paste it into a form, or why the page cannot show it."""
     if step.finished_at is None or not key.secrets:
         return ""
     try:
@@ -99,29 +97,29 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the finished steps by name, with their results: what a person has to know before a decision."""
-    return [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None]
+    """Return the names and the results of the finished steps. A person needs them before a decision."""
+    return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
 def pasteable(kept: str | None) -> SafeString | str:
-    """Return what is kept of a result as the value that a person would paste into a form."""
+    """Return a stored result as a person would paste it into a form."""
     if kept is None:
         return _("Done, but the result could not be stored.")
     try:
         text = as_utf8(value_text(kept))
-    except ValueError:
+    except (RecursionError, ValueError):
         return _("This result cannot be read.")
     return format_html('<pre class="idempotency-body">{}</pre>', cut(text))
 
 
 def value_text(kept: str) -> str:
-    """Return the JSON of the value in a kept result; of a model instance, what names it. Raises `ValueError`."""
+    """Return the JSON of a stored result. For a model instance, this JSON names the row. May raise `ValueError`."""
     value = json.loads(kept)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
 def last_decision(key: Shown) -> str:
-    """Return who has decided what, when and why at last. Empty if there was no decision."""
+    """Return who took the last decision, what it was, when and why. Empty if there was no decision."""
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -130,7 +128,7 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """The decisions, or why they cannot be shown."""
+    """The decisions, or a sentence that says why the page cannot show them."""
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
@@ -155,7 +153,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
 
 
 def decided(made: Decision) -> str:
-    """Return who decided what, in one sentence."""
+    """Return one sentence that says who decided what."""
     texts = {
         "release": _("%(by)s released the key for a retry"),
         "record": _("%(by)s recorded the result of “%(detail)s”"),
@@ -164,13 +162,13 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # Another release may know more actions.
+    # A newer release of this package may have written an action that this release does not know.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that a decision may have deleted: nothing that was in doubt disappears from view."""
+    """A step that was in doubt when a person decided. The decision may have deleted the step, but the page shows it."""
     name = str(step["name"])
     started = moment(datetime.fromisoformat(str(step["started_at"])))
     values = {"name": encodable(name), **_kind(step["kind"], step["attempt"]), "time": started}

@@ -175,15 +175,12 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 def _of_function(callback: Any) -> Iterator[Answers]:
     """A view function: one for each method of its `require_http_methods`, else one without a method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
-    # Those decorators keep the methods in a closure.
-    enclosed = (getclosurevars(level).nonlocals for level in unwrapped(callback) if _is_of_django(level))
+    # Django's decorators keep the methods in a closure.
+    levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
+    enclosed = (getclosurevars(level).nonlocals for level in levels)
     declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
     for method in sorted(set.intersection(*declared) - SAFE_METHODS) if declared else [None]:
         yield Answers(method, view, declaration)
-
-
-def _is_of_django(level: Any) -> bool:
-    return getattr(level, "__globals__", None) is vars(method_decorators)
 
 
 def misplaced(callback: Any) -> Iterator[str]:

@@ -38,9 +38,10 @@ def facts(options: Idempotency) -> dict[str, str]:
 
 
 def key_format(options: Idempotency) -> str:
-    """The format in words. If the header does not carry the key, the place of the key."""
+    """The format in words. If the header does not carry the key, the place that the `key` option reads."""
     if options.key is not None:
-        return key_source(options.key)
+        with override(None):
+            return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
     conf = get_settings()
     text = "1 to 255 visible ASCII characters, unique for each operation, such as a UUID"
     if conf.key_validator is is_uuid:
@@ -52,12 +53,6 @@ def key_format(options: Idempotency) -> str:
     if conf.key_validator not in (None, is_uuid):
         text += " The server demands a form of its own beyond that."
     return text
-
-
-def key_source(key: Any) -> str:
-    """The place that a callable of the `key` option reads."""
-    with override(None):
-        return str(getattr(key, "source", f"read by {dotted_name(key)}"))
 
 
 def lifetime(options: Idempotency) -> str:

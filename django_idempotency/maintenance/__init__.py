@@ -18,30 +18,9 @@ from .recovery import Asked, Recovered, recover_idempotency_keys
 from .resolution import Resolved, close_with, record_outcome, release_for_retry, resolve_all
 from .restored import remember_calls
 
-__all__ = [
-    "Asked",
-    "Cleanup",
-    "Forgotten",
-    "Recovered",
-    "Resolved",
-    "RunningTransaction",
-    "Snapshot",
-    "cleanup_idempotency_keys",
-    "close_with",
-    "find_key",
-    "find_resource",
-    "forget",
-    "forget_scope",
-    "half_done",
-    "in_doubt",
-    "in_flight",
-    "needs_attention",
-    "record_outcome",
-    "recover_idempotency_keys",
-    "release_for_retry",
-    "remember_calls",
-    "resolve_all",
-    "running_transactions",
-    "scope_of_user",
-    "stuck",
-]
+__all__ = ["Cleanup", "cleanup_idempotency_keys"]
+__all__ += ["Forgotten", "forget", "forget_scope", "scope_of_user"]
+__all__ += ["RunningTransaction", "find_key", "find_resource", "running_transactions"]
+__all__ += ["half_done", "in_doubt", "in_flight", "needs_attention", "stuck"]
+__all__ += ["Asked", "Recovered", "recover_idempotency_keys", "remember_calls"]
+__all__ += ["Resolved", "Snapshot", "close_with", "record_outcome", "release_for_retry", "resolve_all"]

@@ -63,12 +63,13 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database.
 
-    Returned is what this version knows. A later version, which was rolled back, may have written other entries.
+    Returned is what this version knows. A later version, which was rolled back, may have written other entries. An
+    entry that cannot be read has the action "unreadable", and the time of the key's last change.
     """
+    unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
-        Decision(**{name: value for name, value in entry.items() if name in NAMES})
+        Decision(**{name: entry[name] for name in NAMES & entry.keys()}) if _is_readable(entry) else unreadable
         for entry in _entries(key)
-        if isinstance(entry, dict) and _is_readable(entry)
     ]
 
 
@@ -92,16 +93,17 @@ def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
 
 
-def _is_readable(entry: dict[str, Any]) -> bool:
-    """Whether the pages can show this entry: what is not as this version writes it is left alone, and left out."""
+def _is_readable(entry: Any) -> bool:
+    """Whether this entry is as this version writes it, so that the pages can show it."""
     try:
-        for step in entry.get("steps", ()):
-            datetime.fromisoformat(step["started_at"])
-            {name: step[name] for name in ("name", "kind", "attempt", "error")}
-        datetime.fromisoformat(entry["at"])
-    except (KeyError, TypeError, ValueError):
+        steps = entry.get("steps", [])
+        times = [entry["at"], *(step["started_at"] for step in steps)]
+        texts = [entry["action"], entry.get("replaced") or "", *(entry.get(n, "") for n in ("by", "reason", "detail"))]
+        texts += [step[name] for step in steps for name in ("name", "kind")]
+        {step[name] for step in steps for name in ("attempt", "error")}
+        return {*map(type, texts)} == {str} and all(1970 <= datetime.fromisoformat(at).year < 9999 for at in times)
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
-    return isinstance(entry.get("action"), str)
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
@@ -109,7 +111,7 @@ def _entries(row: IdempotencyKey) -> list[Any]:
     text = unseal(row, "decisions", row.decisions)
     try:
         entries = json.loads(text or "[]")
-    except ValueError:
+    except (RecursionError, ValueError):
         entries = None
     if not isinstance(entries, list):
         raise NotDecryptable(

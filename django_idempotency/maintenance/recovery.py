@@ -27,7 +27,7 @@ from ..engine.execution.bridge import synchronous
 from ..engine.execution.claiming import claim_request, claimed
 from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
-from ..engine.protocol.digests import stored_identity
+from ..engine.protocol.digests import identify
 from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.stores import Store, alias_for, store_for
@@ -193,23 +193,20 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
-    identity = stored_identity(scope=row.scope, operation=row.operation, key=row.key)
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
     claim = claimed(store, partial(committed, store, BY, partial(store.resume, wanted, row.attempt)))
     if isinstance(claim, InDoubt):
         return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):
         return "passed", FASTER
-    recorded: list[str] = []
-    doubts: tuple[str, ...] = ()
+    doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
         """`reconcile` in the place of the work. None leaves the key to the next retry, with the steps as they are."""
-        nonlocal doubts
-        before, reconcile = operation.in_doubt, declared.options.reconcile
+        reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
-        doubts = operation.in_doubt
-        recorded.extend(name for name in before if name not in doubts)
+        doubts.extend(operation.in_doubt)
         if returned is None:
             return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(row))
         return declared.finished(returned)
@@ -224,6 +221,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         return "failed", f"reconcile raised {describe(error)}"
     if not isinstance(outcome, Finished):
         return "passed", FASTER
+    recorded = sorted(set(claim.in_doubt).difference(doubts))
     if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
         told: tuple[Outcome, str] = "completed", f"reconcile has answered {outcome.snapshot.status_code}"
     else:

@@ -53,17 +53,13 @@ class DatabasesCommand(IdempotencyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
-        either.add_argument(
-            "--database",
-            action="append",
-            help="Database alias; default: the write alias. May be repeated.",
+        some = "Database alias; default: the write alias. May be repeated."
+        every = (
+            "Every alias on which the database routers allow the key table. If an alias fails, the command goes on "
+            "with the next one, and the exit status is 1."
         )
-        either.add_argument(
-            "--all-databases",
-            action="store_true",
-            help="Every alias on which the database routers allow the key table. If an alias fails, the command goes "
-            "on with the next one, and the exit status is 1.",
-        )
+        either.add_argument("--database", action="append", help=some)
+        either.add_argument("--all-databases", action="store_true", help=every)
         parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
         parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")
 
@@ -78,7 +74,7 @@ class DatabasesCommand(IdempotencyCommand):
                 except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
                     if not name:
                         raise
-                    self.stderr.write(f"{name}{error}")
+                    self.stderr.write(without_controls(f"{name}{error}".partition("\n")[0]))
                     failed += 1
                 else:
                     attention += needs_attention

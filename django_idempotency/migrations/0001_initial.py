@@ -43,10 +43,7 @@ class Migration(migrations.Migration):
                     "status",
                     models.CharField(choices=STATUSES, default="in_progress", max_length=11, verbose_name="status"),
                 ),
-                (
-                    "policy",
-                    models.CharField(choices=POLICIES, max_length=5, verbose_name="policy", **OPTIONAL),
-                ),
+                ("policy", models.CharField(choices=POLICIES, max_length=5, verbose_name="policy", **OPTIONAL)),
                 ("attempt", models.PositiveIntegerField(default=1, verbose_name="attempt")),
                 ("locked_until", models.DateTimeField(verbose_name="locked until", **OPTIONAL)),
                 ("worker", models.CharField(max_length=100, verbose_name="worker", **OPTIONAL)),
@@ -54,10 +51,7 @@ class Migration(migrations.Migration):
                 ("headers", models.TextField(verbose_name="headers", **OPTIONAL)),
                 ("body", models.BinaryField(null=True, verbose_name="body")),
                 ("last_error", models.TextField(verbose_name="last error", **OPTIONAL)),
-                (
-                    "resource_type",
-                    models.CharField(max_length=100, verbose_name="resource type", **OPTIONAL),
-                ),
+                ("resource_type", models.CharField(max_length=100, verbose_name="resource type", **OPTIONAL)),
                 ("resource_id", models.CharField(max_length=255, verbose_name="resource ID", **OPTIONAL)),
                 ("decisions", models.TextField(verbose_name="decisions", **OPTIONAL)),
                 ("created_at", models.DateTimeField(verbose_name="created at")),

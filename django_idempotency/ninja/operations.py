@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import getclosurevars, isfunction
-from typing import Any, NoReturn, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -69,7 +69,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     """The protected form of a function. See Note [Around the operation and around its function]."""
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
-        _refuse(
+        raise IdempotencyConfigurationError(
             f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in add_decorator."
             f"{WAY_OUT}"
         )
@@ -77,10 +77,10 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     def view_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
-            _refuse(f"{unprotected!r} was called without a request of Django Ninja.{WAY_OUT}")
+            raise IdempotencyConfigurationError(f"{unprotected!r} was called without a Ninja request.{WAY_OUT}")
         operation: Operation | None = getattr(request, RUNNING, None)
         if operation is None or protected not in unwrapped(operation.view_func):
-            _refuse(
+            raise IdempotencyConfigurationError(
                 f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
                 f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
@@ -106,12 +106,12 @@ def _around(layer: Idempotency, run: Any) -> Any:
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
     if not methods:
-        _refuse(
+        raise IdempotencyConfigurationError(
             f"{name} answers {', '.join(operation.methods)}, which must not change anything: nothing to protect. "
             "Remove idempotent_operation."
         )
     if getattr(operation, "stream_format", None) is not None:
-        _refuse(
+        raise IdempotencyConfigurationError(
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
@@ -151,7 +151,7 @@ class NinjaViewCall(ViewCall):
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
-                _refuse(
+                raise IdempotencyConfigurationError(
                     f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
                     "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
                 )
@@ -209,7 +209,3 @@ def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None
     request.method = next(method for method in declaration.target.methods if method not in SAFE_METHODS)
     found: HttpResponseBase = converted(declaration.target, request, returned)
     return found
-
-
-def _refuse(message: str) -> NoReturn:
-    raise IdempotencyConfigurationError(message)

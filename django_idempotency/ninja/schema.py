@@ -43,23 +43,17 @@ class _Schema(OpenAPISchema):
     def methods(self, operations: list[Operation]) -> Schema:
         found: Schema = super().methods(operations)
         for operation in operations:
+            declaration: Declaration | None = getattr(operation, MARK, None)
+            if declaration is None or not operation.include_in_schema:
+                continue
             for method in operation.methods:
-                if operation.include_in_schema:
-                    # A copy: Django Ninja shares one description among the methods of an operation.
-                    found[method.lower()] = self._described(operation, method, deepcopy(found[method.lower()]))
+                if (options := declaration.options_for(method)) is not None:
+                    # A copy, because Django Ninja shares one description among the methods of an operation.
+                    found[method.lower()] = details = deepcopy(found[method.lower()])
+                    own = [str(operation.api.renderer.media_type)]
+                    bad_input = {400: own, 422: own}  # the framework answers so
+                    specification.describe(
+                        details, options, required=options.required, status_type=int, undeclared=bad_input
+                    )
+                    self.add_schema_definitions(specification.components())
         return found
-
-    def _described(self, operation: Operation, method: str, details: Schema) -> Schema:
-        declaration: Declaration | None = getattr(operation, MARK, None)
-        options = None if declaration is None else declaration.options_for(method)
-        if options is not None:
-            own = [str(operation.api.renderer.media_type)]
-            specification.describe(
-                details,
-                options,
-                required=options.required,
-                status_type=int,
-                undeclared={400: own, 422: own},  # the framework's answers to bad input
-            )
-            self.add_schema_definitions(specification.components())
-        return details

@@ -13,7 +13,7 @@ from ..engine.conf import resolve
 from ..engine.stores import alias_for
 from .checks import Creates, EndpointChecks
 from .crashes import CrashChecks
-from .requests import Request, key_in_header, with_files_read
+from .requests import Request, key_in_header
 
 ALTERED: Final[Any] = object()
 """The default of `changed`: the same body with one field more."""
@@ -82,15 +82,12 @@ def assert_idempotent(
     alias = alias_for(using)
     if transaction:
         _refuse_where_nothing_runs_at_once(alias)
-    new_data = data if callable(data) else lambda: data
-    request = Request(
-        client=client,
-        method=method,
-        path=path,
-        data=with_files_read(new_data()),
-        extra=extra,
-        with_key=with_key or key_in_header,
-    )
+
+    def new_request() -> Request:
+        body, carry = data() if callable(data) else data, with_key or key_in_header
+        return Request(client=client, method=method, path=path, data=body, extra=extra, with_key=carry)
+
+    request = new_request()
     checks = EndpointChecks(request, creates=creates, alias=alias, in_header=with_key is None)
     checks.first_request(expect_status)
     checks.retry()
@@ -98,16 +95,16 @@ def assert_idempotent(
         if changed is ALTERED:
             other = replace(request, alters_body=True)
         else:
-            other = replace(request, with_key=changed) if callable(changed) else request.with_body(changed)
+            other = replace(request, with_key=changed) if callable(changed) else replace(request, data=changed)
         checks.changed_body(other)
     if other_client is not None:
         checks.other_user(other_client)
     if resolve().required if required is None else required:
         checks.no_key()
     if crash_at_each_step:
-        CrashChecks(checks=checks, new_request=lambda: request.with_body(new_data()), repeatable=repeatable).run()
+        CrashChecks(checks=checks, new_request=new_request, repeatable=repeatable).run()
     if transaction:
-        checks.duplicates_at_once(request.with_body(new_data()), duplicates)
+        checks.duplicates_at_once(new_request(), duplicates)
     checks.stored_response()
     return checks.first.response
 

@@ -42,19 +42,15 @@ class EndpointChecks:
         self.first = reply = self.request.send(self.key)
         self.created = self.count_new()
         name = get_settings().replayed_header
-        if not (reply.is_success if expect_status is None else reply.status == expect_status):
+        if reply.status not in (range(200, 400) if expect_status is None else (expect_status,)):
             expected = "" if expect_status is None else f", not with {expect_status}"
             headline = f"the first request was answered with {reply.status}{expected}, so there is nothing to repeat."
-            advice = (
-                "Send what the endpoint accepts, as a user with permission. Or pass expect_status= for this response."
-            )
+            advice = "Send what the endpoint accepts, as a user with permission. Or pass expect_status=."
         elif reply.replayed is None:
             headline = f"not protected: the response has no {name} header."
-            advice = (
-                "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
-            )
-            off = 'IDEMPOTENCY["ENABLED"] is False here.'
-            advice = f"{advice} {'Is the client logged in?' if get_settings().enabled else off}"
+            maybe = "Is the client logged in?" if get_settings().enabled else 'IDEMPOTENCY["ENABLED"] is False here.'
+            place = "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
+            advice = f"{place} {maybe}"
         elif reply.replayed:
             headline = "a new key was answered with a replay."
             advice = f"Pass with_key= if the endpoint reads its key from another place. No view may set {name} itself."
@@ -77,9 +73,7 @@ class EndpointChecks:
         if reply.replayed:
             what = "the view has run again" if created else "its response differs"
             headline = f"executed twice: the retry says that it is a replay, but {what}."
-            advice = (
-                "Let this package store the response, in the view's own transaction. Do not set the header yourself."
-            )
+            advice = "Let this package store the response, in the view's own transaction. Do not set the header."
         elif reply.is_mismatch:
             headline = "no replay: the same request was taken for another one."
             advice = "fingerprint= must return the same bytes for a retry: no time, no random token."
@@ -103,7 +97,7 @@ class EndpointChecks:
             return
         headline = f"another body under the same key was refused with {reply.status}, but not because of the key."
         advice = "Pass changed= with another body that the endpoint would accept under a new key."
-        if reply.replayed or reply.is_success or created:
+        if reply.replayed or reply.status < 400 or created:
             outcome = "got the first response" if reply.replayed else "was run"
             headline = f"mismatch accepted: another body under the same key {outcome}."
             advice = (

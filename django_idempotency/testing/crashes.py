@@ -163,11 +163,11 @@ class CrashChecks:
             self.undisturbed = self.new_request().send(str(uuid4()))
         self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
-            headline = f"the first request got {self.checks.first.status}, and the same request under another key got"
-            advice = (
-                "If the endpoint takes the same body only once, pass a function as data: it is called for each key."
+            raise self.checks.failure(
+                f"the first request got {self.checks.first.status}, and the same request under another key did not.",
+                f"Response: {self.undisturbed}",
+                "If the endpoint takes the same body only once, pass a function as data: it is called for each key.",
             )
-            raise self.checks.failure(f"{headline} {self.undisturbed.status}.", f"Response: {self.undisturbed}", advice)
         if not watch.used:
             raise RuntimeError(
                 "crash_at_each_step=True found no step to stop at. An atomic view has none: it is one transaction, so "
@@ -180,7 +180,13 @@ class CrashChecks:
         __tracebackhide__ = True
         request, key = self.new_request(), str(uuid4())
         stopped, retried = Watch(number), Watch()
-        self._stop(request, key, stopped, where)
+        try:
+            with watched(stopped):
+                reply = request.send(key)
+        except Stopped:
+            pass
+        else:
+            raise self._not_stopped(stopped, where, reply)
         lapsed = F("created_at") - timedelta(seconds=1)  # as if its time was over
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
@@ -191,38 +197,27 @@ class CrashChecks:
             headline = f"stopped {where}, the retry raised {error!r}."
             raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
         created = self.checks.count_new()
-        if not retried.used and retry.status >= 400 and self._is_held(stopped):
-            return
+        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
+        held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
+        if held and not retried.used and retry.status >= 400:
+            return  # the policy lets no retry run
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
-        for headline, advice in (*self._wrong_steps(stopped, retried), *self._wrong(retry, created)):
+        for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
 
-    def _stop(self, request: Request, key: str, watch: Watch, where: str) -> None:
-        __tracebackhide__ = True
-        try:
-            with watched(watch):
-                reply = request.send(key)
-        except Stopped:
-            return
+    def _not_stopped(self, watch: Watch, where: str, reply: Reply) -> AssertionError:
+        headline = f"a request under a new key never came to this point: {where}."
+        advice = "The same request must use the same steps. If its data change what it does, pass a function as data."
         if watch.stopped:
+            headline = f"stopped {where}, the view went on."
             advice = "Code around the step catches BaseException, or everything (a bare except). Catch Exception."
-            raise self.checks.failure(f"stopped {where}, the view went on.", f"Response: {reply}", advice)
-        raise self.checks.failure(
-            f"a request under a new key never came to this point: {where}.",
-            f"Response: {reply}",
-            f"It used: {_named(watch.used) if watch.used else 'no step'}.",
-            "The same request must use the same steps. If its data change what it does, pass a function as data.",
-        )
+        return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
-    def _is_held(self, stopped: Watch) -> bool:
-        """Whether the policy of a claimed key lets no retry run: a step is in doubt."""
-        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
-        return in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
+    def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
+        """What is wrong with the retry, and what to do.
 
-    def _wrong_steps(self, stopped: Watch, retried: Watch) -> Iterator[tuple[str, str]]:
-        """A call that was made twice needs a derived key, and a step the same name in each attempt.
-
-        `reconcile` records with a function of its own.
+        A call that was made twice needs a derived key. A step needs the same name in each attempt. A call that
+        `reconcile` records has a function of its own, so it was not made twice.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
@@ -239,8 +234,6 @@ class CrashChecks:
                     f"{kind} {lost[kind, run]!r} ran again under another name, {name!r}.",
                     "Give a step the same name in each attempt: no time, no random token.",
                 )
-
-    def _wrong(self, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         if (retry.status, _shape(retry.body)) != (self.undisturbed.status, _shape(self.undisturbed.body)):
             yield (
                 f"the retry got {retry.status}, or another kind of response.",

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Barrier
 from typing import Any
 
@@ -23,28 +23,14 @@ START_TIMEOUT = 60
 """Seconds after which a test fails if its threads cannot all start, for example for want of connections."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response, and what its `Idempotency-Replayed` header says: None if the response has no such header."""
+    """A response. `replayed` is the value of its `Idempotency-Replayed` header: None if it has no such header."""
 
-    response: Any
-    status: int
-    body: bytes
-    replayed: bool | None
-
-    @classmethod
-    def of(cls, response: Any) -> Reply:
+    def __init__(self, response: Any) -> None:
+        self.response, self.status = response, response.status_code
         streaming = getattr(response, "streaming", False)
-        return cls(
-            response=response,
-            status=response.status_code,
-            body=b"".join(response.streaming_content) if streaming else bytes(response.content),
-            replayed={"true": True, "false": False}.get(response.headers.get(get_settings().replayed_header)),
-        )
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 400
+        self.body = b"".join(response.streaming_content) if streaming else bytes(response.content)
+        self.replayed = {"true": True, "false": False}.get(response.headers.get(get_settings().replayed_header))
 
     @property
     def is_conflict(self) -> bool:
@@ -74,7 +60,7 @@ class Reply:
         return f"{self.status} {replayed}{location}, {body[:QUOTED_CHARACTERS]!r}{cut}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Request:
     """A request that can be sent many times, under any key.
 
@@ -90,30 +76,26 @@ class Request:
     with_key: Callable[[str], Mapping[str, Any]]
     alters_body: bool = False
 
+    def __post_init__(self) -> None:
+        self.data = with_files_read(self.data)
+
     def send(self, key: str | None, *, client: Any = None) -> Reply:
         """Send it once, by another client if one is given. The client's cookies stay as they are."""
         carried = {} if key is None else self.with_key(key)
-        arguments = {**self.extra, **carried, "data": self._body(carried.get("data"))}
-        if headers := {**self.extra.get("headers", {}), **carried.get("headers", {})}:
-            arguments["headers"] = headers
-        if arguments["data"] is None:
-            del arguments["data"]
+        headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
+        arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
         send = getattr(_copy(client or self.client), self.method.lower())
-        return Reply.of(send(self.path, **arguments))
+        return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
         """The data with the fields that carry the key, or the whole body that does."""
-        data = copy.deepcopy(self.data)  # a client reads a file to its end
+        data = copy.deepcopy(self.data)  # because a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body
         if data is not None:
             raise TypeError(f"with_key= gives the data {carried!r}, which cannot be merged with {data!r}. Use dicts.")
         return altered(carried) if self.alters_body else carried
-
-    def with_body(self, data: Any) -> Request:
-        """The same with other data."""
-        return replace(self, data=with_files_read(data))
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
@@ -136,24 +118,24 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
         finally:
             connections.close_all()
 
-    clients = [_copy(request.client) for _ in range(count)]
-    for client in clients:
-        if isinstance(client, Client):
-            # Otherwise it raises the exception of any request in the process, so of other threads, too.
-            client.raise_request_exception = False
+    clients = [_copy(request.client, raises=False) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         return [future.result() for future in [pool.submit(send, client) for client in clients]]
 
 
-def _copy(client: Any) -> Any:
-    """Return a copy of a Django client with its own cookies; another client as it is.
+def _copy(client: Any, *, raises: bool = True) -> Any:
+    """Return a copy of a Django client with its own cookies. Return another client as it is.
 
-    A retry must carry the cookies of the first request, because its response was lost.
+    A retry must carry the cookies of the first request, because the first response was lost.
+
+    raises: whether the copy may raise the exception of a view. A client raises the exception of any request in the
+        process, so also of a request in another thread.
     """
     if not isinstance(client, Client):
         return client
     copied = copy.copy(client)
     copied.cookies = copy.deepcopy(client.cookies)
+    copied.raise_request_exception = client.raise_request_exception and raises
     return copied
 
 
@@ -169,12 +151,8 @@ def with_files_read(data: Any) -> Any:
     if not callable(getattr(data, "read", None)):
         return data
     data.seek(0)
-    return _file(data.read(), data)
-
-
-def _file(content: Any, like: Any) -> Any:
-    file: Any = ContentFile(content, name=getattr(like, "name", None))
-    if content_type := getattr(like, "content_type", None):
+    file: Any = ContentFile(data.read(), name=getattr(data, "name", None))
+    if content_type := getattr(data, "content_type", None):
         file.content_type = content_type
     return file
 

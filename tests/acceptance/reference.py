@@ -31,7 +31,7 @@ def public() -> dict[str, list[str]]:
     for module in walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.startswith("django_idempotency.engine"):
             names = getattr(import_module(module.name), "__all__", [])
-            found |= {module.name: list(names)} if names else {}
+            found |= {module.name: sorted(names)} if names else {}
     return found
 
 

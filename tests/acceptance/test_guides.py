@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from django.contrib.admin import AdminSite
 from django.core import mail
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
@@ -19,6 +21,7 @@ from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.engine.conf import get_settings
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from tests.acceptance.pages import ROOT
 from tests.shopapp import models
 
 
@@ -205,3 +208,30 @@ def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch:
     monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
     refused = page.receive(running)
     assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
+def test_the_add_view_of_the_admin(
+    run: Any, serve: Any, admin_client: Client, django_user_model: Any, monkeypatch: Any, settings: Any
+) -> None:
+    """The page has a key, a double click adds one row, and a person who may not add rows any more gets no replay."""
+    html = re.findall(
+        r"```html\n<!-- \S+templates/admin/shop/(\S+) -->\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL
+    )
+    pages = {f"admin/shopapp/{name}": text for name, text in html}
+    engine = {**settings.TEMPLATES[0], "APP_DIRS": False}
+    loaders = [("django.template.loaders.locmem.Loader", pages), "django.template.loaders.app_directories.Loader"]
+    settings.TEMPLATES = [{**engine, "OPTIONS": {**engine["OPTIONS"], "loaders": loaders}}]
+    shop = AdminSite()
+    shop.register(models.Order, run("docs/recipes.md", "shop/admin.py").OrderAdmin)
+    clear_url_caches()
+    serve(path("admin/", shop.urls))
+    add = "/admin/shopapp/order/add/"
+    (key,) = re.findall(r'name="idempotency_key" value="(\S+)"', admin_client.get(add).content.decode())
+    answers = []
+    for may in (True, True, False):
+        monkeypatch.setattr(django_user_model, "has_perm", lambda *args, may=may: may)
+        answers.append(admin_client.post(add, {"idempotency_key": key, "reference": "a book", "amount": 1}))
+    assert [answer.status_code for answer in answers] == [302, 302, 403]
+    assert [answer["Idempotency-Replayed"] for answer in answers] == ["false", "true", "false"]
+    assert models.Order.objects.count() == 1

@@ -120,6 +120,8 @@ def test_settings_of_the_database(
     for name, value in changes.items():
         monkeypatch.setitem(connection.settings_dict, name, value)
     assert ids(check_settings()) == expected
+    costs = [message.msg for message in check_settings() if message.id == "django_idempotency.W002"]
+    assert all("error 40001" in cost and "waits for innodb_lock_wait_timeout" in cost for cost in costs)
 
 
 @pytest.mark.urls("tests.integration.placement_urls")

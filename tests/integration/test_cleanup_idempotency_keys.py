@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.test import override_settings
 
 from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
@@ -120,6 +121,20 @@ class TestSeveralDatabases:
         assert (str(caught.value), caught.value.returncode) == ("1 of 2 databases failed.", 1)
         assert err.getvalue().startswith("default: database 'default' has no up-to-date table")
         assert IdempotencyKey.objects.using("other").count() == len(dry_run)
+
+    def test_an_error_quotes_no_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where it is the only database."""
+
+        def fails(*args: Any, **options: Any) -> None:
+            raise DatabaseError("duplicate key\nDETAIL:  Key (key)=(very-secret) already exists.")
+
+        monkeypatch.setattr(
+            "django_idempotency.management.commands.cleanup_idempotency_keys.cleanup_idempotency_keys", fails
+        )
+        err = io.StringIO()
+        with pytest.raises(CommandError):
+            run("--all-databases", stderr=err)
+        assert err.getvalue() == "default: duplicate key\nother: duplicate key\n"
 
     def test_keys_that_need_attention_on_any_of_them_alert(self) -> None:
         """--fail-on-stuck, after all are cleaned."""

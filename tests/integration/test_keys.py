@@ -18,7 +18,7 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
-from django_idempotency.engine.protocol.digests import stored_identity
+from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.keys import InvalidKey, derived_key, from_form_field, from_header, key_reference
 from django_idempotency.models import IdempotencyKey
 from tests.claims import expire
@@ -192,7 +192,7 @@ def test_a_late_retry_is_replayed_as_long_as_its_row_lives() -> None:
     first = send()
     assert (first.status_code, first.headers["Idempotency-Replayed"]) == (200, "false")
     row = IdempotencyKey.objects.get()  # as if it had been claimed under the late key
-    of = stored_identity(scope=row.scope, operation=row.operation, key=late)
+    of = identify(scope=row.scope, operation=row.operation, key=late, stored=True)
     IdempotencyKey.objects.update(key=late, key_hash=of.key_hash, scope_hash=of.scope_hash)
     again = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: late)
     assert again().headers["Idempotency-Replayed"] == "true"

@@ -41,7 +41,7 @@ class TestAtomic:
     def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
         """The key was mixed up; nothing runs. No payload is compared with none."""
         run_once(place, scope="s", key="k", payload=payloads[0])
-        with pytest.raises(PayloadMismatch, match=r"tests\.works\.place with key 'k' was used before"):
+        with pytest.raises(PayloadMismatch, match=r"tests\.works\.place with key 'k' was used for another payload"):
             run_once(place, scope="s", key="k", payload=payloads[1])
         assert run_once(place, scope="s", key="k", payload=payloads[0]).replayed is True
         assert run_once(place, scope="s", key="k").replayed is True
@@ -140,7 +140,7 @@ class TestMistakes:
         ("options", "message"),
         [
             ({"scope": ""}, "scope='': give a non-empty str"),
-            ({"required": False}, "'required' is no option without a request. Possible are: ttl, wait"),
+            ({"required": False}, "unknown option without a request 'required'. Known are: ttl, wait"),
             ({"payload": object()}, "is neither bytes nor JSON"),
             ({"ttl": 0}, "ttl=0"),
             ({"on_abandoned": "hold"}, "is about leased mode"),

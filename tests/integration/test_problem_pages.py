@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
@@ -153,3 +154,19 @@ def test_each_exception_has_the_answer_of_a_protected_view(
     assert (response.status_code, response.headers.get("Retry-After")) == (status, retry_after)
     assert (json.loads(response.content)["code"], response.headers["Idempotency-Replayed"]) == (code, "false")
     assert response.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("file", [None, SimpleUploadedFile("photo.png", b"x")])
+def test_a_form_with_a_file_has_no_button(file: Any, client: Client) -> None:
+    """The page cannot hold the file, and the form without the file would be another request."""
+    form, pages = {"item": "a book"} if file is None else {"item": "a book", "photo": file}, []
+
+    def meanwhile() -> None:
+        answer = Client().post("/pay/", form, headers={**BROWSER, "Idempotency-Key": "one"})
+        pages.append((answer.status_code, "<form" in answer.content.decode()))
+
+    IN_BETWEEN.append(meanwhile)
+    client.post("/pay/", headers={"Idempotency-Key": "one"})
+
+    assert pages == [(409, file is None)]

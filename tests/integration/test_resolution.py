@@ -234,7 +234,7 @@ class TestMany:
 KNOWN: dict[str, Any] = {"action": "release", "at": "2026-01-02T03:04:05+00:00", "by": "ann", "reason": "T-1"}
 LATER = {**KNOWN, "ticket": "T-9"}
 UNREADABLE = ["a text", 7, None, {}, {"by": "ann"}, {**KNOWN, "at": "x"}, {**KNOWN, "steps": 7}, {**KNOWN, "action": 7}]
-UNREADABLE += [{**KNOWN, "steps": [{"name": "charge"}]}]
+UNREADABLE += [{**KNOWN, "steps": [{"name": "charge"}]}, {**KNOWN, "reason": None}, {**KNOWN, "at": "0001-01-01"}]
 
 
 class TestTrail:
@@ -244,8 +244,10 @@ class TestTrail:
         return json.loads(IdempotencyKey.objects.get(key="key").decisions or "null")
 
     def test_unknown_names_are_left_out(self) -> None:
-        """What is known is shown."""
-        assert decisions_of(make_key(decisions=json.dumps([LATER, *UNREADABLE]))) == [Decision(**KNOWN)]
+        """What is known is shown, and that there is more."""
+        known, *others = decisions_of(make_key(decisions=json.dumps([LATER, *UNREADABLE])))
+        assert known == Decision(**KNOWN)
+        assert [made.action for made in others] == ["unreadable"] * len(UNREADABLE)
 
     def test_decisions_go_on(self) -> None:
         make_leased("key", "failed", doubt=True)

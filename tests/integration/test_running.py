@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 
 from django_idempotency import run_once
 from django_idempotency.maintenance import running_transactions
 from django_idempotency.models import IdempotencyKey
+from tests.acceptance.pages import ROOT
+from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -77,3 +81,35 @@ def test_a_key_under_a_lease_is_not_listed() -> None:
 def test_other_databases_do_not_tell() -> None:
     """None is not the same as no transaction."""
     assert once(running_transactions) is None
+
+
+@pytest.mark.only_on("mysql")
+def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callable[..., Any]) -> None:
+    """On MySQL and MariaDB, by the query and the KILL of docs/operations.md. The next retry runs."""
+    page = (ROOT / "docs/operations.md").read_text()
+    (query,) = re.findall(r"    (SELECT trx_mysql_thread_id.*?);\n", page, re.DOTALL)
+    assert "`KILL` with the thread's id" in page
+    started, killed, threads = Event(), Event(), []
+
+    def hangs() -> None:
+        Order.objects.create()
+        threads.extend(ask("SELECT connection_id()"))
+        started.set()
+        assert killed.wait(DEADLINE)
+        Order.objects.create()
+
+    def run(number: int) -> None:
+        if number == 0:
+            with pytest.raises(OperationalError):
+                once(hangs)
+            return
+        assert started.wait(DEADLINE)
+        with connection.cursor() as cursor:
+            cursor.execute(query)
+            assert threads[0] in [row[0] for row in cursor.fetchall()]
+            cursor.execute(f"KILL {threads[0]}")
+        killed.set()
+
+    in_threads(2, run)
+    assert not Order.objects.exists()
+    assert once(lambda: 2) == 2

@@ -9,7 +9,7 @@ import pytest
 from django.urls import path
 
 from django_idempotency import IdempotencyConfigurationError, idempotent, run_once
-from django_idempotency.engine.execution.leased import status_url
+from django_idempotency.engine.request.responses import status_url
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import HOOKS, hooked
 from tests.leases import Broken, as_if_killed, breaks

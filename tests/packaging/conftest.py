@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAIRS = [("3.11", "5.2"), ("3.12", "6.0"), ("3.13", "6.1")]
 """Each supported Django, with a Python that it supports."""
 INSTALLATION = 240

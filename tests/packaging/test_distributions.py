@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from tests.packaging.conftest import ROOT, Distributions, run
+from tests.packaging.conftest import PROJECT, ROOT, Distributions, run
 
 SCRIPTS = Path(sys.executable).parent
 
@@ -32,6 +33,18 @@ def test_the_index_would_take_them(distributions: Distributions) -> None:
     assert said.count("PASSED") == 2
 
 
+def test_the_index_shows_a_readme_whose_links_lead_somewhere(distributions: Distributions) -> None:
+    """The index has neither the pictures nor the pages beside the README: each link is an address, of this version."""
+    with ZipFile(distributions.wheel) as wheel:
+        (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        readme = wheel.read(metadata).decode().partition("\n\n")[2]
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)", readme)
+    assert [(picture, link) for picture, link in links if not link.startswith("https://")] == []
+    assert ("!", f"{PROJECT['urls']['Source']}/raw/{PROJECT['version']}/docs/claim-atomic.svg") in links
+    assert ("", f"{PROJECT['urls']['Source']}/blob/{PROJECT['version']}/docs/tutorial.md") in links
+    assert len(links) == (ROOT / "README.md").read_text().count("](")
+
+
 def test_the_wheel_has_no_common_mistake(distributions: Distributions) -> None:
     """check-wheel-contents, with what pyproject.toml says to it."""
     assert run(SCRIPTS / "check-wheel-contents", distributions.wheel, cwd=ROOT).endswith("OK\n")
@@ -54,6 +67,11 @@ def test_the_sdist_holds_all_that_is_needed_to_test_it(distributions: Distributi
         names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
     folders = {file for folder in ("django_idempotency", "docs", "tests", "testproject") for file in files(folder)}
     assert names - folders == {
+        ".ci/long_runs",
+        ".ci/run",
+        ".github/workflows/long-runs.yml",
+        ".github/workflows/release.yml",
+        ".github/workflows/tests.yml",
         ".gitignore",  # hatchling needs it to leave out the same files
         "CHANGELOG.md",
         "CONTRIBUTING.md",

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from configparser import ConfigParser
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+from tests.packaging.conftest import PROJECT, ROOT
 
 
 def classified(prefix: str) -> set[str]:
@@ -37,6 +33,12 @@ def test_it_depends_on_django_alone():
     else is an extra."""
     assert PROJECT["dependencies"] == ["asgiref>=3.9.1", "django>=5.2"]
     assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_each_address_belongs_to_one_repository():
+    """`release.yml` compares only `Source` with the repository that publishes."""
+    addresses = re.findall(r"https://[^/\"']+/[^/\"']+/[^/\"']+", (ROOT / "pyproject.toml").read_text())
+    assert set(addresses) == {PROJECT["urls"]["Source"]}
 
 
 def test_the_changelog_begins_with_the_version():

@@ -194,8 +194,7 @@ def test_options_fall_through_the_classes() -> None:
     [
         (
             {"idempotency_actions": {"create": None, "craete": None}},
-            ".idempotency_actions names 'craete', but the class has no such method. "
-            "Correct the name, or remove the entry.",
+            ".idempotency_actions names 'craete', a method that the class lacks. Correct the name.",
         ),
         (
             {"idempotency_options": {"ttl": 60}},

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from django_idempotency.engine.execution.leased import SALT, status_url
+from django_idempotency.engine.request.responses import SALT, status_url
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.admin_pages import staff

@@ -86,7 +86,7 @@ def stored(**changes: Any) -> StoredKey:
         "status_code": 201,
         "headers": '[["X-A","b"]]',
         "body": b"{}",
-        "unsealed": lambda row: (row.headers, row.body),
+        "response": lambda row, identity: REPLAY.snapshot,
     }
     return StoredKey(**{**values, **changes})
 

@@ -12,14 +12,14 @@ from django_idempotency.engine.protocol.digests import (
     identify,
     kept_scope,
     key_hash,
-    scope_hash,
 )
 
 
 def test_the_hashes_never_change() -> None:
     """Another release must find the rows of this one: these numbers are a contract."""
-    assert key_hash("abc") == -5010229573455851542
-    assert scope_hash("user:auth.User:1", "POST orders/", "abc") == 5418399700064966631
+    identity = identify(scope="user:auth.User:1", operation="POST orders/", key="abc")
+    assert identity.key_hash == key_hash("abc") == -5010229573455851542
+    assert identity.scope_hash == 5418399700064966631
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,8 @@ def test_a_reference_stands_for_a_hash(key: str, reference: str) -> None:
 
 def test_parts_are_told_apart() -> None:
     """Lengths come first, so moving a letter from one part to the next is another scope."""
-    assert scope_hash("ab", "c", "d") != scope_hash("a", "bc", "d")
+    one, other = (identify(scope=scope, operation=name, key="d") for scope, name in (("ab", "c"), ("a", "bc")))
+    assert one.scope_hash != other.scope_hash
     assert digest(b"ab", b"") != digest(b"a", b"b")
 
 

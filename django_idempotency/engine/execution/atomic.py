@@ -48,7 +48,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
                 attempt.hold_if_ended(claim)
                 raise
             kept = attempt.may_commit(claim, returned)
-            resource = operation._resource
+            resource = operation.resource
             finished = returned if resource is None else replace(returned, resource=resource)
             if not kept:
                 transaction.set_rollback(True, using=store.alias)

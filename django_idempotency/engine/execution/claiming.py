@@ -50,6 +50,7 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
     only the caller can start again. There a duplicate does not wait either.
     """
     outcome: ClaimOutcome = Conflicted()
+    end = time.monotonic() + wait  # under other isolation levels, MySQL may hold the first claim up
     for _ in range(2):
         try:
             outcome = claim()
@@ -61,18 +62,17 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
                 store.explain(error)
                 raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):
-        return _waited_for(store, claim, wait)
+        return _waited_for(store, claim, outcome, end)
     return outcome
 
 
-def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], wait: float) -> ClaimOutcome:
-    """Claim again and again. The last claim comes when `wait` is over.
+def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
+    """Claim again and again. The last claim comes at `end`, a time of `time.monotonic()`.
 
     Each claim begins and ends its own transaction, so that a pause holds no lock and no snapshot.
     """
-    outcome: ClaimOutcome = Conflicted()
-    deadline, pause = time.monotonic() + wait, FIRST_PAUSE
-    while isinstance(outcome, Conflicted) and (left := deadline - time.monotonic()) > 0:
+    pause = FIRST_PAUSE
+    while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
         # Jitter, so that many duplicates do not ask at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)

@@ -8,14 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.core.signing import Signer
 from django.db import Error, IntegrityError, transaction
-from django.urls import NoReverseMatch, reverse
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
 from ...models import IdempotencyStep
@@ -27,7 +24,6 @@ from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
-SALT = "django_idempotency.status"
 T = TypeVar("T")
 _CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
 logger = logging.getLogger("django_idempotency")
@@ -229,7 +225,7 @@ class LeasedOperation(Operation):
     # --- writes
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        about = self._resource
+        about = self.resource
 
         def write() -> tuple[Any, str]:
             self._journal.start_write(self._claim, name)
@@ -243,7 +239,7 @@ class LeasedOperation(Operation):
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
             # The function's error, or that of the COMMIT: a constraint may be checked there.
-            self._broke, self._resource = error, about
+            self._broke, self.resource = error, about
             # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
@@ -300,30 +296,3 @@ class LeasedOperation(Operation):
             f"The work answered without asking for {unasked}, which an earlier attempt has recorded. Ask "
             "for the steps first: a condition of the view must not answer before them."
         )
-
-
-def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
-    """The path of a key's status page.
-
-    Args:
-        alias: the database alias of the key.
-        key_hash: of the row.
-        scope_hash: of the row.
-        created_at: of the row. None: there is no row, and there will be no page.
-
-    Raises:
-        IdempotencyConfigurationError: the project's routes do not include the page.
-    """
-    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, stamp(created_at)])
-    try:
-        return reverse("django_idempotency:status", args=[token])
-    except NoReverseMatch as error:
-        raise IdempotencyConfigurationError(
-            "the status page of a key (in_progress_status=202) has no address. Add the page to "
-            'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
-        ) from error
-
-
-def stamp(created_at: datetime | None) -> str | None:
-    """The time of a claim, as the address carries it."""
-    return None if created_at is None else created_at.isoformat()

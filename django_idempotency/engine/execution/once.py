@@ -14,15 +14,10 @@ from uuid import UUID
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
-from ...exceptions import (
-    IdempotencyConfigurationError,
-    NotRun,
-    OperationInProgress,
-    OutcomeUnknown,
-    PayloadMismatch,
-    StoreBusy,
-)
+from ... import exceptions
+from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
+from ..conf.fields import refuse_unknown
 from ..events import report, report_outcome
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
@@ -37,14 +32,12 @@ from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
 T = TypeVar("T")
 Key = str | int | UUID
-OPTIONS = ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
-"""The options that have a meaning without a request."""
 JSON = (("Content-Type", "application/json"),)
-NOT_RUN: dict[type, tuple[type[NotRun], str]] = {
-    outcomes.Mismatched: (PayloadMismatch, "was used before, for another payload. Use a new key for new work."),
-    outcomes.Conflicted: (OperationInProgress, "is being run right now. Try again later."),
-    outcomes.InDoubt: (OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
-    outcomes.Unavailable: (StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
+NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
+    outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload. Use a new key for new work."),
+    outcomes.Conflicted: (exceptions.OperationInProgress, "is being run right now. Try again later."),
+    outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
+    outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
 }
 DONE = 200
 """The status that a result is kept under, so that the row reads like every other row."""
@@ -139,10 +132,7 @@ async def arun_once(
 def once_options(options: Mapping[str, Any]) -> Idempotency:
     """Check keyword options. Raises `IdempotencyConfigurationError` for those that need a request."""
     for name in options:
-        if name not in OPTIONS:
-            raise IdempotencyConfigurationError(
-                f"{name!r} is no option without a request. Possible are: {', '.join(OPTIONS)}."
-            )
+        refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
     return as_options(options)
 
 
@@ -249,7 +239,7 @@ def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:
         return Result(_value(outcome.snapshot), replayed=True)
     kind, why = NOT_RUN[type(outcome)]
     error = kind(f"{identity.operation} with key {identity.key!r} {why}")
-    if isinstance(error, OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
+    if isinstance(error, exceptions.OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
         error.retry_after = outcome.retry_after
     raise error
 

@@ -37,6 +37,8 @@ class Operation:
         key: the key that the client sent. None if the request has no key, or is not protected.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
         request: what the view is called with. None without a client: in `run_once`, and in `recover_idempotency_keys`.
+        resource: what the operation is about: type and id, as `refer_to` has kept them. None: `refer_to` was never
+            called.
     """
 
     request: Any = None
@@ -55,7 +57,7 @@ class Operation:
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
         self._identity = identity
-        self._resource = resource
+        self.resource = resource
         self._steps_on = steps_on
         if steps_on is not None:
             self._begin()
@@ -70,11 +72,6 @@ class Operation:
     def reference(self) -> str | None:
         """The 16 hexadecimal digits that name the key in logs and in the admin. None without a key."""
         return None if self._identity is None else self._identity.reference
-
-    @property
-    def resource(self) -> Resource | None:
-        """What the operation is about: type and id, as `refer_to` has kept them. None: `refer_to` was never called."""
-        return self._resource
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
@@ -119,7 +116,7 @@ class Operation:
         """
         resource = resource_of(what, id_)
         self._keep_resource(resource)
-        self._resource = resource
+        self.resource = resource
 
     async def arefer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
         """`refer_to` for `async def` views."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from . import outcomes
-from .digests import key_hash, scope_hash
-from .outcomes import ClaimRequest, Resource, Snapshot, decode_headers
+from .digests import Identity
+from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
@@ -36,7 +36,8 @@ class StoredKey:
     lapsed: the row has a lease, and the lease is over.
     unleased: the row is in progress and has no lease. See Note [A committed claim without a lease].
     lease_left: seconds until the lease is over. Not positive: the row has no lease, or the lease is over.
-    unsealed: gives headers and body decrypted. Asked for a replay only: a key that has expired needs no decryption.
+    response: decrypts the stored response of this row. Called for a replay only: a key that has expired needs no
+        decryption.
     """
 
     id: int
@@ -54,23 +55,7 @@ class StoredKey:
     headers: str | None = field(repr=False)
     body: bytes | None = field(repr=False)
     resource: Resource | None = None
-    unsealed: Callable[[StoredKey], tuple[str | None, bytes | None]]
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The response that was stored when the key was completed."""
-        if self.status_code is None:
-            raise RuntimeError(f"Bug: idempotency key row {self.id} is {self.status.value!r} without a result.")
-        headers, body = self.unsealed(self)
-        return Snapshot(status_code=self.status_code, headers=decode_headers(headers), body=body)
-
-    @property
-    def key_hash(self) -> int:
-        return key_hash(self.key)
-
-    @property
-    def scope_hash(self) -> int:
-        return scope_hash(self.scope, self.operation, self.key)
+    response: Callable[[StoredKey, Identity], Snapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +85,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
         return outcomes.Mismatched(resource=stored.resource)
     if stored.status is Status.COMPLETED:
-        return outcomes.Completed(snapshot=stored.snapshot, resource=stored.resource)
+        return outcomes.Completed(snapshot=stored.response(stored, of), resource=stored.resource)
     return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import sha256
+from struct import unpack
 from uuid import UUID, uuid5
 
 DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
@@ -30,8 +31,8 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """The first 8 bytes of SHA-256(key), so that an operator finds a key by its value alone."""
-    return int.from_bytes(sha256(key.encode()).digest()[:8], "big", signed=True)
+    """The first number of each identity with this key: an operator finds the key by its value alone."""
+    return identify(scope="", operation="", key=key).key_hash
 
 
 def reference_of(hash_: int) -> str:
@@ -44,16 +45,15 @@ def hash_of(reference: str) -> int:
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 
-def scope_hash(scope: str, operation: str, key: str) -> int:
-    """8 bytes of SHA-256(scope, operation, key). Unique with `key_hash`; also the number of the advisory lock."""
-    return int.from_bytes(digest(scope, operation, key)[:8], "big", signed=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The caller, the operation and the key of one row of the key table. Made by `identify`.
 
     Of a request without a usable key only the operation is known. The other texts are empty.
+
+    key_hash: the first 8 bytes of SHA-256(key).
+    scope_hash: the first 8 bytes of the digest of scope, operation and key. Unique together with `key_hash`. It is also
+        the number of the advisory lock.
     """
 
     scope: str
@@ -84,15 +84,15 @@ def kept_scope(scope: str) -> str:
     return f"{HASHED_SCOPE}{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def identify(*, scope: str, operation: str, key: str) -> Identity:
-    """Make the identity of a request. Its scope may be replaced by a hash: see `kept_scope`."""
-    scope = kept_scope(scope)
-    return Identity(scope, operation, key, key_hash(key), scope_hash(scope, operation, key))
+def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
+    """Make the identity of a request, or that of a row.
 
-
-def stored_identity(*, scope: str, operation: str, key: str) -> Identity:
-    """The identity of a row, whose scope is taken as the table holds it."""
-    return Identity(scope, operation, key, key_hash(key), scope_hash(scope, operation, key))
+    stored: the scope comes from the table, and is taken as it is. The scope of a request may be replaced by its hash:
+        see `kept_scope`.
+    """
+    scope = scope if stored else kept_scope(scope)
+    of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
+    return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))
 
 
 def derived_key(identity: Identity, step: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
@@ -16,7 +15,6 @@ SHORTEST_RETRY_AFTER = 1
 LONGEST_RETRY_AFTER = 60
 """Seconds. A worker that lives may end long before its lease. And several client libraries ignore a longer wait."""
 Headers = tuple[tuple[str, str], ...]
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 Resource = tuple[str, str]
 """What an operation is about: a type and an id."""
 
@@ -35,15 +33,6 @@ class Snapshot:
     def header(self, name: str) -> str | None:
         """The first header of that name (case-insensitive), if there is one."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
-
-
-def encode_headers(headers: Headers) -> str:
-    """The headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
-    return _ENCODER.encode(headers)
-
-
-def decode_headers(text: str | None) -> Headers:
-    return tuple(map(tuple, json.loads(text or "[]")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ NUL, so that no client can write such an object.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections import UserString
@@ -103,20 +102,12 @@ def fingerprint_of(
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
     """The parameters of the content type, and the charset by which Django decodes the body.
 
-    The boundary is left out, because each retry has a new one. A charset is compared by its codec: none given, "utf-8"
-    and "UTF8" are the same.
+    The boundary is left out, because each retry has a new one. No charset is the same as Django's default.
     """
     given = dict(named)
     given.pop("boundary", None)
-    charset = _codec(given.pop("charset", "") or default)
-    return _ENCODER.encode([charset, _codec(encoding or default), given])
-
-
-def _codec(charset: str) -> str:
-    try:
-        return codecs.lookup(charset).name
-    except (LookupError, ValueError):
-        return charset.lower()
+    charsets = given.pop("charset", "") or default, encoding or default
+    return _ENCODER.encode([*map(str.lower, charsets), given])
 
 
 # --- reading

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from http.client import responses
 from typing import Any
 
 from django.core.signing import BadSignature, Signer
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
+from django.urls import NoReverseMatch, reverse
 from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
+from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..conf import Idempotency, get_settings
-from ..execution.leased import SALT, stamp, status_url
 from ..protocol.digests import Identity
 from ..protocol.outcomes import Headers, Snapshot
-from ..stores import store_for
+from ..stores.states import EXPIRED, Clock, Seen
 from .problems import IN_PROGRESS, RETRY_AFTER
 
 NEVER_KEPT = frozenset(
@@ -31,6 +33,7 @@ NEVER_KEPT = frozenset(
 itself and no table should hold: a session, a freshly issued token."""
 REASON = ":reason"
 """The view's own reason phrase is kept among the headers, under a name that no header can have."""
+SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
 """Reported for a key in progress that its worker has left: a retry takes it over, or a person decides."""
 
@@ -84,7 +87,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-# --- 202 and the status page, whose address is `execution.leased.status_url`
+# --- 202 and the status page
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
@@ -99,6 +102,33 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
     return response
+
+
+def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
+    """The path of a key's status page.
+
+    Args:
+        alias: the database alias of the key.
+        key_hash: of the row.
+        scope_hash: of the row.
+        created_at: of the row. None: there is no row, and there will be no page.
+
+    Raises:
+        IdempotencyConfigurationError: the project's routes do not include the page.
+    """
+    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, stamp(created_at)])
+    try:
+        return reverse("django_idempotency:status", args=[token])
+    except NoReverseMatch as error:
+        raise IdempotencyConfigurationError(
+            "the status page of a key (in_progress_status=202) has no address. Add the page to "
+            'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
+        ) from error
+
+
+def stamp(created_at: datetime | None) -> str | None:
+    """The time of a claim, as the address carries it."""
+    return None if created_at is None else created_at.isoformat()
 
 
 @require_safe
@@ -121,13 +151,12 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
 
 def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
     rows = IdempotencyKey.objects.using(alias).filter(key_hash=key_hash, scope_hash=scope_hash)
-    row = rows.only("status", "attempt", "created_at", "completed_at", "expires_at").first()
-    expired, abandoned = store_for(alias).journal.timeliness(key_hash, scope_hash)
-    if row is None or expired:
+    row = rows.exclude(EXPIRED.condition).annotate(now=Clock()).defer("headers", "body").first()
+    if row is None:
         return None
     steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
     return {
-        "status": ABANDONED if abandoned else row.status,
+        "status": ABANDONED if Seen(row, (), row.now).abandoned else row.status,
         "attempt": row.attempt,
         "steps": list(steps.values_list("name", flat=True)),
         "created_at": row.created_at,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import DatabaseError, IntegrityError, OperationalError
 
 from ..protocol.decision import StoredKey
-from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Conflicted, InDoubt, Mismatched, TooOld
+from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Known
 from .queries import values_of
 from .server_checks import check_engines
 from .store import KeyLocked, Store
@@ -68,7 +68,7 @@ class InnoDBStore(Store):
         """Whether transactions are READ COMMITTED. Then a read of a missing key locks nothing."""
         return self._isolation == "read committed"
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
+    def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
             return Conflicted()  # a plain read would show a result that may still be rolled back
         return super().look(wanted)
@@ -129,7 +129,7 @@ class MariaDBStore(InnoDBStore):
     guard = "{}"
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
+    def look(self, wanted: ClaimRequest) -> Known:
         # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))

@@ -43,7 +43,7 @@ from django.db import DatabaseError, connections, transaction
 from ...exceptions import LeaseLost, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
 from .sealing import seal, unseal
-from .states import EXPIRED, UNFINISHED, Clock, Later
+from .states import UNFINISHED, Clock, Later
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -91,15 +91,6 @@ class Journal:
                 raise
             # A database may lack a letter. The key must not wait for its lease because of a text.
             self.fail(claimed, wanted, error.encode("ascii", "backslashreplace").decode())
-
-    def timeliness(self, key_hash: int, scope_hash: int) -> tuple[bool, bool]:
-        """Whether this key has expired, and whether its worker has left it. A deleted key has expired."""
-        rows = self._keys.filter(key_hash=key_hash, scope_hash=scope_hash).annotate(now=Clock())
-        row = rows.exclude(EXPIRED.condition).only("status", "locked_until").first()
-        if row is None:
-            return True, False
-        live = row.locked_until is not None and row.locked_until > row.now
-        return False, row.status == Status.IN_PROGRESS and not live
 
     # --- steps
 
@@ -201,14 +192,10 @@ class Journal:
 
     # ---
 
-    @property
-    def _keys(self) -> QuerySet[IdempotencyKey]:
-        return IdempotencyKey.objects.using(self.alias)
-
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
         """The claimed row, if it still belongs to this attempt."""
-        row = {"key_hash": claimed.key_hash, "scope_hash": claimed.scope_hash, "pk": claimed.id}
-        return self._keys.filter(**row, attempt=claimed.attempt, status=Status.IN_PROGRESS)
+        rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
+        return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
         # The time is always another one: without FOUND_ROWS, MySQL does not count a row that stays the same.

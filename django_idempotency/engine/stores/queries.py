@@ -157,7 +157,7 @@ def as_stored_key(values: Any) -> StoredKey:
         row[name] = None if row[name] is None else kind(row[name])
     row["lease_left"] = row["lease_left"] or 0.0
     type_, id_ = row.pop("resource_type"), row.pop("resource_id")
-    return StoredKey(**row, resource=None if id_ is None else (type_, id_), unsealed=unseal_response)
+    return StoredKey(**row, resource=None if id_ is None else (type_, id_), response=unseal_response)
 
 
 def values_of(wanted: ClaimRequest) -> Values:

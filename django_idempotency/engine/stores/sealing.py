@@ -19,6 +19,7 @@ code and the fingerprint of the row, too: a refusal cannot be made a success, no
 
 from __future__ import annotations
 
+import json
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ from ...exceptions import NotDecryptable
 from ...models import IdempotencyKey
 from ..conf import get_settings
 from ..protocol.decision import StoredKey
-from ..protocol.digests import digest, reference_of
-from ..protocol.outcomes import Claimed, Snapshot, encode_headers
+from ..protocol.digests import Identity, digest, reference_of
+from ..protocol.outcomes import Claimed, Snapshot
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -42,8 +43,10 @@ NONCE_BYTES = 12
 """What NIST SP 800-38D recommends for GCM."""
 
 
-Row = Claimed | StoredKey | IdempotencyKey
-"""What knows the identity of a row and its fingerprint: a claim, a row that was read, or the model's instance."""
+HEADERS = json.JSONEncoder(separators=(",", ":"))
+"""Writes headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
+Row = Claimed | Identity | IdempotencyKey
+"""What knows both hashes of a row: a claim, the identity of a request, or the model's instance."""
 Fact = str | int | bytes | memoryview | None
 """What else a sealed text is bound to: the name of its step; the status code and the fingerprint of its response. What
 is empty counts as nothing."""
@@ -70,7 +73,7 @@ def is_sealed(stored: str | None) -> bool:
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
     """Headers and body as they are stored in this row."""
-    headers, body = encode_headers(snapshot.headers), snapshot.body
+    headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
     about = (snapshot.status_code, row.fingerprint)
@@ -78,14 +81,16 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
     return seal(row, "headers", headers, *about), sealed
 
 
-def unseal_response(row: StoredKey | IdempotencyKey) -> tuple[str | None, bytes | None]:
-    """Headers and body as they were before they were stored in this row. Raises `NotDecryptable`."""
-    body = None if row.body is None else bytes(row.body)
-    if row.headers is None or not row.headers.startswith(MARK):
-        return row.headers, body
-    about = (row.status_code, row.fingerprint)
-    headers = unseal(row, "headers", row.headers, *about)
-    return headers, None if body is None else _opened(row, "body", body, about)
+def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
+    """The response that was stored in this row, of this identity. Raises `NotDecryptable`."""
+    if row.status_code is None:
+        raise RuntimeError(f"Bug: idempotency key row {row.id} is completed without a result.")
+    headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
+    if headers.startswith(MARK):
+        about = (row.status_code, row.fingerprint)
+        headers = _opened(of, "headers", headers.removeprefix(MARK), about).decode()
+        body = None if body is None else _opened(of, "body", body, about)
+    return Snapshot(status_code=row.status_code, headers=tuple(map(tuple, json.loads(headers))), body=body)
 
 
 def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:

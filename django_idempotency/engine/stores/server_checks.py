@@ -64,12 +64,10 @@ WITHOUT_TRANSACTIONS = (
     "WHERE tables.table_schema = DATABASE() AND engines.transactions <> 'YES'"
 )
 """The tables of the database whose storage engine has no transactions."""
-ISOLATION = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
-"""Of the session, so after OPTIONS and init_command. MariaDB 11.1 has renamed tx_isolation."""
 
 
 def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the storage engines of the tables, and the isolation level."""
+    """Check the storage engines of the own tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
         # `migrate` creates a missing table in the default engine. This check runs before it.
@@ -91,14 +89,6 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             "view writes there stays when the view fails, and a retry writes again.",
             hint=f"For each table that a protected view writes to, run: ALTER TABLE … ENGINE = {ENGINE}",
             id="django_idempotency.W006",
-        )
-    mariadb: Any = connection
-    if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(rows_of(connection, ISOLATION)).values():
-        yield Error(
-            f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new "
-            "keys conflict with each other.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['isolation_level'] = 'read committed', Django's default.",
-            id="django_idempotency.E010",
         )
 
 

@@ -19,18 +19,7 @@ from django.db.models import BooleanField, ExpressionWrapper, F
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
-from ..protocol.outcomes import (
-    Claimed,
-    ClaimOutcome,
-    ClaimRequest,
-    Completed,
-    Conflicted,
-    InDoubt,
-    Mismatched,
-    Resource,
-    Snapshot,
-    TooOld,
-)
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted, InDoubt, Known, TooOld
 from .journal import Journal, locked
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
@@ -41,6 +30,8 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import QuerySet
+
+    from ..protocol.outcomes import Resource, Snapshot
 
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
 """What a takeover deletes of the expired key."""
@@ -175,7 +166,7 @@ class Store(ABC):
             return self._resume(stored, wanted)
         return decision if isinstance(decision, InDoubt) else Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Completed | Mismatched | Conflicted | InDoubt | TooOld:
+    def look(self, wanted: ClaimRequest) -> Known:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)

@@ -17,9 +17,8 @@ class Command(DatabasesCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help="Rows per transaction (%(default)s)."
-        )
+        rows = "Rows per transaction (%(default)s)."
+        parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help=rows)
         parser.add_argument("--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches.")
         attention = "Exit with status 3 if keys are stuck, in doubt or half done."
         parser.add_argument("--fail-on-stuck", action="store_true", help=attention)

@@ -28,11 +28,8 @@ class Command(IdempotencyCommand):
         add("--format", choices=FORMATS, default="table", help="The format (%(default)s). markdown is for clients.")
         add("--all", action="store_true", help="Also list Django's admin, and suffixes such as orders.json.")
         add("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
-        add(
-            "--fail-on-unprotected",
-            action="store_true",
-            help="For CI: exit with status 1 if a route is neither protected nor allowed.",
-        )
+        fail = "For CI: exit with status 1 if a route is neither protected nor allowed."
+        add("--fail-on-unprotected", action="store_true", help=fail)
         allow = (
             "What may be unprotected. A pattern names a route ('hooks/*'), a method and a route ('DELETE *'), or a "
             "view ('shop.views.*'). May be repeated."

@@ -19,13 +19,9 @@ class Command(DatabasesCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--older-than",
-            type=float,
-            default=OLDER_THAN.total_seconds(),
-            metavar="S",
-            help="Only keys whose state has not changed for S seconds (%(default)s).",
-        )
+        age = "Only keys whose state has not changed for S seconds (%(default)s)."
+        default = OLDER_THAN.total_seconds()
+        parser.add_argument("--older-than", type=float, default=default, metavar="S", help=age)
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
         module = "Import this module first, to find its views and functions. May be repeated."
@@ -34,12 +30,12 @@ class Command(DatabasesCommand):
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         for module in several(options["modules"]):
             import_module(module)
-        limits = {name: options[name] for name in ("older_than", "max_seconds", "dry_run")}
 
         def progress(asked: Asked) -> None:
             if options["verbosity"]:
                 self.say(f"{name}{asked}")
 
+        limits = {name: options[name] for name in ("older_than", "max_seconds", "dry_run")}
         limits["operations"] = several(options["operation"])
         result = recover_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
         sentences = [] if options["dry_run"] else [f"Completed {counted(result.completed, 'idempotency key')}."]

@@ -68,9 +68,8 @@ class Command(IdempotencyCommand):
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
         chosen.add_argument("--key", help="A key or its reference in the log, also without need of attention.")
-        chosen.add_argument(
-            "--id", action="append", type=int, metavar="N", help="The number of a row. May be repeated."
-        )
+        number = "The number of a row. May be repeated."
+        chosen.add_argument("--id", action="append", type=int, metavar="N", help=number)
         chosen.add_argument("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         one = decision.add_mutually_exclusive_group()

@@ -37,14 +37,14 @@ class TestWho:
     def test_buttons_are_for_those_who_may_and_while_they_apply(self, in_doubt: IdempotencyKey) -> None:
         """The safe decisions come first, and only the harmful one is red. Recording needs a doubt."""
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
-        places = [page.index(f'href="{address(in_doubt, decision)}"') for decision in DECISIONS]
+        places = [page.index(f'href="../{decision}/"') for decision in DECISIONS]
         assert places == sorted(places)
-        assert f'class="button idempotency-danger" href="{address(in_doubt, "release")}"' in page
+        assert 'class="button idempotency-danger" href="../release/"' in page
         assert page.count("idempotency-danger") == 1
         assert "Release for retry" not in staff(VIEW).get(detail(in_doubt)).content.decode()
         IdempotencyStep.objects.all().delete()
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
-        assert [address(in_doubt, decision) in page for decision in DECISIONS] == [False, True, True]
+        assert [f'href="../{decision}/"' in page for decision in DECISIONS] == [False, True, True]
 
     @pytest.mark.parametrize("action", ["answer_selected", "release_selected"])
     def test_an_action_needs_the_permission(self, keys: list[IdempotencyKey], action: str) -> None:

@@ -215,7 +215,8 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     for number, made in enumerate(filter(None, steps.split(", "))):
         kept: Any = {"kind": made.split()[0], "finished_at": now if "ended" in made else None}
         IdempotencyStep.objects.create(key=key, name=f"s{number}", attempt=1, started_at=now, **kept)
-    story = Story(facts_of([key])[0])
+    facts = facts_of([key])[0]
+    story = Story(facts.row, facts.steps, facts.now)
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []

@@ -14,8 +14,8 @@ from django.urls import reverse
 
 from django_idempotency.admin.texts import moment
 from django_idempotency.maintenance import record_outcome, release_for_retry
-from django_idempotency.models import IdempotencyKey
-from tests.admin_pages import LIST, detail, make_key, staff
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.admin_pages import LIST, address, detail, make_key, staff, step
 from tests.at_rest import OLD
 from tests.factories import UserFactory
 from tests.integration.leased_urls import GATEWAY
@@ -23,6 +23,7 @@ from tests.leases import lapse, row
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
+MADE = {"action": "release", "at": "2026-01-02T03:04:05+00:00", "by": "ann", "reason": "T-1"}
 VIEW, RESOLVE, SECRETS = "view_idempotencykey", "resolve_idempotencykey", "view_response"
 
 
@@ -105,6 +106,44 @@ class TestTimeline:
         key = make_key(decisions=json.dumps([{**made, "at": at} for at in times]))
         with override_settings(USE_TZ=use_tz):
             assert page_of(key).count("ann released the key") == 3
+
+
+STORED = {"name": "charge", "kind": "call", "attempt": 1, "started_at": "2026-01-02T03:04:05+00:00", "error": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"decisions": json.dumps([{**MADE, **entry}])}, "?: unreadable")
+        for entry in (
+            {"at": "9999-12-31T23:59:59-12:00"},
+            {"by": None},
+            {"replaced": 7},
+            {"action": "record", "detail": []},
+            {"steps": [{**STORED, "kind": []}]},
+            {"steps": [{**STORED, "started_at": None}]},
+        )
+    ]
+    + [
+        ({"decisions": "[" * 9_000}, "cannot be read: the column &#x27;decisions&#x27;"),
+        ({"headers": "5"}, "This response cannot be read."),
+        ({"headers": "["}, "This response cannot be read."),
+        ({"result": "[" * 9_000}, "This result cannot be read."),
+        ({"result": "{"}, "This result cannot be read."),
+    ],
+)
+def test_what_cannot_be_read_is_said_on_every_page(changes: dict[str, str], shown: str) -> None:
+    """The rest of the page is still needed."""
+    completed = "headers" in changes
+    key = make_key(status="completed" if completed else "failed", policy="retry")
+    step(key, finished="result" in changes)
+    for model, columns in ((IdempotencyKey, ("decisions", "headers")), (IdempotencyStep, ("result",))):
+        model.objects.update(**{name: text for name, text in changes.items() if name in columns} or {"attempt": 1})
+    client = staff(VIEW, RESOLVE, SECRETS)
+    assert shown in client.get(detail(key)).content.decode()
+    if not completed:
+        for decision in ("record", "answer", "release"):
+            assert client.get(address(key, decision), follow=True).status_code == 200
 
 
 class TestLinks:

@@ -51,15 +51,15 @@ def _unblocked(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 def scratch(settings: Any) -> Scratch:
     settings.IDEMPOTENCY = {"USING": "scratch"}
 
-    def check(*engines: str, **options: Any) -> list[Any]:
-        with scratch_alias(dict(zip((KEYS, STEPS, ORDERS), engines, strict=False)), options):
+    def check(*engines: str) -> list[Any]:
+        with scratch_alias(dict(zip((KEYS, STEPS, ORDERS), engines, strict=False)), {}):
             found = [*check_databases(["scratch"])]
             return [message for message in found if message.id != "django_idempotency.W007"]  # these tables are bare
 
     return check
 
 
-def test_innodb_and_django_s_own_isolation_level_are_fine(scratch: Scratch) -> None:
+def test_innodb_is_fine(scratch: Scratch) -> None:
     """Also tables that are not there yet."""
     assert scratch("InnoDB", "InnoDB", "InnoDB") == []
     assert scratch() == []
@@ -82,21 +82,6 @@ def test_e009_stops_migrate(settings: Any) -> None:
         with pytest.raises(SystemCheckError, match=r"django_idempotency\.E009"):
             call_command("migrate", database="scratch", verbosity=0, skip_checks=False)
         assert connections["scratch"].introspection.table_names() == []
-
-
-@pytest.mark.usefixtures("on_mariadb")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"isolation_level": "serializable"},
-        {"isolation_level": None, "init_command": "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE"},
-    ],
-)
-def test_e010_serializable(scratch: Scratch, options: dict[str, Any]) -> None:
-    """However the session came to it."""
-    (message,) = scratch("InnoDB", "InnoDB", **options)
-    assert message.id == "django_idempotency.E010"
-    assert "isolation level SERIALIZABLE" in message.msg
 
 
 def test_w006_tables_of_the_project_that_do_not_roll_back(scratch: Scratch) -> None:
