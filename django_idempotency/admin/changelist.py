@@ -20,7 +20,7 @@ from ..maintenance.lookups import find_key, refers_to, running_transactions
 from ..models import IdempotencyKey
 from . import overview
 from .links import show
-from .texts import SHAPES, readable_operation
+from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
@@ -48,7 +48,7 @@ class BoundedChangeList(ChangeList):
         Other filters look at the latest keys only. A search is by an index, and needs no such limit.
         """
         found = super().get_queryset(request, exclude_parameters)
-        if self._state in ("attention", *overview.BY_INDEX):
+        if self._by_index:
             ids, _limited = overview.find(self._state, found)
             return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
         return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
@@ -56,6 +56,8 @@ class BoundedChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
+        self.at_least = self.result_count == overview.LISTED
+        self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
         # Above the plain list only: a search, a filter or another page does not wait for the overview.
         self.overview, self.running = None, None
         if not request.GET:
@@ -65,6 +67,14 @@ class BoundedChangeList(ChangeList):
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
         self.attention = overview.attention(self.overview or [])
         self.runbook = get_settings().runbook_url
+
+    def _oldest_looked_at(self) -> str:
+        keys = overview.latest(self.root_queryset, overview.FILTERED).order_by("pk")
+        return moment(keys.values_list("created_at", flat=True).first())
+
+    @property
+    def _by_index(self) -> bool:
+        return self._state in ("attention", *overview.BY_INDEX)
 
     @property
     def _state(self) -> str:

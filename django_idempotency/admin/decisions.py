@@ -31,7 +31,7 @@ from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
 from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
 from .links import Shown, show, shown
-from .timeline import pasteable, results_of, value_text
+from .timeline import doubts_of, pasteable, results_of, value_text
 
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
@@ -119,7 +119,7 @@ def _decide(
         "title": decision.label,
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
-        "keys": [(key, results_of(key)) for key in keys],
+        "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "story": None if action else keys[0].story,
         "action": action,
         "checkbox": ACTION_CHECKBOX_NAME,

@@ -12,6 +12,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
+from ..engine.stores.sealing import unseal, unseal_response
+from ..exceptions import NotDecryptable
 from ..maintenance.facts import Facts, facts_of
 from ..models import IdempotencyKey
 from .story import Story
@@ -45,7 +47,8 @@ class Shown:
 
     @property
     def name(self) -> str:
-        return self.row.key if self.secrets else self.row.reference
+        """The same on each page: the key, and its reference beside it."""
+        return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property
     def badge(self) -> Any:
@@ -57,7 +60,18 @@ class Shown:
 
     @property
     def story(self) -> Story:
-        return Story(self.facts)
+        return Story(self.facts, unreadable=self._unreadable)
+
+    @property
+    def _unreadable(self) -> bool:
+        """Whether a retry would raise `NotDecryptable`: it reads the response, or the results of the steps."""
+        try:
+            unseal_response(self.row)
+            for step in self.facts.steps:
+                unseal(self.row, "result", step.result, step.name)
+        except NotDecryptable:
+            return True
+        return False
 
 
 def shown(row: Any) -> Shown:

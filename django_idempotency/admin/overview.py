@@ -23,6 +23,8 @@ LISTED = 2_000
 """How many keys the list pages through, and a number counts. An older key is found by the search."""
 FILTERED = 100_000
 """How many of the latest keys a filter looks at. For a rare value, it would otherwise read the whole table."""
+SAME = 10
+"""How many other keys with the same request the page of a key names."""
 CHUNK = 1000
 """Keys whose steps are read at once. A database takes some thousands of parameters in a statement."""
 
@@ -102,6 +104,14 @@ def latest(keys: Keys, count: int) -> Keys:
     """Return those of the latest keys of the table that are among `keys`: a range of the primary key."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
+
+
+def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
+    """Return the first of the other keys with the same request about the same resource: perhaps a second charge."""
+    if row.resource_id is None or row.fingerprint is None:
+        return []
+    about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)
+    return list(about.exclude(pk=row.pk).order_by("pk")[:SAME])
 
 
 @dataclass(frozen=True, slots=True)

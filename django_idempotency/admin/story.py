@@ -25,9 +25,13 @@ WITHOUT_DECISION = {
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The answers to what a person on call asks first. Each is some short sentences; `uncertain` may be empty."""
+    """The answers to what a person on call asks first. Each is some short sentences; `uncertain` may be empty.
+
+    unreadable: an encryption key is missing, so that a retry cannot read what is stored.
+    """
 
     facts: Facts
+    unreadable: bool = False
 
     @property
     def happened(self) -> str:
@@ -98,6 +102,8 @@ class Story:
     @property
     def next_retry(self) -> str:
         facts = self.facts
+        if self.unreadable:
+            return _("It gets an error (500), because the stored texts cannot be decrypted. Nothing runs again.")
         if facts.state.name == "completed" and facts.row.body is not None:
             return _("It gets the kept response. Nothing runs again.")
         if facts.state.name == "completed":
@@ -126,6 +132,11 @@ class Story:
     def to_do(self) -> str:
         """What a person should do about this key. A worker that is only slow can still make its call."""
         facts = self.facts
+        if self.unreadable:
+            return _(
+                "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "
+                "never forget or release this key: find the order, and decide by the books of the other side."
+            )
         if not facts.abandoned or not facts.row.worker:
             return str(facts.state.to_do)
         dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")

@@ -52,7 +52,7 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
         _end(key.facts, step),
         (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
         (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-        (_("derived key"), _derived(key.row, step.name, step.kind) if step.keyed else _not_keyed(step)),
+        (_("derived key"), derived_of(key, step)),
         (_("result"), result_of(key, step)),
     )
 
@@ -67,8 +67,16 @@ def _derived(row: IdempotencyKey, step: str, kind: str) -> SafeString | str:
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
 
 
-def _not_keyed(step: IdempotencyStep) -> str:
+def derived_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
+    """Return the derived key of a call, or that the view has not sent one."""
+    if step.keyed:
+        return _derived(key.row, step.name, step.kind)
     return _("none: the view had not asked for one before this call") if step.kind == Kind.CALL else ""
+
+
+def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
+    """Return the steps in doubt by name, with what the other side may know them by."""
+    return [(step.name, derived_of(key, step)) for step in key.facts.doubts]
 
 
 def copyable(text: str) -> SafeString:
