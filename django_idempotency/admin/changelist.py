@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 from django.contrib import admin
@@ -15,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
 from ..engine.stores.states import STATES
-from ..maintenance.erasure import scope_of_user
+from ..maintenance.erasure import of_scope, scope_of_user
 from ..maintenance.lookups import find_key, refers_to, running_transactions
 from ..models import IdempotencyKey
 from . import overview
@@ -133,7 +134,7 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     if scopes := _scopes(text, request):
-        sent = keys.filter(scope__in=scopes)
+        sent = keys.filter(reduce(or_, map(of_scope, scopes)))
         # The index on `scope` does not know which keys are the newest.
         parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}

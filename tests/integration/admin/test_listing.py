@@ -240,10 +240,11 @@ class TestSearch:
         """By the scope as the page shows it; by the user's name, for those who may see users."""
         ada: User = UserFactory(username="ada")
         make_key("hers", scope=f"user:auth.User:{ada.pk}")
+        make_key("by a client", scope=f"for:user:auth.User:{ada.pk}+application:shop.Client:5")
         make_key("unknown", scope="anonymous")
-        assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["hers"]
+        assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["by a client", "hers"]
         assert listed(staff(VIEW), q="ada") == []
-        assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["hers"]
+        assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["by a client", "hers"]
         assert listed(admin_client, q="anonymous") == ["unknown"]
         assert listed(admin_client, q="bob") == []
 
