@@ -1,4 +1,4 @@
-"""What a key table of millions of rows costs: `python -m tests.benchmarks.millions [rows]`, about 15 minutes for ten."""
+"""What a key table of millions of rows costs: `python -m tests.benchmarks.millions [rows]`, 15 minutes for ten."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks import stage
+from tests.benchmarks.sizing import RECIPE, TABLE, query, view_of
 
-if __name__ == "__main__":
-    stage.build()
-
+# isort: split
+# `sizing` has set Django up.
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_idempotency.maintenance import cleanup_idempotency_keys, forget_scope
 from django_idempotency.metrics import KeyCollector
 from django_idempotency.models import IdempotencyKey
 from tests.benchmarks.requests import request
-from tests.benchmarks.sizing import RECIPE, TABLE, query, view_of
 
 TIMES = 10
 EXPIRED = 100_000
@@ -39,7 +38,7 @@ FILL = f"""
         CASE WHEN n % 1000 = 4 THEN 'TimeoutError' END, now(), now(), now(),
         now() + CASE WHEN n <= {EXPIRED} THEN interval '0' ELSE interval '1 day' END, 201,
         '[["Content-Type", "application/json"]]', '{{"id": 1, "amount": 1000, "currency": "EUR"}}', 'order', n::text
-    FROM generate_series(1, %s) AS n
+    FROM generate_series(1, ROWS) AS n
 """
 """One of 1,000 failed, most of them half done and a few in doubt; a few in flight or stuck. Each names a resource."""
 STEPS = """
@@ -56,7 +55,7 @@ def fill(rows: int) -> Iterator[tuple[str, float]]:
         for index in meta.indexes:
             editor.remove_index(IdempotencyKey, index)
         editor.remove_constraint(IdempotencyKey, meta.constraints[0])
-    query(FILL, rows)
+    query(FILL.replace("ROWS", str(rows)))
     query(STEPS)
     with connection.schema_editor() as editor:
         editor.add_constraint(IdempotencyKey, meta.constraints[0])
@@ -94,10 +93,26 @@ def measure(rows: int) -> Iterator[tuple[str, float]]:
     works["scrape"] = lambda: list(collector.collect())
     for name, work in works.items():
         yield name, min(seconds(work) for _ in range(TIMES))
+    query("SET synchronous_commit = off")
+    yield "first request, synchronous_commit = off", min(seconds(works["first request"]) for _ in range(TIMES))
+    query("SET synchronous_commit = on")
+    print(f"Statements that would read a whole table: {whole_tables(works)}")
     yield "erasure of a caller", seconds(lambda: forget_scope(key.scope))
     yield f"cleanup of {EXPIRED:,} keys", seconds(cleanup_idempotency_keys)
     yield "VACUUM after it", seconds(lambda: query(f"VACUUM {TABLE}"))
     yield "docs/partitions.sql, which locks the table", seconds(lambda: query(RECIPE.read_text()))
+
+
+def whole_tables(works: dict[str, Callable[[], Any]]) -> list[str]:
+    """By their plans, so that more rows change nothing."""
+    found = []
+    for work in works.values():
+        with CaptureQueriesContext(connection) as asked:
+            work()
+        for sql in {one["sql"] for one in asked if one["sql"].startswith("SELECT")}:
+            plan = "".join(line for (line,) in query(f"EXPLAIN {sql}"))
+            found += [sql] if "Seq Scan on django_idempotency" in plan else []
+    return found
 
 
 def main() -> None:
