@@ -75,7 +75,7 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """The reference that names a key in logs and traces, where the key itself, perhaps a secret, does not belong.
+    """The reference that names a key in logs and traces. The key itself may be a secret.
 
     Asks no database. `django_idempotency.maintenance.find_key` takes a reference as well as a key.
 

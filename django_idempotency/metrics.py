@@ -41,25 +41,25 @@ __all__ = ["KeyCollector", "install"]
 STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
-    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and no end of the operation."),
+    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
     "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
 }
 """A stuck key with a call is not counted as stuck, but as in doubt or half done, which is more urgent."""
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "Age of the oldest such key, since its first claim; 0: none." for name in STATES},
+    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, from its claim; 0: none." for name in STATES},
     "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
-    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest such transaction; 0: none. "
-    "Missing if the role is neither the application's nor a member of pg_read_all_stats.",
-    "cleanup_lag_seconds": "Time since the oldest key that a cleanup would delete expired; 0: none.",
+    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest transaction that holds keys; 0: none. "
+    "Missing if the scrape has another database role than the application, and no pg_read_all_stats.",
+    "cleanup_lag_seconds": "Time since the expiry of the oldest key that a cleanup would delete; 0: none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
-    "age_seconds": "Time since the other gauges were read. They keep their values until the database answers.",
+    "age_seconds": "Time since the other gauges were read, which keep their values until the database answers.",
 }
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of what the key tables hold now. Runs up to six short queries per database at each scrape.
+    """Gauges that count the keys in the tables. Each scrape runs up to six short queries per database.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -95,7 +95,7 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome from now on, and register a `KeyCollector`. Call it once per process and registry.
+    """Count every outcome from now on, and register a `KeyCollector`. Call this once per process and registry.
 
     Asks no database.
 

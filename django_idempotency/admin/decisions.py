@@ -80,7 +80,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
     seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
     keys = [key for key in keys if version(key.row) in seen]
     if not keys:
-        text = _("There is nothing to decide now: no key is as it was when you opened the page, or none needs it.")
+        text = _("Nothing can be decided now: the keys have changed since you opened the page, or need no decision.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
     examples = _examples(model_admin, request, keys[0], steps_of(keys) if decision is RecordForm else [])

@@ -22,7 +22,7 @@ LEASE = 60
 def remember_calls(
     scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
 ) -> bool:
-    """Make known that external calls were made under a key, so that no retry makes them again.
+    """Record that external calls were made under a key, so that no retry makes these calls again.
 
     Afterwards the key is half done: the client's next retry, or a recovery, goes on behind these calls. A key that the
     table has lost is made; of one that is there, what has no result yet gets its result. A second run changes nothing

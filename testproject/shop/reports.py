@@ -44,7 +44,7 @@ def order_report(request: HttpRequest) -> JsonResponse:
 
 
 def start_task() -> None:
-    """A message to your queue, such as `make_report.delay(report.pk)`. In the shop a process makes what is not made."""
+    """A message to your queue, such as `make_report.delay(report.pk)`. Here: a process of its own."""
     subprocess.Popen([sys.executable, settings.BASE_DIR / "manage.py", "make_reports"], start_new_session=True)
 
 

@@ -35,6 +35,17 @@ def public() -> dict[str, list[str]]:
     return found
 
 
+ITS_PAGE = {
+    "django_idempotency.ninja": "[Django Ninja](ninja.md)",
+    "django_idempotency.ninja.schema": "[OpenAPI](ninja.md#openapi)",
+    "django_idempotency.rest_framework": "[REST framework](drf.md)",
+    "django_idempotency.rest_framework.schema": "[OpenAPI](drf.md#openapi)",
+    "django_idempotency.testing": "[Testing](testing.md)",
+    "django_idempotency.views": "[Class-based views](views.md#class-based-views)",
+}
+"""Modules whose names another page explains."""
+RESULTS = ("Asked", "Cleanup", "Forgotten", "Recovered", "Resolved", "RunningTransaction")
+"""What functions return. The docstrings tell the attributes."""
 ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
@@ -75,19 +86,26 @@ def names() -> str:
         if module in ELSEWHERE:
             continue
         lines += [f"## `{module}`", ""]
-        if module == "django_idempotency.testing":  # testing.md has the arguments
-            lines += [f"{', '.join(f'`{name}`' for name in members)}: [Testing](testing.md).", ""]
+        if module in ITS_PAGE:
+            lines += [f"{', '.join(f'`{name}`' for name in members)}: {ITS_PAGE[module]}.", ""]
             continue
+        lines += returned(members)
         for member in members:
             value = getattr(import_module(module), member)
-            if member == "Idempotency" or (isinstance(value, type) and issubclass(value, Exception)):
-                continue  # options.md, and the part on exceptions
-            lines += described("###", member, value, TOLD.get(f"{module}.{member}") or TOLD.get(member))
+            if member in ("Idempotency", *RESULTS) or (isinstance(value, type) and issubclass(value, Exception)):
+                continue  # options.md, `returned()`, and the part on exceptions
+            lines += described("###", member, value, TOLD.get(member))
             if member == "Operation":
                 for name, method in {**vars(value.__base__), **vars(value)}.items():
                     if not name.startswith("_") and name not in SAID_ON_TOP:
                         lines += described("####", f"operation.{name}", method, TOLD.get(f"operation.{name}"))
     return "\n".join(lines)
+
+
+def returned(members: Iterable[str]) -> list[str]:
+    """The results of a module's functions, in one line."""
+    results = ", ".join(f"`{name}`" for name in members if name in RESULTS)
+    return [f"The functions return {results}.", ""] if results else []
 
 
 def summary(value: Any) -> str:
@@ -141,13 +159,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "problem_response": "events.md#webhooks",
-    "Asked": "operations.md#recovery",
-    "Cleanup": "operations.md#cleanup",
-    "Forgotten": "operations.md#forget-a-key-or-a-user",
-    "Recovered": "operations.md#recovery",
-    "Resolved": "leased.md#let-a-person-decide",
     "Endpoint": "endpoints.md#in-ci",
-    "RunningTransaction": "monitoring.md#atomic-mode-at-work",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -172,9 +184,6 @@ TOLD = {
     "list_endpoints": "endpoints.md#in-ci",
     "derived_key": "leased.md#the-derived-key",
     "key_reference": "monitoring.md#logs",
-    "idempotent_operation": "ninja.md",
-    "django_idempotency.rest_framework.IdempotencyMixin": "drf.md",
-    "django_idempotency.views.IdempotencyMixin": "views.md#class-based-views",
 }
 """Names that another page explains: the reference has their first line."""
 RAISED = {*import_module("django_idempotency.exceptions").__all__, "InvalidKey"} - {"IdempotencyConfigurationError"}
@@ -251,11 +260,10 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = ["| Status | `code` | Title | `Retry-After` |", "|---|---|---|---|"]
-    of_leases = "; [leased mode](leased.md#the-lease): 1 to 60, what is left of the lease"
-    waits = {p.code: p.headers.get("Retry-After", "") + of_leases * (p.code == "in-progress") for p in found}
-    lines += [f"| {p.status} | `{p.code}` | {p.title} | {waits[p.code]} |" for p in found]
-    return "\n".join(lines)
+    lines = [f'* {p.status} `{p.code}`: "{p.title}".' for p in found]
+    waits = ", ".join(f"{p.headers['Retry-After']} in `{p.code}`" for p in found if "Retry-After" in p.headers)
+    of_leases = "In [leased mode](leased.md#the-lease), `in-progress` has what is left of the lease, from 1 to 60."
+    return "\n".join([*lines, "", f"`Retry-After` is {waits}. {of_leases}"])
 
 
 def exceptions() -> str:
@@ -279,11 +287,11 @@ def signals() -> str:
     from django_idempotency import signals as module
     from django_idempotency.engine import events
 
-    lines = ["| `event` | Sent when |", "|---|---|"]
+    lines = []
     source = inspect.getsource(module).partition("key_event = ")[2]
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
         told = " ".join(text.split())
-        lines.append(f"| `{name}` | {cell(told[0].upper() + told[1:])} |")
+        lines.append(f"* `{name}`: {told}")
     levels = ", ".join(f"`{name}` {logging.getLevelName(level)}" for name, level in events.LEVELS.items())
     return "\n".join([*lines, "", f"Levels of the log records: {levels}; all others INFO."])
 
@@ -298,8 +306,7 @@ def metrics() -> str:
     told: dict[str, list[str]] = {}  # several metrics may have one meaning
     for name, text in meanings.items():
         told.setdefault(text, []).append(f"`{name}`")
-    rows = [f"| {', '.join(names)} | {cell(text)} |" for text, names in told.items()]
-    return "\n".join(["| Metric | Meaning |", "|---|---|", *rows])
+    return "\n".join(f"* {', '.join(names)}: {text}" for text, names in told.items())
 
 
 def cell(text: str) -> str:

@@ -6,6 +6,7 @@ import re
 import sys
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.contrib.admin import AdminSite
@@ -89,19 +90,26 @@ def test_the_views_of_the_rest_framework(run: Any, serve: Any, client: Client, a
     assert client.post(double, **keyed).status_code == 403
 
 
+def uuid7(days_ago: int = 0) -> str:
+    """A UUID of version 7 that was made so many days ago."""
+    made = timezone.now() - timedelta(days=days_ago)
+    return str(UUID(int=int(made.timestamp() * 1000) << 80 | 7 << 76 | 2 << 62))
+
+
 @pytest.mark.django_db
 def test_the_options_of_the_first_example(run: Any, serve: Any, client: Client) -> None:
-    """A caller who cannot be told apart is refused. What is secret is not stored, and never runs again."""
+    """Callers who cannot be told apart, and old keys, are refused. A secret is not stored, and never runs again."""
     clear_url_caches()
     cards = run("docs/options.md", "shop/cards.py")
     serve(path("cards/", cards.create_card))
 
-    def send(amount: int, **headers: str) -> Any:
-        answer = client.post("/cards/", {"amount": amount}, headers={"Idempotency-Key": "one", **headers})
+    def send(amount: int, key: str = uuid7(), **headers: str) -> Any:
+        answer = client.post("/cards/", {"amount": amount}, headers={"Idempotency-Key": key, **headers})
         return answer.status_code, answer.json().get("code")
 
     assert send(1) == (403, "unidentified-caller")
     caller = {"X-Api-Key": "shop"}
+    assert send(1, uuid7(days_ago=2), **caller) == (409, "key-too-old")
     assert [send(amount, **caller) for amount in (1, 1, 2)] == [
         (201, None),
         (409, "response-not-stored"),
@@ -162,7 +170,7 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     before = timezone.now() - timedelta(minutes=1)
     assert [client.post("/pay/", headers=key).status_code for key in keys] == [500, 500]
 
-    outage = run("docs/leased.md", "shop/after_an_outage.py")
+    outage = run("docs/leased.md", "shop/support.py")
     resolved = outage.the_gateway_was_down(before)
 
     assert (resolved.resolved, resolved.refused) == (2, 0)

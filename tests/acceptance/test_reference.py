@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 
 
 def test_every_system_check_is_described() -> None:
-    """Each id in checks.py has a row, and the other way round; what is E is an Error, what is W a Warning."""
+    """Each id in checks.py has an item, and the other way round; what is E is an Error, what is W a Warning."""
     package = DOCS.parent / "django_idempotency"
     source = "".join(path.read_text() for path in [package / "checks.py", *package.glob("engine/stores/*_checks.py")])
     raised = re.findall(
@@ -67,6 +67,6 @@ def test_every_system_check_is_described() -> None:
     )
 
     assert set(re.findall(r'"(django_idempotency\.[EW]\d+)"', source)) == set(
-        re.findall(r"(?m)^\| `(django_idempotency\.\S+)`", (DOCS / "commands.md").read_text())
+        re.findall(r"(?m)^\* `(django_idempotency\.\S+)`", (DOCS / "commands.md").read_text())
     )
     assert {(kind[0], id_.split(".")[1][0]) for kind, id_ in raised} == {("E", "E"), ("W", "W")}

@@ -80,7 +80,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """The result of each finished step, of this attempt and of earlier ones, by the step's name.
+        """The result of each finished step of this and earlier attempts, by the step's name.
 
         A model instance is fetched again: this asks the database, and raises its `DoesNotExist`.
         """
@@ -150,7 +150,7 @@ class Operation:
             value = function(*args, **kwargs)
             if isawaitable(value):
                 raise IdempotencyConfigurationError(
-                    f"step {name!r}: {function!r} returned {value!r}, which nobody awaits: the call may not have been "
+                    f"step {name!r}: {function!r} returned {value!r}, which no code awaits: the call may not have been "
                     f"made. Write `await operation.acall({name!r}, …)`."
                 )
         except BaseException as error:
@@ -182,7 +182,7 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Write to this database exactly once: `function`, the step's result and the fence commit together.
+        """Write to this database exactly once: what `function` writes commits together with the step's result.
 
         Opens a transaction, locks the key's row, runs `function`, and commits. A later attempt gets the result, and
         `function` is not called.

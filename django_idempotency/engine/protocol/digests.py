@@ -36,7 +36,7 @@ def key_hash(key: str) -> int:
 
 
 def reference_of(hash_: int) -> str:
-    """16 hex digits that name a key in logs, where the key itself, perhaps a secret, does not belong."""
+    """16 hex digits that name a key in logs. The key itself may be a secret."""
     return f"{hash_ & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 

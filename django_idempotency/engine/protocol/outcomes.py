@@ -21,7 +21,7 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body it is a tombstone: done, and never run again.
+    """Status, headers and body of a final response. Without a body, the key is completed and the response not stored.
 
     Its `repr` shows no headers and no body, because logs may have it.
     """

@@ -120,7 +120,7 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
             f"database {connection.alias!r} is Citus, and its table {table!r} is {kind}. If a node fails between two "
             "commits, an order can be there without its key, and a retry makes a second order.",
             hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain "
-            "tables on the coordinator, and run docs/citus_two_phase.sql there.",
+            "tables on the coordinator, and run citus_two_phase.sql there, from the folder docs of the source code.",
             id="django_idempotency.E014",
         )
 

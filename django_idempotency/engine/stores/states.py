@@ -204,7 +204,7 @@ IN_FLIGHT = State(
 EXPIRED = State(
     name="expired",
     label=_("expired"),
-    to_do=_("The key counts as never seen, and the next cleanup deletes it."),
+    to_do=_("The time to keep the key is over. The next cleanup deletes the key."),
     condition=_DUE & (Q(status=Status.COMPLETED) | (Q(status=Status.FAILED) & Q(~HAS_EFFECTS))),
     order=("expires_at",),
 )

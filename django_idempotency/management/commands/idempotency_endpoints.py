@@ -31,8 +31,8 @@ class Command(IdempotencyCommand):
         fail = "For CI: exit with status 1 if a route is neither protected nor allowed."
         add("--fail-on-unprotected", action="store_true", help=fail)
         allow = (
-            "Routes that may be unprotected, by route, method and route, or the view's dotted name: 'hooks/*', "
-            "'DELETE *', 'shop.views.*'. May be repeated."
+            "What may be unprotected. A pattern names a route ('hooks/*'), a method and a route ('DELETE *'), or a "
+            "view ('shop.views.*'). May be repeated."
         )
         add("--allow", action="append", default=[], metavar="PATTERN", help=allow)
         add("--allow-file", type=Path, metavar="FILE", help="A file of such patterns, one on each line.")

@@ -31,7 +31,7 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DECISIONS = ("record", "answer", "release")
-CHANGED = "There is nothing to decide now: no key is as it was when you opened the page, or none needs it."
+CHANGED = "Nothing can be decided now: the keys have changed since you opened the page, or need no decision."
 ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}'}
 
 

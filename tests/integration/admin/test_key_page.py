@@ -209,7 +209,7 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"status": "in_progress"},
         "",
-        "The view ended its own transaction and did not come to its end. … What the view wrote before … Which part of "
+        "The view ended its own transaction, and then failed or died. … What the view wrote before … Which part of "
         f"its work … The key stays as it is, and retries are refused. Expires: {NEVER}. … A person has to decide.",
     ),
     (
