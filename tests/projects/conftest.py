@@ -13,7 +13,7 @@ from tests.projects.harness import Project, Site
 
 @pytest.fixture(scope="module", autouse=True)
 def _asked_for(request: pytest.FixtureRequest) -> None:
-    """Each module here has a PROJECT; NEEDS names its packages, and SEED is code that runs when the tables are there."""
+    """Each module here has a PROJECT. NEEDS names its packages, and SEED is code that runs on the new tables."""
     if "PROJECTS" not in os.environ:
         pytest.skip("NOT RUN: needs PROJECTS=1, as in tox run -e projects")
     if missing := [package for package in request.module.NEEDS if find_spec(package) is None]:
