@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class _Exact:
     """A text that is compared byte by byte on every database.
 
-    MySQL and MariaDB would take "abc" and "ABC ", or "a" and "á", for the same text. The field sets the collation of
-    its column, so a later `AlterField` keeps the collation.
+    MySQL and MariaDB would take "abc" and "ABC ", or "a" and "á", for the same text. On PostgreSQL, only an index of
+    this collation finds the beginning of a text. The field sets the collation of its column, so a later `AlterField`
+    keeps the collation.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -24,11 +25,13 @@ class _Exact:
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
         parameters = super().db_parameters(connection)  # type: ignore[misc]
-        return parameters if connection.vendor != "mysql" else {**parameters, "collation": exact_collation(connection)}
+        return {**parameters, "collation": exact_collation(connection)}
 
 
-def exact_collation(connection: Any) -> str:
-    """The collation of MySQL or MariaDB that compares bytes and does not ignore spaces at the end."""
+def exact_collation(connection: Any) -> str | None:
+    """The collation that compares bytes and does not ignore spaces at the end. None: the database has no other one."""
+    if connection.vendor != "mysql":
+        return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 

@@ -10,7 +10,8 @@ from django.db import connection, connections
 from django.test import Client
 
 pytest.register_assert_rewrite(  # they assert, and are no test modules
-    "tests.acceptance.tutorial", "tests.contracts", "tests.crash.retrying", "tests.http", "tests.leases", "tests.works"
+    *("tests.acceptance.tutorial", "tests.contracts", "tests.crash.retrying", "tests.http", "tests.leases"),
+    *("tests.projects.harness", "tests.works"),
 )
 
 

@@ -19,6 +19,7 @@ DATABASES = databases()
 REST_FRAMEWORK_INSTALLED = find_spec("rest_framework") is not None
 SPECTACULAR_INSTALLED = find_spec("drf_spectacular") is not None
 INSTALLED_APPS = [
+    "django_idempotency",  # before the admin, whose index page then counts the keys that need attention
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -27,7 +28,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     *(["rest_framework", "rest_framework.authtoken"] if REST_FRAMEWORK_INSTALLED else []),
     *(["drf_spectacular"] if SPECTACULAR_INSTALLED else []),
-    "django_idempotency",
     "tests.shopapp",
 ]
 MIDDLEWARE = [

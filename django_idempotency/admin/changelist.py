@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 from django.contrib import admin
@@ -15,12 +16,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
 from ..engine.stores.states import STATES
-from ..maintenance.erasure import scope_of_user
+from ..maintenance.erasure import of_scope, scope_of_user
 from ..maintenance.lookups import find_key, refers_to, running_transactions
 from ..models import IdempotencyKey
 from . import overview
 from .links import show
-from .texts import SHAPES, readable_operation
+from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
@@ -51,7 +52,7 @@ class BoundedChangeList(ChangeList):
         Without a state, the filters look at the latest keys only. A search uses an index, so it needs no limit.
         """
         found = super().get_queryset(request, exclude_parameters)
-        if self._state in ("attention", *overview.BY_INDEX):
+        if self._by_index:
             ids = overview.find(self._state, found)
             return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
         return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
@@ -59,6 +60,8 @@ class BoundedChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
+        self.at_least = self.result_count == overview.LISTED
+        self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
         # Only the plain list has the overview. A search, a filter or another page does not wait for its queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
@@ -67,6 +70,14 @@ class BoundedChangeList(ChangeList):
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
+
+    def _oldest_looked_at(self) -> str:
+        keys = overview.latest(self.root_queryset, overview.FILTERED).order_by("pk")
+        return moment(keys.values_list("created_at", flat=True).first())
+
+    @property
+    def _by_index(self) -> bool:
+        return self._state in ("attention", *overview.BY_INDEX)
 
     @property
     def _state(self) -> str:
@@ -122,7 +133,7 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     if scopes := _scopes(text, request):
-        sent = keys.filter(scope__in=scopes)
+        sent = keys.filter(reduce(or_, map(of_scope, scopes)))
         # The index on `scope` is not sorted by age, so the newest keys of the scope are searched first.
         parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}

@@ -29,7 +29,7 @@ from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
 from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
 from .links import Shown, show, shown
-from .timeline import pasteable, results_of, value_text
+from .timeline import doubts_of, pasteable, results_of, value_text
 
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
@@ -98,7 +98,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "title": decision.label,
         "opts": IdempotencyKey._meta,
         "media": model_admin.media + form.media,
-        "keys": [(key, results_of(key)) for key in keys],
+        "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
         "action": request.POST.get("action", ""),  # empty for a decision from the page of one key
         "checkbox": ACTION_CHECKBOX_NAME,

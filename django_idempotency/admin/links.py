@@ -39,7 +39,8 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        return self.row.key if self.secrets else self.row.reference
+        """The same on each page: the key, and its reference beside it."""
+        return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property
     def badge(self) -> Any:

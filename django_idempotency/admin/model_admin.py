@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
@@ -22,6 +23,7 @@ from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, St
 from .decisions import answer_selected, decision_urls, release_selected
 from .forms import DECISIONS
 from .links import Shown, show, shown
+from .overview import same_request
 from .texts import readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
@@ -34,6 +36,12 @@ def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
         return text(shown(obj))
 
     return display
+
+
+def _short_key(key: Shown) -> Any:
+    reference = key.row.reference
+    html = '{}<br><span class="small">{}</span>'
+    return format_html(html, shortened(key.row.key), reference) if key.secrets else reference
 
 
 def _response(key: Shown) -> Any:
@@ -75,7 +83,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
     )
 
     # With the key, an anonymous caller gets the response. So a person who may not see responses sees no keys.
-    short_key = _field(_("key"), lambda key: shortened(key.name) if key.secrets else key.name)
+    short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
     route = _field(_("operation"), lambda key: key.operation)
@@ -132,6 +140,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
             show([found], self, request, results=True)
         return found
 
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """The timeline of the key, which has each decision. Django's history lacks those of commands and functions."""
+        return redirect("admin:django_idempotency_idempotencykey_change", object_id)
+
     def get_urls(self) -> list[Any]:
         return [*decision_urls(self), *super().get_urls()]
 
@@ -145,6 +157,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
             "key": key,
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
+            "same_request": same_request(self.get_queryset(request), key.row),
             "runbook": get_settings().runbook_url,
             "subtitle": f"{key.operation} {key.row.reference}",
         }

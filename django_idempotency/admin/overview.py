@@ -23,6 +23,8 @@ LISTED = 2_000
 """The most keys that the list shows on all its pages, and that a number counts. The search finds older keys."""
 FILTERED = 100_000
 """How many of the latest keys a filter reads. Without this limit, a rare value would make it read the whole table."""
+SAME = 10
+"""How many other keys with the same request the page of a key names."""
 CHUNK = 1000
 """How many keys one query for steps names. A database accepts only some thousands of parameters in a statement."""
 
@@ -100,6 +102,14 @@ def latest(keys: Keys, count: int) -> Keys:
     """Return the rows of `keys` that are among the latest keys of the table. This is a range of the primary key."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
+
+
+def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
+    """Return the first of the other keys with the same request about the same resource: perhaps a second charge."""
+    if row.resource_id is None or row.fingerprint is None:
+        return []
+    about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)
+    return list(about.exclude(pk=row.pk).order_by("pk")[:SAME])
 
 
 @dataclass(frozen=True, slots=True)

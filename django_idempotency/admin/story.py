@@ -5,7 +5,9 @@ from __future__ import annotations
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.stores.sealing import unseal
 from ..engine.stores.states import ATTENTION
+from ..exceptions import NotDecryptable
 from ..maintenance.facts import Facts, Kind
 from ..models import IdempotencyKey
 from .texts import moment
@@ -90,6 +92,8 @@ class Story(Facts):
 
     @property
     def next_retry(self) -> str:
+        if self.unreadable:
+            return _("It gets an error (500), because the stored texts cannot be decrypted. Nothing runs again.")
         if self.state.name == "completed" and self.row.body is not None:
             return _("It gets the kept response. Nothing runs again.")
         if self.state.name == "completed":
@@ -115,8 +119,24 @@ class Story(Facts):
         return _("The view runs again.")
 
     @property
+    def unreadable(self) -> bool:
+        """Whether a retry would raise `NotDecryptable`: it reads the response, or the results of the steps."""
+        try:
+            unseal(self.row, "headers", self.row.headers, self.row.status_code, self.row.fingerprint)
+            for step in self.steps:
+                unseal(self.row, "result", step.result, step.name)
+        except NotDecryptable:
+            return True
+        return False
+
+    @property
     def to_do(self) -> str:
         """What a person should do about this key. A slow worker can still make its call, so it must be dead first."""
+        if self.unreadable:
+            return _(
+                "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "
+                "never forget or release this key: find the order, and decide by the books of the other side."
+            )
         if not self.abandoned or not self.row.worker:
             return str(self.state.to_do)
         dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")

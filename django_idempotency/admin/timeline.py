@@ -69,6 +69,11 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
     return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
 
 
+def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
+    """Return the steps in doubt by name, with what the other side may know them by."""
+    return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
+
+
 def copyable(text: str) -> SafeString:
     """Return a text with a button that copies the text. The script of these pages shows the button."""
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'

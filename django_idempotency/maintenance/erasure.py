@@ -20,7 +20,7 @@ from django.db import transaction
 from django.db.models import Prefetch, Q, prefetch_related_objects
 
 from ..engine.protocol.digests import has_controls, kept_scope
-from ..engine.request.callers import account_scope
+from ..engine.request.callers import account_scope, acting_for
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
@@ -78,7 +78,7 @@ def forget(
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
     """
-    rows = find_key(key, using=using).filter(_of(scope), key=key)
+    rows = find_key(key, using=using).filter(of_scope(scope), key=key)
     if operation is not None:
         rows = rows.filter(operation=operation)
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
@@ -105,7 +105,7 @@ def forget_scope(
     Raises:
         DatabaseError: from the database. What earlier batches deleted stays deleted.
     """
-    rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(_of(scope))
+    rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
 
 
@@ -124,12 +124,11 @@ def scope_of_user(user: Any) -> str:
     return account_scope(user)
 
 
-def _of(scope: str) -> Q:
+def of_scope(scope: str) -> Q:
     """The keys of a scope as an endpoint returns it, or as the admin shows it; of a user, by any OAuth client too."""
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}  # no table holds the others
-    # The scope of a client that acts for a user ends with the user's. No index knows ends.
-    ends = Q(scope__endswith=f"+{scope}") if scope.startswith("user:") and scope in forms else Q()
-    return Q(scope__in=forms) | ends
+    clients = Q(scope__startswith=acting_for(scope)) if scope.startswith("user:") and scope in forms else Q()
+    return Q(scope__in=forms) | clients
 
 
 def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run: bool) -> Forgotten:

@@ -15,6 +15,7 @@ DEBUG = env.bool("DEBUG", default=False)
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1"])
 DATABASES = {"default": database()}
 INSTALLED_APPS = [
+    "django_idempotency",  # before the admin, whose index page then counts the keys that need attention
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -24,7 +25,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework.authtoken",
     "drf_spectacular",
-    "django_idempotency",
     "shop",
 ]
 MIDDLEWARE = [

@@ -17,11 +17,11 @@ def add(start: int, stop: int, expired: int = 0) -> None:
             """
             INSERT INTO django_idempotency_idempotencykey (
                 key_hash, scope_hash, scope, operation, key, fingerprint, status, attempt,
-                created_at, completed_at, expires_at, status_code, headers, body
+                created_at, updated_at, completed_at, expires_at, status_code, headers, body
             )
             SELECT hashint8extended(n, 1), hashint8extended(n, 2), 'user:auth.User:' || n %% 1000, 'POST orders/',
                 gen_random_uuid()::text, sha256(n::text::bytea), 'completed', 1,
-                now(), now(),
+                now(), now(), now(),
                 now() + (n - %s) * interval '1 ms' + CASE WHEN n <= %s THEN interval '0' ELSE interval '1 day' END,
                 201, '[["Content-Type", "application/json"]]', '{"id": 1, "amount": 1000, "currency": "EUR"}'
             FROM generate_series(%s, %s) AS n

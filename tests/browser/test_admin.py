@@ -15,6 +15,10 @@ LIST_PAGE = "/admin/django_idempotency/idempotencykey/"
 WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
     .filter(box => box.scrollWidth > box.clientWidth + 1)
     .map(box => box.className + box.scrollWidth)"""
+NOT_UNDERLINED = """[...document.querySelectorAll(
+    "#result_list td a, #result_list th a, .idempotency-overview a, .idempotency-story p a, .readonly a"
+)].filter(a => ![a, ...a.children].some(one => getComputedStyle(one).textDecorationLine == "underline"))
+    .map(a => a.outerHTML)"""
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 
 
@@ -49,6 +53,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     admin.context.grant_permissions(["clipboard-read", "clipboard-write"])
     admin.click(".idempotency-copy")
     admin.wait_for_selector("text=Copied")
+    assert admin.get_by_role("status").all_inner_texts()[:1] == ["Copied"]  # what a screen reader says
     assert admin.evaluate("navigator.clipboard.readText()") == GATEWAY.charges[0]
 
     record(admin, "not json", error="This is not JSON")
@@ -84,6 +89,19 @@ def record(admin: Any, result: str, error: str = "") -> None:
     admin.wait_for_selector(".idempotency-preview")
     admin.click("input[value='Record an outcome']")
     admin.wait_for_selector(".messagelist .success")
+
+
+def test_links_are_underlined_the_search_has_a_name_and_a_phone_reaches_the_filters(admin: Any) -> None:
+    """More than colour tells a link from text. On a phone the filters stand below the keys."""
+    key = make_key("8e03978e", status="failed")
+    admin.set_viewport_size({"width": 390, "height": 800})
+    for path in ("", f"{key.pk}/change/"):
+        admin.goto(f"{LIST_PAGE}{path}")
+        assert admin.evaluate(NOT_UNDERLINED) == []
+    admin.goto(LIST_PAGE)
+    admin.get_by_role("textbox", name="Search").fill("8e03978e")
+    admin.get_by_role("link", name="Filter").click()
+    assert admin.evaluate("document.querySelector('#changelist-filter').getBoundingClientRect().top") < 800
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -15,6 +15,7 @@ from tests.admin_pages import make_key
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 LIST = "/admin/django_idempotency/idempotencykey/"
 PAGES = {
+    "index page": "../../",
     "list": "",
     "filtered list": "?state=in_doubt",
     "completed key": "{done}/change/",

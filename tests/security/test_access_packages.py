@@ -42,14 +42,14 @@ def test_no_replay_skips_a_check_that_has_changed_its_mind(package: str, outcome
     ("way", "user"),
     [
         ("REST framework", ""),
-        ("REST framework, with a user", "+user:auth.User:N"),
-        ("middleware", "+user:auth.User:N"),
-        ("both middlewares", "+user:auth.User:N"),
+        ("REST framework, with a user", "for:user:auth.User:N+"),
+        ("middleware", "for:user:auth.User:N+"),
+        ("both middlewares", "for:user:auth.User:N+"),
     ],
 )
 def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any, way: str, user: str) -> None:
     """Of django-oauth-toolkit. A token of another application is another caller, with the same user or without one."""
     if "clients" not in outcomes:
         pytest.skip("oauth2_provider or rest_framework is not installed")
-    scope = f"application:oauthN_provider.Application:N{user}"
+    scope = f"{user}application:oauthN_provider.Application:N"
     assert outcomes["clients"][way] == ["false", "true", "false", scope, scope]

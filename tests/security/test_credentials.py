@@ -19,7 +19,7 @@ from django.utils.functional import SimpleLazyObject
 from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request import pipeline
-from django_idempotency.engine.request.callers import account_scope, auth_scope, scope_of
+from django_idempotency.engine.request.callers import account_scope, acting_for, auth_scope, scope_of
 from django_idempotency.maintenance.erasure import forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey
 from tests.security import caller_urls
@@ -205,7 +205,7 @@ def test_a_clients_token_is_scoped_by_the_client(access_token: Any) -> None:
     scopes = [auth_scope(access_token(**row)) for row in rows]
     assert scopes == ["application:auth.Group:5"] * 2 + ["application:auth.Group:6"]
     both = auth_scope(access_token(pk=4, application_id=5, user_id=7))
-    assert both == "application:auth.Group:5+user:auth.User:7"
+    assert both == "for:user:auth.User:7+application:auth.Group:5"
     assert auth_scope(access_token(pk=4, user_id=7)) == "user:auth.User:7"
 
 
@@ -221,15 +221,16 @@ def test_two_clients_of_one_user_are_two_callers_by_their_jwt(rf: RequestFactory
     assert scopes[0] == scopes[1]
     assert len(set(scopes)) == 3
     assert scopes[3] == "user:auth.User:7"
-    assert str(scopes[0]).endswith("+user:auth.User:7")
+    assert str(scopes[0]).startswith("for:user:auth.User:7+")
 
 
 def test_what_clients_did_for_a_user_is_forgotten_with_the_user() -> None:
     """And no other user's keys."""
-    mine = ("user:auth.User:7", "application:shop.Client:5+user:auth.User:7")
-    others = ("user:auth.User:77", "application:shop.Client:7+user:auth.User:8", "application:shop.Client:7")
+    mine = ("user:auth.User:7", "for:user:auth.User:7+application:shop.Client:5")
+    others = ("user:auth.User:77", "for:user:auth.User:77+application:shop.Client:7", "application:shop.Client:7")
     for scope_ in (*mine, *others):
         run_once(str, operation="o", scope=scope_, key="k")
+    assert not acting_for("user:a.B:7+x").startswith(acting_for("user:a.B:7"))
     assert forget_scope(scope_of_user(User(pk=7))).deleted == 2
     assert set(IdempotencyKey.objects.values_list("scope", flat=True)) == set(others)
 

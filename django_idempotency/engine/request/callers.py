@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 from django.conf import settings as django_settings
 from django.contrib.sessions.backends import signed_cookies
@@ -53,7 +54,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
     user = getattr(request, "user", None)
     if user is not None and is_authenticated(user):
         client = _client(request, user)
-        return account_scope(user) if client is None else f"{client}+{account_scope(user)}"
+        return account_scope(user) if client is None else acting_for(account_scope(user)) + client
     if (credential := _credential(request)) is not None:
         return credential
     if options.anonymous == "refuse":
@@ -109,13 +110,13 @@ def _token_scope(token: Model) -> str:
     Raises:
         IdempotencyConfigurationError: the token belongs to no client and no user.
     """
-    owners = [owner for name in ("application", "user") if (owner := _owner(token, name)) is not None]
-    if not owners:
+    client, user = _owner(token, "application"), _owner(token, "user")
+    if client is None and user is None:
         raise IdempotencyConfigurationError(
             f"request.auth is a {token._meta.label} of no application and no user, and a new token would be another "
             "caller. Pass scope=callable(request)."
         )
-    return "+".join(owners)
+    return acting_for(user) + client if client and user else str(client or user)
 
 
 def _client(request: Any, user: Any) -> str | None:
@@ -166,6 +167,11 @@ def account_scope(user: Any) -> str:
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
+
+
+def acting_for(account: str) -> str:
+    """How the scopes of all clients that act for a user begin: an index finds them, and no other user's begin so."""
+    return f"for:{quote(account, safe=':/.@')}+"
 
 
 def _place(model: Any, row: Model) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -100,7 +102,9 @@ class TestWhatHappens:
         before = list(IdempotencyKey.objects.values())
         page = page_of(operator, in_doubt, decision)
         policy = "Policy: hold: wait for a decision"
-        for shown in (text, in_doubt.key, "POST pay/hold", "In doubt: charge", "Attempts so far: 1", policy):
+        name = f"{in_doubt.key} ({in_doubt.reference})"
+        asked = f"In doubt: charge (derived key: <code>{GATEWAY.charges[0]}</code>"
+        for shown in (text, name, "POST pay/hold", asked, "Attempts so far: 1", policy, f"Caller: {in_doubt.scope}"):
             assert shown in page
         for text in (page, operator.get(detail(in_doubt)).content.decode()):
             assert '<a href="https://wiki.example.com/keys" rel="noopener noreferrer">Runbook</a>' in text
@@ -145,8 +149,15 @@ class TestWhatHappens:
         assert (entry.action_flag, entry.object_id) == (CHANGE, str(in_doubt.pk))
         assert in_doubt.key not in entry.object_repr  # the log is kept for ever, and a key may be a secret
         assert entry.user_id == int(operator.session["_auth_user_id"])
+
+    def test_the_history_has_the_decision_of_a_command(self, operator: Client, in_doubt: IdempotencyKey) -> None:
+        """The button "History" leads to the timeline, because Django's log knows the decisions of the admin only."""
+        said = ["--by", "cron", "--reason", "T-9", "--apply", "--calls-did-not-happen"]
+        call_command("resolve_idempotency_keys", "--id", str(in_doubt.pk), "--release", *said, stdout=StringIO())
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
-        assert entry.get_change_message() in operator.get(history).content.decode()
+        page = operator.get(history, follow=True).content.decode()
+        assert "cron released the key for a retry" in page
+        assert history in page
 
 
 class TestRefused:

@@ -124,6 +124,21 @@ class TestResponse:
         assert text in page_of(make_key(**fields), SECRETS)
 
 
+def test_another_key_with_the_same_request_about_the_same_resource_is_named() -> None:
+    """A client may have taken a new key for a retry, so perhaps the customer has paid twice."""
+    same: dict[str, Any] = {"resource_type": "order", "resource_id": "59", "fingerprint": b"f" * 32}
+    key, other = make_key("k-1", **same), make_key("k-2", **same)
+    make_key("k-3", **same | {"resource_id": "60"})
+    make_key("k-4", **same | {"fingerprint": b"g" * 32})
+    told = "Another key has the same request about the same resource: "
+    text = page_of(key)
+    assert text.count(told) == 1
+    assert f'{told}<a href="{detail(other)}">POST orders/ {other.reference}</a>' in text
+    for fields in ({"resource_id": None, "resource_type": None}, {"fingerprint": None}):
+        make_key(f"l-{len(fields)}", **same | fields)
+        assert told not in page_of(make_key(f"m-{len(fields)}", **same | fields))
+
+
 class TestEncrypted:
     @pytest.fixture(autouse=True)
     def _encrypted(self, settings: Any) -> None:
@@ -159,11 +174,16 @@ class TestEncrypted:
         text = page_of(row(), SECRETS)
         assert text.count("IDEMPOTENCY[&#x27;ENCRYPTION_KEYS&#x27;]") == 3
         assert "Whether these calls took effect: mail." in text
+        assert "It gets an error (500)" in text
+        assert "Do not ask the client to retry. Put the missing encryption key back." in text
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
         post("/pay")
         settings.IDEMPOTENCY = setting
         text = page_of(row(), SECRETS)
         assert "What is stored in &#x27;headers&#x27; of idempotency key" in text
+        assert "It gets an error (500)" in text
+        assert "never forget or release this key" in text
+        assert "It gets the kept response." not in page_of(row(), "view_idempotencykey")
         assert MARK not in text
 
 

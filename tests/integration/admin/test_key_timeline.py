@@ -81,7 +81,7 @@ class TestTimeline:
         assert "ada released the key for a retry, 2" in page  # the last decision, above the timeline
 
     def test_a_corrected_result_is_shown_to_those_who_may(self, in_doubt: IdempotencyKey) -> None:
-        """The old one, too."""
+        """The old one, too. What a person entered was no call, so it has no duration."""
         for charge in ("ch_old", "ch_new"):
             record_outcome(IdempotencyKey.objects.get(), "charge", {"charge": charge}, by="ada", reason="T-7")
         for permissions, shown in (((), False), ((SECRETS,), True)):
@@ -89,6 +89,7 @@ class TestTimeline:
             assert "ada recorded the result of “charge”" in page
             assert "ada corrected the result of “charge”" in page
             assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
+            assert ("recorded by a person" in page, "done after" in page) == (True, False)
 
     def test_what_is_encrypted_needs_its_permission(self, in_doubt: IdempotencyKey, settings: Any) -> None:
         """Errors and reasons may quote a request."""

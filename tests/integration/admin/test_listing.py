@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ class TestStates:
         found = {}
         for row in rows:
             (badge,) = re.findall(r'<span aria-hidden="true">.</span> (.*?)</span>', row)
-            found[re.findall(r"change/[^>]*>([^<]*)</a>", row)[0]] = badge
+            found[re.findall(r"change/[^>]*>([^<]*)<br>", row)[0]] = badge
         assert found == {
             "done": "completed",
             "live": "in flight",
@@ -176,6 +177,29 @@ class TestFilters:
         assert listed(client, state="in_doubt") == ["k-0", "k-1"]
         assert listed(client, operation="POST pay/") == ["done-9", "done-8", "done-7", "done-6", "done-5"]
 
+    def test_a_page_says_what_it_has_searched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is not listed may be older, and a number that stops says so."""
+        monkeypatch.setattr(limits, "LISTED", 3)
+        monkeypatch.setattr(limits, "FILTERED", 4)
+        start = datetime(2026, 7, 1, 12, tzinfo=UTC)
+        for number in range(6):
+            make_key(f"k-{number}", created_at=start + number * HOUR, resource_type="order", resource_id=str(number))
+
+        def told(**query: str) -> str:
+            return staff(VIEW).get(reverse(LIST), query).content.decode()
+
+        for query in ({"operation": "POST orders/"}, {"state": "completed"}):
+            page = told(**query)
+            assert "which are the keys since 2026-07-01 09:00:00 CDT (2026-07-01 14:00:00 UTC)." in page
+            assert "at least 3 idempotency keys" in page
+        assert "at least 3 idempotency keys" in told()
+        page = told(state="in_doubt")
+        assert "Searched among all keys, by the index of the state." in page
+        assert re.search(r"\n0 idempotency keys", page)
+        page = told(q="order 3")
+        assert "Searched among all keys, for this text as a complete key, reference, resource" in page
+        assert "at least" not in page
+
 
 class TestSearch:
     @pytest.mark.parametrize("term", ["k-7", '"k-7"', " k-7 "])
@@ -216,10 +240,11 @@ class TestSearch:
         """By the scope as the page shows it; by the user's name, for those who may see users."""
         ada: User = UserFactory(username="ada")
         make_key("hers", scope=f"user:auth.User:{ada.pk}")
+        make_key("by a client", scope=f"for:user:auth.User:{ada.pk}+application:shop.Client:5")
         make_key("unknown", scope="anonymous")
-        assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["hers"]
+        assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["by a client", "hers"]
         assert listed(staff(VIEW), q="ada") == []
-        assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["hers"]
+        assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["by a client", "hers"]
         assert listed(admin_client, q="anonymous") == ["unknown"]
         assert listed(admin_client, q="bob") == []
 
@@ -236,7 +261,7 @@ class TestAlias:
         history = reverse("admin:django_idempotency_idempotencykey_history", args=[in_doubt.pk])
         with override_settings(**self.READS_THE_REPLICA):
             for page in (reverse(LIST) + query, detail(in_doubt), history):
-                assert operator.get(page).status_code == 200
+                assert operator.get(page, follow=True).status_code == 200
 
     @pytest.mark.urls("tests.integration.admin_urls")
     @pytest.mark.parametrize("decision", ["record", "answer", "release"])

@@ -1,0 +1,39 @@
+"""`{% load idempotency_admin %}`: how many keys need attention, for the index page of the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.db import Error, transaction
+from django.urls import reverse
+
+from ..models import IdempotencyKey
+
+register = template.Library()
+
+
+@register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
+def idempotency_attention(context: Any) -> dict[str, Any]:
+    """The number of keys that need attention, with a link to them. Nothing for persons who may not see the list.
+
+    If the database cannot be asked, the line says so, and the rest of the page is shown.
+    """
+    # Django imports each library of tags, also in projects without the admin.
+    from django.contrib.admin.sites import all_sites
+
+    from ..admin.decisions import NAME
+    from ..admin.overview import attention, overview
+
+    request = context["request"]
+    for site in all_sites:
+        model_admin: Any = site._registry.get(IdempotencyKey)
+        if site.name == request.current_app and model_admin and model_admin.has_view_permission(request):
+            keys, number = model_admin.get_queryset(request), None
+            try:
+                with transaction.atomic(using=keys.db):  # an error must not end the transaction of the page
+                    number = attention(overview(keys))
+            except Error:
+                pass
+            return {"number": number, "address": reverse(f"admin:{NAME}_changelist", current_app=site.name)}
+    return {}
