@@ -25,7 +25,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the `key` option that knows the name of its place. A plain callable works too.
+    """A function for the `key` option, and the name of the place that it reads. A plain callable works too.
 
     Attributes:
         read: `callable(request) -> str | None`; may raise `InvalidKey`.
