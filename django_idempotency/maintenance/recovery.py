@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -194,8 +194,9 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
-    claim = claimed(store, partial(committed, store, BY, partial(store.resume, wanted, row.attempt)))
+    # The stored fingerprint stays. A key that is gone, or completed meanwhile, is left alone.
+    wanted = replace(claim_request(declared.options, identity, None), known_only=True)
+    claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
         return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):

@@ -151,21 +151,6 @@ class Store(ABC):
             return self._locked(wanted)
         return Conflicted()
 
-    def resume(self, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, as `claim` does for a retry. Never inserts a row.
-
-        The first statement of its transaction. Fingerprint and steps stay as they are.
-
-        attempt: the attempt at which the caller has seen the key. At another one, the outcome is `Conflicted`.
-        """
-        stored = self._stored(self._sql.look, wanted)
-        if stored is None or stored.attempt != attempt:
-            return Conflicted()
-        decision = decide(stored, wanted)
-        if isinstance(decision, Resume):
-            return self._resume(stored, wanted)
-        return decision if isinstance(decision, InDoubt) else Conflicted()
-
     def look(self, wanted: ClaimRequest) -> Known:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
         stored = self._stored(self._sql.look, wanted)
