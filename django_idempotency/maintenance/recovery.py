@@ -158,22 +158,17 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # What was asked about has changed, and so comes last the next time.
-    names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))
-    asked = 0
-    for name in names:
-        if is_over(stop, deadline):
-            break
-        asked += 1
-        row = IdempotencyKey.objects.using(store.alias).filter(**name).first()
+    # The oldest key last: it is the first to be popped. What was asked about has changed, and so is the youngest then.
+    names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
+    while names and not is_over(stop, deadline):
+        row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
         if row is not None:
             declared = askable[row.operation]
             would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
             outcome, reason = would if dry_run else _outcome(store, row, declared)
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
     left = keys.filter(created_at__lte=Later(-age)).count()
-    complete = asked == len(names)
-    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=complete)
+    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=not names)
 
 
 def _declared(operation: str) -> Declaration | str:

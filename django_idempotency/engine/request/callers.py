@@ -53,7 +53,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
     user = getattr(request, "user", None)
     if user is not None and is_authenticated(user):
         client = _client(request, user)
-        return account_scope(user) if client is None else f"{client}+{account_scope(user)}"
+        return scope_of_user(user) if client is None else f"{client}+{scope_of_user(user)}"
     if (credential := _credential(request)) is not None:
         return credential
     if options.anonymous == "refuse":
@@ -95,7 +95,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
         )
     if _is_access_token(auth):
         return _token_scope(auth)
-    scope = account_scope(auth)
+    scope = scope_of_user(auth)
     # Some models of tokens have the token itself as their primary key: the REST framework's own, and sessions.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
@@ -151,11 +151,17 @@ def _is_access_token(auth: Any) -> bool:
     )
 
 
-def account_scope(user: Any) -> str:
-    """The scope of an authenticated user.
+def scope_of_user(user: Any) -> str:
+    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
+
+    Args:
+        user: such as `request.user`.
+
+    Returns:
+        The scope, for `forget` and `forget_scope`.
 
     Raises:
-        IdempotencyConfigurationError: the user has no primary key.
+        IdempotencyConfigurationError: for a user without a primary key.
     """
     primary_key = getattr(user, "pk", None)
     if primary_key is None:

@@ -184,10 +184,8 @@ class Store(ABC):
             "resource_type": type_,
             "resource_id": id_,
         }
-        if last:
-            self._write_last("complete", values)
-        else:
-            self._write("complete", values)
+        write = self._write_last if last else self._write
+        write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
@@ -195,10 +193,6 @@ class Store(ABC):
         The last statement of the caller's `atomic()`: the COMMIT may travel with it, as with the `last` of `complete`.
         """
         self._write_last("release", values_of_claim(claimed))
-
-    def owns(self, sql: str) -> bool:
-        """Whether this is a statement about the package's own tables."""
-        return self._sql.table in sql or self._sql.steps in sql
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
