@@ -39,7 +39,7 @@ class Story:
             return _("A worker is at work on attempt %(attempt)s. It holds the lease until %(time)s.") % values
         if facts.unleased:
             return _("The view ended its own transaction and did not come to its end.")
-        if facts.failed:
+        if row.status == IdempotencyKey.Status.FAILED:
             return _("Attempt %(attempt)s ended without a final response.") % values
         return _("The worker of attempt %(attempt)s has died or is too slow: its lease was over at %(time)s.") % values
 

@@ -33,7 +33,7 @@ from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
-from ..engine.stores.states import Later
+from ..engine.stores.states import Clock
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .cleanup import is_over
@@ -167,7 +167,7 @@ def recover_idempotency_keys(
             would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
             outcome, reason = would if dry_run else _outcome(store, row, declared)
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
-    left = keys.filter(created_at__lte=Later(-age)).count()
+    left = keys.filter(created_at__lte=Clock(plus=-age)).count()
     return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=not names)
 
 

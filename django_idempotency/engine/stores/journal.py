@@ -43,7 +43,7 @@ from django.db import DatabaseError, connections, transaction
 from ...exceptions import LeaseLost, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
 from .sealing import seal, unseal
-from .states import UNFINISHED, Clock, Later
+from .states import UNFINISHED, Clock
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -74,7 +74,7 @@ class Journal:
 
     def renew(self, claimed: Claimed, lease: float) -> None:
         """Lock the key for `lease` seconds from now. Raises `LeaseLost`."""
-        self._change(claimed, locked_until=Later(lease))
+        self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
         """Keep what the operation is about. Raises `LeaseLost`."""
@@ -84,7 +84,7 @@ class Journal:
         """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
         try:
             with transaction.atomic(using=self.alias):
-                kept = {"expires_at": Later(wanted.ttl), "last_error": seal(claimed, "last_error", error)}
+                kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
                 self._change(claimed, status=Status.FAILED, locked_until=None, **kept)
         except (DatabaseError, UnicodeEncodeError):
             if error.isascii():

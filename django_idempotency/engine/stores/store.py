@@ -24,7 +24,7 @@ from .journal import Journal, locked
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
 from .server_checks import check_tables, rows_of
-from .states import EXPIRED, LAPSED, Clock, Later
+from .states import EXPIRED, LAPSED, Clock
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -306,8 +306,8 @@ class Store(ABC):
             updated_at=Clock(),
             policy=wanted.policy,
             worker=values_of(wanted)["worker"],
-            expires_at=Later(wanted.ttl),
-            locked_until=None if wanted.lease is None else Later(wanted.lease),
+            expires_at=Clock(plus=wanted.ttl),
+            locked_until=None if wanted.lease is None else Clock(plus=wanted.lease),
             **changes,
         )
 

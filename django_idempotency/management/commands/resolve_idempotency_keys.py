@@ -169,7 +169,7 @@ def _action(options: dict[str, Any]) -> str:
 
 
 def _answer(status: int, body: str) -> Snapshot:
-    """The answer that closes a key. Raises `CommandError`, and `ValueError` for a body that begins as JSON and is none."""
+    """The answer that closes a key. Raises `CommandError`, and `ValueError` for a body that is broken JSON."""
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
     is_json = body.lstrip().startswith(("{", "[", '"'))
