@@ -61,7 +61,7 @@ def run_claimed(
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = LeasedOperation(store, wanted, claim)
         try:
-            finished = run(operation).about(operation.resource)
+            finished = replace(run(operation), resource=operation.resource)
         finally:
             about = operation.resource
         if finished.verdict is Verdict.KEEP and finished.snapshot is not None:

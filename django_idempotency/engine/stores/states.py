@@ -232,9 +232,6 @@ def as_sql(condition: Q, alias: str) -> str:
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    literals = iter(params)  # constants of ours: no client has written them
-    return re.sub("%s", lambda found: _literal(next(literals)), sql)
-
-
-def _literal(value: Any) -> str:
-    return str(value) if isinstance(value, int) else f"'{value}'"
+    # Constants of ours: no client has written them.
+    literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
+    return re.sub("%s", lambda found: next(literals), sql)
