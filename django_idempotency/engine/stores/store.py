@@ -78,7 +78,13 @@ class Store(ABC):
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
     unmigrated: ClassVar[frozenset[object]]
-    """The codes of errors. `unmigrated`: a table or a column is missing. The others: see the methods."""
+    """The codes of errors, see `code`.
+
+    repeatable: of a claim. It may succeed in a new transaction: a deadlock, a serialization failure.
+    rolled_back: the database has rolled the whole transaction back in favour of another one.
+    busy: of a claim. The database did not answer in time.
+    unmigrated: a table or a column is missing.
+    """
 
     def __init__(self, alias: str) -> None:
         self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
@@ -110,18 +116,6 @@ class Store(ABC):
     @abstractmethod
     def code(self, error: DatabaseError) -> object:
         """What the database calls this error."""
-
-    def may_repeat(self, error: DatabaseError) -> bool:
-        """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
-        return self.code(error) in self.repeatable
-
-    def was_rolled_back(self, error: DatabaseError) -> bool:
-        """Whether this error means that the database has rolled the whole transaction back in favour of another."""
-        return self.code(error) in self.rolled_back
-
-    def is_busy(self, error: DatabaseError) -> bool:
-        """Whether this error of a claim means only that the database did not answer in time."""
-        return self.code(error) in self.busy
 
     def check(self) -> Iterable[CheckMessage]:
         """System checks that query the database: whether its set-up can keep the promises."""
