@@ -166,7 +166,7 @@ def test_when_a_call_in_doubt_may_be_made_again() -> None:
             "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
         ),
         ({"ERROR_RESPONSE": 5}, "give a callable; in the settings, its dotted path will do."),
-        ({"TTL": 0}, "IDEMPOTENCY['TTL']=0: give 1 or more seconds, and at most 100 years."),
+        ({"TTL": 0}, "IDEMPOTENCY['TTL']=0: give a timedelta or a number of seconds: 1 or more, and at most 100 years."),
         ({"ENCRYPTION_KEYS": OLD}, "IDEMPOTENCY['ENCRYPTION_KEYS']: give a list of Fernet keys, with at least one."),
         ({"ENCRYPTION_KEYS": []}, "with at least one. To switch encryption off, leave the setting out."),
         (
