@@ -147,8 +147,7 @@ def recover_idempotency_keys(
         told[asked.outcome] += 1
         facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
         with harmless():
-            extra = {**facts, "database": store.alias, "outcome": asked.outcome}
-            logger.info("Idempotency key %s", asked, extra=extra)
+            logger.info("Idempotency key %s", asked, extra=facts | {"database": store.alias, "outcome": asked.outcome})
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))

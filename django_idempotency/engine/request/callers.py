@@ -27,6 +27,7 @@ SCHEMES = frozenset(
 DPoP and HMAC signatures, a retry may have a new value, and would be another caller."""
 ANONYMOUS = "anonymous"
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
+ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
@@ -145,10 +146,7 @@ def _owner(row: Model, name: str) -> str | None:
 
 def _is_access_token(auth: Any) -> bool:
     """By name, so that nothing is imported: is it a token of django-oauth-toolkit, or of the project's own model?"""
-    return any(
-        base.__module__ == "oauth2_provider.models" and base.__name__ == "AbstractAccessToken"
-        for base in auth.__class__.__mro__
-    )
+    return any((base.__module__, base.__name__) == ACCESS_TOKEN for base in auth.__class__.__mro__)
 
 
 def scope_of_user(user: Any) -> str:
