@@ -15,8 +15,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
+from ..engine.request.callers import scope_of_user
 from ..engine.stores.states import STATES
-from ..maintenance.erasure import of_scope, scope_of_user
+from ..maintenance.erasure import of_scope
 from ..maintenance.lookups import find_key, refers_to, running_transactions
 from ..models import IdempotencyKey
 from . import overview

@@ -36,7 +36,7 @@ class Story(Facts):
             return _("A worker is at work on attempt %(attempt)s. It holds the lease until %(time)s.") % values
         if self.unleased:
             return _("The view ended its own transaction, and then failed or died.")
-        if self.failed:
+        if row.status == IdempotencyKey.Status.FAILED:
             return _("Attempt %(attempt)s ended without a final response.") % values
         return _("The worker of attempt %(attempt)s has died or is too slow: its lease was over at %(time)s.") % values
 

@@ -1,9 +1,10 @@
 """What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
 
 from ..engine.protocol.outcomes import Snapshot
+from ..engine.request.callers import scope_of_user
 from ..engine.stores import RunningTransaction
 from .cleanup import Cleanup, cleanup_idempotency_keys
-from .erasure import Forgotten, forget, forget_scope, scope_of_user
+from .erasure import Forgotten, forget, forget_scope
 from .lookups import (
     find_key,
     find_resource,

@@ -17,7 +17,7 @@ from ..engine.conf import resolve
 from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
-from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS, STUCK, Clock, Later
+from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS, STUCK, Clock
 from ..models import IdempotencyKey
 from .lookups import refuse_impossible
 
@@ -143,7 +143,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
         locked_until=None,
         last_error=Value(FREED),
         updated_at=Clock(),
-        expires_at=Greatest("expires_at", Later(resolve().ttl_seconds)),
+        expires_at=Greatest("expires_at", Clock(plus=resolve().ttl_seconds)),
     )
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import transaction
 from django.db.models import Prefetch, Q, prefetch_related_objects
 
 from ..engine.protocol.digests import has_controls, kept_scope
-from ..engine.request.callers import account_scope, acting_for
+from ..engine.request.callers import acting_for
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
@@ -107,21 +107,6 @@ def forget_scope(
     """
     rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
-
-
-def scope_of_user(user: Any) -> str:
-    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
-
-    Args:
-        user: such as `request.user`.
-
-    Returns:
-        The scope, for `forget` and `forget_scope`.
-
-    Raises:
-        IdempotencyConfigurationError: for a user without a primary key.
-    """
-    return account_scope(user)
 
 
 def of_scope(scope: str) -> Q:

@@ -18,7 +18,7 @@ from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
 from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
 from ..engine.stores import RunningTransaction, alias_for, store_for
-from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Later, State
+from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Clock, State
 from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
     Raises `ValueError` for less than 0 and for more than a century.
     """
     refuse_impossible(0, MAX_SECONDS, older_than=older_than)
-    return keys.filter(updated_at__lte=Later(-older_than)).order_by("updated_at", "pk")
+    return keys.filter(updated_at__lte=Clock(plus=-older_than)).order_by("updated_at", "pk")
 
 
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -33,7 +33,7 @@ from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
-from ..engine.stores.states import Later
+from ..engine.stores.states import Clock
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .cleanup import is_over
@@ -147,8 +147,7 @@ def recover_idempotency_keys(
         told[asked.outcome] += 1
         facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
         with harmless():
-            extra = {**facts, "database": store.alias, "outcome": asked.outcome}
-            logger.info("Idempotency key %s", asked, extra=extra)
+            logger.info("Idempotency key %s", asked, extra=facts | {"database": store.alias, "outcome": asked.outcome})
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
@@ -158,22 +157,17 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # What was asked about has changed, and so comes last the next time.
-    names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))
-    asked = 0
-    for name in names:
-        if is_over(stop, deadline):
-            break
-        asked += 1
-        row = IdempotencyKey.objects.using(store.alias).filter(**name).first()
+    # The oldest key last: it is the first to be popped. What was asked about has changed, and so is the youngest then.
+    names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
+    while names and not is_over(stop, deadline):
+        row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
         if row is not None:
             declared = askable[row.operation]
             would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
             outcome, reason = would if dry_run else _outcome(store, row, declared)
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
-    left = keys.filter(created_at__lte=Later(-age)).count()
-    complete = asked == len(names)
-    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=complete)
+    left = keys.filter(created_at__lte=Clock(plus=-age)).count()
+    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=not names)
 
 
 def _declared(operation: str) -> Declaration | str:
@@ -194,8 +188,9 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    wanted = claim_request(declared.options, identity, None)  # the stored fingerprint stays
-    claim = claimed(store, partial(committed, store, BY, partial(store.resume, wanted, row.attempt)))
+    # The stored fingerprint stays. A key that is gone, or completed meanwhile, is left alone.
+    wanted = replace(claim_request(declared.options, identity, None), known_only=True)
+    claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
         return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):

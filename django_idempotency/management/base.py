@@ -114,11 +114,8 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
     """The aliases that the command was given. None is the one that keys are written to."""
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
-    allowed: list[str | None] = [
-        name
-        for name in connections
-        if connections[name].settings_dict["ENGINE"] != NO_ENGINE and router.allow_migrate_model(name, IdempotencyKey)
-    ]
+    real = [name for name in connections if connections[name].settings_dict["ENGINE"] != NO_ENGINE]
+    allowed: list[str | None] = [name for name in real if router.allow_migrate_model(name, IdempotencyKey)]
     if not allowed:
         raise CommandError("DATABASE_ROUTERS allow the key table on no database. Let allow_migrate() return True.")
     return allowed

@@ -91,7 +91,7 @@ def claimed_with_an_old_snapshot(store: Store, claim: ClaimRequest) -> Any:
     try:
         return store.claim(claim)
     except OperationalError as error:
-        if not store.may_repeat(error):
+        if store.code(error) not in store.repeatable:
             raise
         transaction.set_rollback(True)
         return None

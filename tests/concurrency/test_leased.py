@@ -223,7 +223,7 @@ def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
         started.set()
         error = rival.exception(30)
     assert isinstance(error, OperationalError)
-    assert store.may_repeat(error)
+    assert store.code(error) in store.repeatable
     with transaction.atomic():
         assert store.claim(claim) == InDoubt()
 

@@ -127,7 +127,7 @@ class TestSnapshotIsolation:
             in_threads(1, lambda number: finish(store))
             with pytest.raises(OperationalError) as error:
                 store.claim(a_claim(lease=60.0))
-        assert store.may_repeat(error.value)
+        assert store.code(error.value) in store.repeatable
 
     def test_without_it_an_old_snapshot_does_not_hide_the_result(self, store: Store, in_threads: Threads) -> None:
         """A plain read would show the past. Under this level the claim reads what is committed."""

@@ -184,7 +184,7 @@ class TestStores:
                     assert committed.wait(30)
                     store.claim(a_claim())
             except DatabaseError as error:
-                return store.may_repeat(error)
+                return store.code(error) in store.repeatable
             raise AssertionError("the claim did not notice")
 
         assert in_threads(2, lambda number: (winner, loser)[number]()) == [None, True]

@@ -319,7 +319,7 @@ class TestAttentionContract:
                     with transaction.atomic():
                         outcome = store.claim(LEASED)
                 except Exception as error:
-                    if not store.may_repeat(error) and not store.is_busy(error):
+                    if store.code(error) not in store.repeatable and store.code(error) not in store.busy:
                         raise
                     continue
                 if isinstance(outcome, Claimed):

@@ -96,7 +96,7 @@ def test_a_takeover_has_one_winner(in_threads: Threads, state: str) -> None:
                 with transaction.atomic():
                     return store.claim(claim)
             except Exception as error:
-                if not store.may_repeat(error) and not store.is_busy(error):
+                if store.code(error) not in store.repeatable and store.code(error) not in store.busy:
                     raise
         return Conflicted()
 

@@ -55,7 +55,7 @@ def attempt(store: Store, **changes: Any) -> Any:
 def is_harmless(store: Store, outcome: Any) -> bool:
     """May a loser come out like this?"""
     if isinstance(outcome, DatabaseError):
-        return store.may_repeat(outcome) or store.is_busy(outcome)
+        return store.code(outcome) in store.repeatable or store.code(outcome) in store.busy
     return outcome in (Conflicted(), Completed(snapshot=SNAPSHOT))
 
 

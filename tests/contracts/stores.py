@@ -17,6 +17,7 @@ from django_idempotency.engine.protocol.outcomes import (
     InDoubt,
     Mismatched,
     Snapshot,
+    TooOld,
 )
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.exceptions import ClaimLost
@@ -120,11 +121,14 @@ class TestStoreContract:
         with pytest.raises(ClaimLost, match="the view deleted it"):
             store.release(claimed) if action == "release" else store.complete(claimed, SNAPSHOT)
 
-    def test_a_recovery_takes_over_nothing_but_what_it_has_seen(self, store: Store) -> None:
-        """A key that is gone, or completed meanwhile, is a conflict."""
-        assert store.resume(a_claim(lease=60.0), 1) == Conflicted()
+    def test_a_recovery_claims_no_key_that_is_gone_or_completed(self, store: Store) -> None:
+        """Nor one that has expired: a late key of a client is refused in the same way."""
+        wanted = a_claim(lease=60.0, known_only=True)
+        assert store.claim(wanted) == TooOld()
         self.finish(store, a_claim())
-        assert store.resume(a_claim(lease=60.0), 1) == Conflicted()
+        assert store.claim(wanted) == Completed(snapshot=SNAPSHOT)
+        expire()
+        assert store.claim(wanted) == TooOld()
         assert IdempotencyKey.objects.get().attempt == 1
 
     def test_colliding_hashes_show_nothing(self, store: Store) -> None:

@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.keys import key_reference
-from django_idempotency.maintenance import erasure, find_key, in_flight, stuck
-from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, scope_of_user
+from django_idempotency.maintenance import erasure, find_key, in_flight, scope_of_user, stuck
+from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory

@@ -13,6 +13,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency.engine.execution.claiming import claim_request
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of
@@ -140,6 +141,16 @@ class TestOneWinner:
         HOOKS["reconcile"] = settle
         assert only().outcome == "completed"
         assert during == ([409] if how == "a retry" else [[]])
+
+    def test_a_key_that_goes_before_its_claim_is_not_made_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An erasure comes between the look at the row and the claim."""
+
+        def forgotten(*args: Any) -> Any:
+            IdempotencyKey.objects.all().delete()
+            return claim_request(*args)
+
+        monkeypatch.setattr("django_idempotency.maintenance.recovery.claim_request", forgotten)
+        assert (only().outcome, IdempotencyKey.objects.count()) == ("passed", 0)
 
     def test_a_recovery_that_was_taken_over_changes_nothing(self) -> None:
         """A person has decided while `reconcile` was asking, after its lease."""

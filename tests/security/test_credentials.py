@@ -19,8 +19,9 @@ from django.utils.functional import SimpleLazyObject
 from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request import pipeline
-from django_idempotency.engine.request.callers import account_scope, acting_for, auth_scope, scope_of
-from django_idempotency.maintenance.erasure import forget_scope, scope_of_user
+from django_idempotency.engine.request.callers import acting_for, auth_scope, scope_of
+from django_idempotency.maintenance import scope_of_user
+from django_idempotency.maintenance.erasure import forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.security import caller_urls
 
@@ -128,7 +129,7 @@ def test_a_scheme_without_a_credential_identifies_no_caller(rf: RequestFactory, 
 def test_two_people_with_one_primary_key_on_two_databases_are_two_callers(rf: RequestFactory) -> None:
     """The key table may be shared; the scope of the default database stays as it was."""
     people = [User.objects.using(alias).create(pk=77, username="a") for alias in ("default", "other")]
-    assert [account_scope(person) for person in people] == ["user:auth.User:77", "user:other/auth.User:77"]
+    assert [scope_of_user(person) for person in people] == ["user:auth.User:77", "user:other/auth.User:77"]
     assert scope_of_user(people[1]) == "user:other/auth.User:77"
     request = rf.post("/")
     request.user = SimpleLazyObject(lambda: people[1])
@@ -140,7 +141,7 @@ def test_a_user_who_was_read_from_a_replica_is_the_same_caller(settings: Any) ->
     """A retry may read another replica. The database that counts is the one that the user is written to."""
     settings.DATABASE_ROUTERS = ["tests.routers.OtherIsAReplica"]
     people = [User.objects.using(alias).create(pk=77, username="a") for alias in ("default", "other")]
-    assert {account_scope(person) for person in people} == {"user:auth.User:77"}
+    assert {scope_of_user(person) for person in people} == {"user:auth.User:77"}
 
 
 class Partner:

@@ -100,13 +100,11 @@ METHODS = must(
 def duration(minimum: float) -> Check:
     """A check for a `timedelta` or a number of seconds."""
 
-    def problem(value: Any) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, (timedelta, int, float)):
-            return "give a timedelta or a number of seconds."
-        possible = minimum <= seconds_of(value) <= MAX_SECONDS
-        return None if possible else f"give {minimum} or more seconds, and at most 100 years."
+    def possible(value: Any) -> bool:
+        known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
+        return known and minimum <= seconds_of(value) <= MAX_SECONDS
 
-    return problem
+    return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
 
 
 def fernet_keys(value: Any) -> str | None:

@@ -173,8 +173,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     The order is: the view's own attribute, the handler, the class, its base classes. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
-    actions = cls.idempotency_actions
-    of_action = (actions[name],) if name in actions else ()
+    of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
     return layers[: layers.index(None)] if None in layers else layers
 

@@ -17,14 +17,11 @@ from ..conf import SAFE_METHODS
 from .registry import MARK
 from .wrappers import dotted_name, innermost, method_name, unknown_wrapper
 
-DRF_ORDER = """
-    @api_view(["POST"])
-    @idempotent
-    def create_order(request): ..."""
 FUNCTION_ORDER = """
     @login_required
     @idempotent
     def create_order(request): ..."""
+DRF_ORDER = FUNCTION_ORDER.replace("@login_required", '@api_view(["POST"])')
 HANDLER_ORDER = """
     class OrderView(LoginRequiredMixin, View):
         @method_decorator(permission_required("shop.add_order"))
@@ -162,9 +159,8 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 def is_drf_view(cls: Any) -> bool:
     """By name, so that nothing is imported: is it an APIView?"""
-    return isinstance(cls, type) and any(
-        base.__module__ == "rest_framework.views" and base.__name__ == "APIView" for base in cls.__mro__
-    )
+    bases = cls.__mro__ if isinstance(cls, type) else ()
+    return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 
 
 def _refuse_ninja(name: str) -> NoReturn:

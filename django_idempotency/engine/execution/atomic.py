@@ -164,7 +164,7 @@ class _Attempt(NoBridgeAbove):
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
-        if not self.store.was_rolled_back(error):
+        if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
         # A deadlock about rows of the work is the work's own error.

@@ -56,9 +56,9 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
             outcome = claim()
             break
         except DatabaseError as error:
-            if store.is_busy(error):
+            if store.code(error) in store.busy:
                 return Unavailable()
-            if not (store.may_repeat(error) and is_alone(store)):
+            if not (store.code(error) in store.repeatable and is_alone(store)):
                 store.explain(error)
                 raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):

@@ -20,6 +20,7 @@ from ..events import report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Finished, Outcome, Resource, Verdict
 from ..stores import Store
+from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone
 from .operation import Operation, Work, as_kept, encode_step
@@ -60,7 +61,7 @@ def run_claimed(
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = LeasedOperation(store, wanted, claim)
         try:
-            finished = run(operation).about(operation.resource)
+            finished = replace(run(operation), resource=operation.resource)
         finally:
             about = operation.resource
         if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
@@ -142,7 +143,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
         return nullcontext()
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if not operation.writing and _CHANGE.match(str(sql)) and not store.owns(str(sql)):
+        if not operation.writing and _CHANGE.match(str(sql)) and not any(table in str(sql) for table in OWN):
             warnings.warn(
                 f"A leased view changed data outside of operation.write(): {str(sql)[:200]!r}. "
                 "A retry would do it again. Put it into a step: operation.write(name, function, …).",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
 from typing import Generic, Literal, TypeVar
@@ -174,10 +174,6 @@ class Finished(Generic[T]):
     snapshot: Snapshot | None = None
     reason: str = ""
     resource: Resource | None = None
-
-    def about(self, resource: Resource | None) -> Finished[T]:
-        """The same, with what the work has referred to, if it has."""
-        return self if resource is None else replace(self, resource=resource)
 
 
 Outcome = Finished[T] | Completed | Refusal

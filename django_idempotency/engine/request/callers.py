@@ -28,6 +28,7 @@ SCHEMES = frozenset(
 DPoP and HMAC signatures, a retry may have a new value, and would be another caller."""
 ANONYMOUS = "anonymous"
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
+ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
@@ -54,7 +55,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
     user = getattr(request, "user", None)
     if user is not None and is_authenticated(user):
         client = _client(request, user)
-        return account_scope(user) if client is None else acting_for(account_scope(user)) + client
+        return scope_of_user(user) if client is None else acting_for(scope_of_user(user)) + client
     if (credential := _credential(request)) is not None:
         return credential
     if options.anonymous == "refuse":
@@ -96,7 +97,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
         )
     if _is_access_token(auth):
         return _token_scope(auth)
-    scope = account_scope(auth)
+    scope = scope_of_user(auth)
     # Some models of tokens have the token itself as their primary key: the REST framework's own, and sessions.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
@@ -146,17 +147,20 @@ def _owner(row: Model, name: str) -> str | None:
 
 def _is_access_token(auth: Any) -> bool:
     """By name, so that nothing is imported: is it a token of django-oauth-toolkit, or of the project's own model?"""
-    return any(
-        base.__module__ == "oauth2_provider.models" and base.__name__ == "AbstractAccessToken"
-        for base in auth.__class__.__mro__
-    )
+    return any((base.__module__, base.__name__) == ACCESS_TOKEN for base in auth.__class__.__mro__)
 
 
-def account_scope(user: Any) -> str:
-    """The scope of an authenticated user.
+def scope_of_user(user: Any) -> str:
+    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
+
+    Args:
+        user: such as `request.user`.
+
+    Returns:
+        The scope, for `forget` and `forget_scope`.
 
     Raises:
-        IdempotencyConfigurationError: the user has no primary key.
+        IdempotencyConfigurationError: for a user without a primary key.
     """
     primary_key = getattr(user, "pk", None)
     if primary_key is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -116,16 +117,12 @@ class ViewCall:
         """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
         if isinstance(response, HttpResponseBase):
             return response.render() if hasattr(response, "render") else response
-        # Django's own complaint, which would come after our COMMIT.
         name = getattr(self.view, "__qualname__", None) or f"{type(self.view).__name__}.__call__"
-        shown, advice = repr(response), ""
+        said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-            shown, advice = "an unawaited coroutine", " You may need to add an 'await' into your view."
-        raise ValueError(
-            f"The view {self.view.__module__}.{name} didn't return an HttpResponse object. It returned {shown} instead."
-            f"{advice}"
-        )
+        BaseHandler().check_response(response, self.view, said)  # Django itself asks after our COMMIT
+        raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
     ready = render
     """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""

@@ -38,12 +38,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 
 from ...exceptions import LeaseLost, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
 from .sealing import seal, unseal
-from .states import UNFINISHED, Clock, Later
+from .states import UNFINISHED, Clock
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -74,23 +74,21 @@ class Journal:
 
     def renew(self, claimed: Claimed, lease: float) -> None:
         """Lock the key for `lease` seconds from now. Raises `LeaseLost`."""
-        self._change(claimed, locked_until=Later(lease))
+        self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
         """Keep what the operation is about. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`."""
-        try:
-            with transaction.atomic(using=self.alias):
-                kept = {"expires_at": Later(wanted.ttl), "last_error": seal(claimed, "last_error", error)}
-                self._change(claimed, status=Status.FAILED, locked_until=None, **kept)
-        except (DatabaseError, UnicodeEncodeError):
-            if error.isascii():
-                raise
-            # A database may lack a letter. The key must not wait for its lease because of a text.
-            self.fail(claimed, wanted, error.encode("ascii", "backslashreplace").decode())
+        """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`.
+
+        error: kept in ASCII, other letters as escapes. A database may lack a letter, and because of that the key must
+            not wait for its lease.
+        """
+        error = error.encode("ascii", "backslashreplace").decode()
+        kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
+        self._change(claimed, status=Status.FAILED, locked_until=None, **kept)
 
     # --- steps
 

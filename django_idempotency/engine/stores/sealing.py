@@ -84,7 +84,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
     """The response that was stored in this row, of this identity. Raises `NotDecryptable`."""
     if row.status_code is None:
-        raise RuntimeError(f"Bug: idempotency key row {row.id} is completed without a result.")
+        raise RuntimeError(f"Bug: idempotency key row {row.id} is 'completed' without a result.")
     headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
     if headers.startswith(MARK):
         about = (row.status_code, row.fingerprint)

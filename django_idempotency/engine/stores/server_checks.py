@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MODELS = (IdempotencyKey, IdempotencyStep)
 OWN = [model._meta.db_table for model in MODELS]
+"""The names of the package's own tables."""
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

@@ -48,24 +48,20 @@ class Clock(Func):
     """The database's time when it began the statement: one value for a statement, so that an index can be used.
 
     Neither the start of the transaction nor the application's clock. Never later than now.
+
+    plus: so many seconds later.
     """
 
     arity = 0
     output_field = DateTimeField()
 
-    def as_sql(self, compiler: Any, connection: Any, *args: Any, **context: Any) -> Any:
-        return CLOCKS[connection.vendor][0], []
-
-
-class Later(Clock):
-    """The clock and some seconds more."""
-
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, *, plus: float = 0) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.plus = plus
 
     def as_sql(self, compiler: Any, connection: Any, *args: Any, **context: Any) -> Any:
-        return CLOCKS[connection.vendor][1], [self.seconds]
+        now, later = CLOCKS[connection.vendor]
+        return (later, [self.plus]) if self.plus else (now, [])
 
 
 CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
@@ -108,10 +104,6 @@ class Seen:
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
-    def failed(self) -> bool:
-        return self.row.status == Status.FAILED
-
-    @property
     def abandoned(self) -> bool:
         """The key is in progress, and no worker holds it under a lease."""
         return self.row.status == Status.IN_PROGRESS and not self.live
@@ -124,7 +116,7 @@ class Seen:
     @property
     def idle(self) -> bool:
         """A decision about the key is possible."""
-        return self.failed or self.abandoned
+        return self.row.status == Status.FAILED or self.abandoned
 
     @property
     def doubts(self) -> list[IdempotencyStep]:
@@ -213,7 +205,7 @@ FAILED_STATE = State(
     label=_("failed"),
     to_do=_("The next retry runs at once, and goes on from the steps that are kept."),
     condition=FAILED,
-    fits=lambda seen: seen.failed,
+    fits=lambda seen: seen.row.status == Status.FAILED,
     order=("created_at",),
 )
 COMPLETED = State(
@@ -240,9 +232,6 @@ def as_sql(condition: Q, alias: str) -> str:
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    literals = iter(params)  # constants of ours: no client has written them
-    return re.sub("%s", lambda found: _literal(next(literals)), sql)
-
-
-def _literal(value: Any) -> str:
-    return str(value) if isinstance(value, int) else f"'{value}'"
+    # Constants of ours: no client has written them.
+    literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
+    return re.sub("%s", lambda found: next(literals), sql)

@@ -24,7 +24,7 @@ from .journal import Journal, locked
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
 from .server_checks import check_tables, rows_of
-from .states import EXPIRED, LAPSED, Clock, Later
+from .states import EXPIRED, LAPSED, Clock
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -78,7 +78,13 @@ class Store(ABC):
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
     unmigrated: ClassVar[frozenset[object]]
-    """The codes of errors. `unmigrated`: a table or a column is missing. The others: see the methods."""
+    """The codes of errors, see `code`.
+
+    repeatable: of a claim. It may succeed in a new transaction: a deadlock, a serialization failure.
+    rolled_back: the database has rolled the whole transaction back in favour of another one.
+    busy: of a claim. The database did not answer in time.
+    unmigrated: a table or a column is missing.
+    """
 
     def __init__(self, alias: str) -> None:
         self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
@@ -111,18 +117,6 @@ class Store(ABC):
     def code(self, error: DatabaseError) -> object:
         """What the database calls this error."""
 
-    def may_repeat(self, error: DatabaseError) -> bool:
-        """Whether this error of a claim may go away in a new transaction: a deadlock, a serialization failure."""
-        return self.code(error) in self.repeatable
-
-    def was_rolled_back(self, error: DatabaseError) -> bool:
-        """Whether this error means that the database has rolled the whole transaction back in favour of another."""
-        return self.code(error) in self.rolled_back
-
-    def is_busy(self, error: DatabaseError) -> bool:
-        """Whether this error of a claim means only that the database did not answer in time."""
-        return self.code(error) in self.busy
-
     def check(self) -> Iterable[CheckMessage]:
         """System checks that query the database: whether its set-up can keep the promises."""
         return check_tables(self.connection)
@@ -150,21 +144,6 @@ class Store(ABC):
         except KeyLocked:
             return self._locked(wanted)
         return Conflicted()
-
-    def resume(self, wanted: ClaimRequest, attempt: int) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, as `claim` does for a retry. Never inserts a row.
-
-        The first statement of its transaction. Fingerprint and steps stay as they are.
-
-        attempt: the attempt at which the caller has seen the key. At another one, the outcome is `Conflicted`.
-        """
-        stored = self._stored(self._sql.look, wanted)
-        if stored is None or stored.attempt != attempt:
-            return Conflicted()
-        decision = decide(stored, wanted)
-        if isinstance(decision, Resume):
-            return self._resume(stored, wanted)
-        return decision if isinstance(decision, InDoubt) else Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
         """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
@@ -199,10 +178,8 @@ class Store(ABC):
             "resource_type": type_,
             "resource_id": id_,
         }
-        if last:
-            self._write_last("complete", values)
-        else:
-            self._write("complete", values)
+        write = self._write_last if last else self._write
+        write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
@@ -210,10 +187,6 @@ class Store(ABC):
         The last statement of the caller's `atomic()`: the COMMIT may travel with it, as with the `last` of `complete`.
         """
         self._write_last("release", values_of_claim(claimed))
-
-    def owns(self, sql: str) -> bool:
-        """Whether this is a statement about the package's own tables."""
-        return self._sql.table in sql or self._sql.steps in sql
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
@@ -327,8 +300,8 @@ class Store(ABC):
             updated_at=Clock(),
             policy=wanted.policy,
             worker=values_of(wanted)["worker"],
-            expires_at=Later(wanted.ttl),
-            locked_until=None if wanted.lease is None else Later(wanted.lease),
+            expires_at=Clock(plus=wanted.ttl),
+            locked_until=None if wanted.lease is None else Clock(plus=wanted.lease),
             **changes,
         )
 

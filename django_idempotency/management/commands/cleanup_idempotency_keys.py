@@ -44,10 +44,9 @@ def _described(result: Cleanup, dry_run: bool) -> str:
         sentences.append(f"{freed} {counted(result.unstuck)} for retry: the workers died before any call.")
     if not (result.complete or dry_run):
         sentences.append("Stopped early: more are left.")
-    if result.stuck:
-        sentences.append(f"Stuck, because no worker holds them: {result.stuck}.")
-    if result.in_doubt:
-        sentences.append(f"In doubt, because it is unknown what took effect: {result.in_doubt}.")
-    if result.half_done:
-        sentences.append(f"Half done, because a call is finished and the operation is not: {result.half_done}.")
-    return " ".join(sentences)
+    attention = {
+        "Stuck, because no worker holds them": result.stuck,
+        "In doubt, because it is unknown what took effect": result.in_doubt,
+        "Half done, because a call is finished and the operation is not": result.half_done,
+    }
+    return " ".join([*sentences, *(f"{why}: {count}." for why, count in attention.items() if count)])

@@ -6,7 +6,8 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.management.base import CommandError, CommandParser
 
-from ...maintenance.erasure import forget, forget_scope, scope_of_user
+from ...engine.request.callers import scope_of_user
+from ...maintenance.erasure import forget, forget_scope
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import BigIntegerField, Q
@@ -25,7 +24,8 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
-LOOKED, SETTLED = "calls-did-not-happen", "finished-calls-are-settled"
+LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
+"""With these options a person says what was found outside. Without them, keys that need such a word are passed over."""
 LOOKED_HELP = (
     "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
     "looked, and that what is in doubt did not take effect."
@@ -36,23 +36,6 @@ SETTLED_HELP = (
 )
 SHOWN = 200
 """Characters of the result of a step."""
-
-
-class Choice(NamedTuple):
-    """What is to be decided about each key: a function of `maintenance.resolution`, and its words.
-
-    Attributes:
-        decision, args: the function, and what it needs beside the key.
-        action: as in the trail of decisions.
-        word: the option by which a person says what was found outside. Without it, keys that need it are passed over.
-        confirmed: whether that option was given.
-    """
-
-    decision: Callable[..., None]
-    args: tuple[Snapshot, ...]
-    action: str
-    word: str
-    confirmed: bool
 
 
 class Command(IdempotencyCommand):
@@ -75,8 +58,8 @@ class Command(IdempotencyCommand):
         one = decision.add_mutually_exclusive_group()
         one.add_argument("--release", action="store_true", help="Let the next retry make calls in doubt again.")
         one.add_argument("--close", type=int, metavar="STATUS", help="Answer retries with this status, 200 to 499.")
-        decision.add_argument(f"--{LOOKED}", action="store_true", help=LOOKED_HELP)
-        decision.add_argument(f"--{SETTLED}", action="store_true", help=SETTLED_HELP)
+        decision.add_argument("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
+        decision.add_argument("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
         decision.add_argument("--body", default="", help="With --close. JSON if it begins with {, [ or a double quote.")
         decision.add_argument("--reason", default="", help="Why, or the ticket.")
         decision.add_argument("--by", default="", help="Who decides.")
@@ -84,12 +67,13 @@ class Command(IdempotencyCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
-        choice, selects = _choice(options), any(options[name] is not None for name in SELECTORS)
-        if choice is not None and not selects:
+        action, selects = _action(options), any(options[name] is not None for name in SELECTORS)
+        answer = _answer(options["close"], options["body"]) if action == "answer" else None
+        if action and not selects:
             raise CommandError("Choose the keys: --operation, --state, --older-than, --key or --id.")
         keys, left = _selected(options), []
         for key in keys:
-            why_not = "" if choice is None else _why_not(key, choice)
+            why_not = _why_not(key, action, options)
             self.say(_line(key) + (f" Passed over: {why_not}." if why_not else ""))
             left += [] if why_not else [key.row]
         if missing := set(map(int, options["id"] or ())) - {key.row.pk for key in keys}:
@@ -97,7 +81,7 @@ class Command(IdempotencyCommand):
             raise CommandError(text, returncode=NEED_ATTENTION)
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
-        if choice is None:
+        if not action:
             self.say(f"{counted(len(keys))}. Decide by --release or --close.")
             return
         if len(keys) > 1 and options["key"] is not None:
@@ -106,19 +90,22 @@ class Command(IdempotencyCommand):
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
             )
-        if self._decide(choice, left, options) < len(keys):
+        if self._decide(answer, left, options) < len(keys):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
-    def _decide(self, choice: Choice, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Decide, or say what would be decided. About how many keys."""
-        for answer in choice.args:
+    def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
+        """Decide, or say what would be decided. Returns about how many keys. No answer: the keys are released."""
+        if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
         if not options["apply"]:
             self.say(f"Would decide about {counted(len(rows))}. Add --apply to do it.")
             return len(rows)
-        said = {"by": options["by"], "reason": options["reason"], "confirmed": choice.confirmed}
-        result = resolve_all(rows, choice.decision, *choice.args, **said)
+        said = {name: options[name] for name in ("by", "reason")}
+        if answer is None:
+            result = resolve_all(rows, release_for_retry, confirmed=options[LOOKED], **said)
+        else:
+            result = resolve_all(rows, close_with, answer, confirmed=options[SETTLED], **said)
         changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
         self.say(f"Decided about {counted(result.resolved)}.{changed}")
         return result.resolved
@@ -143,12 +130,13 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     return facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
 
 
-def _why_not(key: Facts, choice: Choice) -> str:
-    """Why this decision cannot be made about this key. Empty: it can."""
-    if not key.idle:
+def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
+    """Why this decision cannot be made about this key. Empty: the decision is possible, or none is asked for."""
+    if action and not key.idle:
         return "it is completed, or a worker holds it"
-    asks = key.needs_word(choice.action) and not choice.confirmed
-    return f"look outside first, then add --{choice.word}" if asks else ""
+    word = LOOKED if action == "release" else SETTLED
+    asks = key.needs_word(action) and not options[word]
+    return f"look outside first, then add --{word.replace('_', '-')}" if asks else ""
 
 
 def _line(key: Facts) -> str:
@@ -169,21 +157,20 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
         return "(cannot be decrypted)"
 
 
-def _choice(options: dict[str, Any]) -> Choice | None:
-    """What the options ask for; None: a list. Raises `CommandError` and `ValueError` for what cannot work."""
-    choice = None
-    if options["release"]:
-        choice = Choice(release_for_retry, (), "release", LOOKED, options["calls_did_not_happen"])
-    elif options["close"] is not None:
-        status, body = options["close"], options["body"]
-        if not 200 <= status < 500:
-            raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
-        content_type = "application/json" if body.lstrip().startswith(("{", "[", '"')) else "text/plain; charset=utf-8"
-        answer = answer_of(status, content_type, body)
-        choice = Choice(close_with, (answer,), "answer", SETTLED, options["finished_calls_are_settled"])
-    if options["apply"] and choice is None:
+def _action(options: dict[str, Any]) -> str:
+    """What is to be decided, as in the trail of decisions. Empty: the keys are only listed. Raises `CommandError`."""
+    action = "release" if options["release"] else "" if options["close"] is None else "answer"
+    if options["apply"] and not action:
         raise CommandError("--apply: say what to decide, by --release or --close.")
     for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
         if options["apply"] and not options[name].strip():
             raise CommandError(f"--{name} is missing. {missing}")
-    return choice
+    return action
+
+
+def _answer(status: int, body: str) -> Snapshot:
+    """The answer that closes a key. Raises `CommandError`, and `ValueError` for a body that is broken JSON."""
+    if not 200 <= status < 500:
+        raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
+    is_json = body.lstrip().startswith(("{", "[", '"'))
+    return answer_of(status, "application/json" if is_json else "text/plain; charset=utf-8", body)

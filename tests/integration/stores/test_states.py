@@ -18,7 +18,6 @@ from django_idempotency.engine.stores.states import (
     STATES,
     UNDECIDED,
     Clock,
-    Later,
     Seen,
     as_sql,
 )
@@ -119,6 +118,6 @@ def test_the_clock_is_the_databases(rows: Any) -> None:
     """It can be read, compared and stored, also with seconds added."""
     before = timezone.now() - timedelta(seconds=1)
     assert before < rows.first().now < timezone.now() + timedelta(seconds=1)
-    IdempotencyKey.objects.update(locked_until=Later(90.5), updated_at=Clock())
+    IdempotencyKey.objects.update(locked_until=Clock(plus=90.5), updated_at=Clock())
     row = IdempotencyKey.objects.all()[0]
     assert timedelta(seconds=90) < row.locked_until - row.updated_at < timedelta(seconds=91)
