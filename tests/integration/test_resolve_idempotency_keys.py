@@ -95,8 +95,8 @@ class TestDecisions:
     @pytest.mark.parametrize(
         ("decision", "would", "done"),
         [
-            ("--close=410", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
-            ("--release", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
+            ("--close=410", "Would close 1 key. Add --apply to do it.\n", "Closed 1 key.\n"),
+            ("--release", "Would release 1 key. Add --apply to do it.\n", "Released 1 key.\n"),
         ],
     )
     def test_nothing_changes_without_apply(self, decision: str, would: str, done: str) -> None:
@@ -126,7 +126,7 @@ class TestDecisions:
         """One charge without an order would be forgotten: it is asked what came of it."""
         status, text = resolve("--close=410", "--older-than=0", "--apply")
         assert (status, text.count(f" Passed over: look outside first, then add {SETTLED}.\n")) == (3, 1)
-        assert "Decided about 2 keys.\n" in text
+        assert "Closed 2 keys.\n" in text
         assert [get(key).status for key in ("doubt", "half", "stuck")] == ["completed", "failed", "completed"]
         assert resolve("--close=410", SETTLED, "--key=half", "--apply")[0] == 0
         assert get("half").status == "completed"
@@ -193,7 +193,7 @@ class TestMeanwhile:
         """By a retry or by another decision: exit status 3, and the others are decided about."""
         a_change = WhileListing(lambda: IdempotencyKey.objects.filter(key="stuck").update(**change))
         status, text = resolve("--close=410", SETTLED, "--older-than=0", "--apply", out=a_change)
-        assert (status, "Decided about 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
+        assert (status, "Closed 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
         assert (get("half").status, get("stuck").status) == ("completed", "in_progress")
 
     @pytest.mark.parametrize("decision", DECISIONS)
@@ -289,7 +289,7 @@ class TestFromCode:
         for key, number in zip(("doubt", "half", "stuck"), (-5, -9, 1_000_059), strict=True):
             get(key).steps.update(key_id=number)
             IdempotencyKey.objects.filter(key=key).update(id=number)
-        assert self.close(id="1000059")[1].endswith("Decided about 1 key.\n")
+        assert self.close(id="1000059")[1].endswith("Closed 1 key.\n")
         assert [get(key).status == "completed" for key in ("doubt", "half", "stuck")] == [False, False, True]
 
     @pytest.mark.parametrize("name", ["operation", "state", "id"])

@@ -50,7 +50,7 @@ class Command(IdempotencyCommand):
         chosen.add_argument("--operation", action="append", help="Such as 'POST pay/'. May be repeated.")
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
-        chosen.add_argument("--key", help="A key or its reference in the log, also without need of attention.")
+        chosen.add_argument("--key", help="A key or its reference in the log, also if it needs no attention.")
         number = "The number of a row. May be repeated."
         chosen.add_argument("--id", action="append", type=int, metavar="N", help=number)
         chosen.add_argument("--database", help="Database alias; default: the write alias.")
@@ -98,8 +98,9 @@ class Command(IdempotencyCommand):
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+        verb, done = ("release", "Released") if answer is None else ("close", "Closed")
         if not options["apply"]:
-            self.say(f"Would decide about {counted(len(rows))}. Add --apply to do it.")
+            self.say(f"Would {verb} {counted(len(rows))}. Add --apply to do it.")
             return len(rows)
         said = {name: options[name] for name in ("by", "reason")}
         if answer is None:
@@ -107,7 +108,7 @@ class Command(IdempotencyCommand):
         else:
             result = resolve_all(rows, close_with, answer, confirmed=options[SETTLED], **said)
         changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
-        self.say(f"Decided about {counted(result.resolved)}.{changed}")
+        self.say(f"{done} {counted(result.resolved)}.{changed}")
         return result.resolved
 
 
