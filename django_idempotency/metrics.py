@@ -59,7 +59,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges that count the keys in the tables. Each scrape runs up to six short queries per database.
+    """Gauges of the keys that the tables hold now. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -95,7 +95,7 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome from now on, and register a `KeyCollector`. Call this once per process and registry.
+    """Count every outcome from now on, and register a `KeyCollector`. Call it once for each process and registry.
 
     Asks no database.
 
