@@ -2,7 +2,7 @@
 
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
-├── ClaimLost                       the claimed row was gone when its result was to be stored
+├── ClaimLost                       the claimed row was gone before its result was stored
 │   └── LeaseLost                   the lease had lapsed and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
@@ -48,23 +48,23 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 
 
 class ClaimLost(IdempotencyError):
-    """The row of the claim is not there at the end: nothing of the view's transaction was committed.
+    """The claimed row is missing when the view ends. Nothing of the view's transaction was committed.
 
-    The view deleted the row, or left the connection in another schema or database.
+    The view has deleted the row, or has switched the connection to another schema or database.
     """
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease had lapsed. Another worker took the key over, or an operator decided its outcome.
+    """This worker's lease was over. Another worker took the key over, or an operator decided about the key.
 
-    The step has committed nothing. Let the error propagate: the client gets the other worker's answer.
+    The step has committed nothing. Let the error propagate, so that the client gets the other worker's answer.
     """
 
 
 class NotDecryptable(IdempotencyError):
     """What is stored for this key is encrypted, and no key of `ENCRYPTION_KEYS` decrypts it.
 
-    The key is refused, and nothing runs twice. It works again as soon as the setting is right.
+    A request with this key is refused, and nothing runs twice. The key works again when the setting is right.
     """
 
 
@@ -78,7 +78,7 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
 
-    After an external call, the step counts as done, without a value. A local write is rolled back.
+    An external call counts as done, but has no value. A local write is rolled back.
     """
 
 
@@ -87,8 +87,8 @@ class TransactionBroken(IdempotencyError):
 
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
-    If a statement has ended the transaction, such as `executescript` on SQLite, the key is held for a person, because
-    later writes are committed. In leased mode, a `write` raises this exception.
+    A statement such as `executescript` on SQLite ends the transaction, and later writes are committed. Then the key
+    waits for a person. In leased mode, a `write` raises this exception.
     """
 
 
@@ -105,13 +105,13 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and it is unknown what took effect. Nothing runs twice.
 
-    An external call has no result under `on_abandoned="hold"`, or the work has ended its own transaction and then
-    failed. The key waits for `reconcile` or a person. Try again later.
+    Either an external call has no result and `on_abandoned` is "hold", or the work has ended its own transaction and
+    then failed. The key waits for `reconcile` or for a person. Try again later.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The key was used before for another payload. A retry cannot succeed: the sender has mixed up its keys."""
+    """The key was used before for another payload. A retry cannot succeed, because the sender has mixed up its keys."""
 
 
 class StoreBusy(NotRun):
