@@ -153,23 +153,22 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED: concurrent duplicates meet serialization failures or "
-            "longer locks, which are answered as conflicts.",
-            hint="Nothing runs twice; expect more 409 answers.",
+            f"database {alias!r} does not use READ COMMITTED, so it answers more of the concurrent duplicates with 409.",
+            hint="Nothing runs twice. Use READ COMMITTED if your project can.",
             id="django_idempotency.W002",
         )
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
-            f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
-            f"{connection.timezone_name!r}: the admin shows times and ages with that difference.",
-            hint="Expiry is right, because the database compares these times. Set USE_TZ = True, and no TIME_ZONE.",
+            f"database {alias!r} has the times of keys in UTC, Django reads them as {connection.timezone_name!r}.",
+            hint="The admin shows wrong times, but keys expire at the right time. Set USE_TZ = True, and no TIME_ZONE.",
             id="django_idempotency.W004",
         )
 
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 have different numbers for the levels. Without PostgreSQL, neither may be installed.
+        # psycopg and psycopg2 have different numbers for the levels. The import stands here because a project without
+        # PostgreSQL may have neither package.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -111,7 +111,7 @@ def assert_idempotent(
 
 
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
-    """Raise RuntimeError if threads could not see rows of this thread, or could not write at the same time."""
+    """Raise RuntimeError if other threads cannot see the rows of this thread, or cannot write at the same time."""
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
             f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "
