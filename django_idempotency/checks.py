@@ -153,7 +153,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED, so it answers more of the concurrent duplicates with 409.",
+            f"database {alias!r} does not use READ COMMITTED, so more of the concurrent duplicates get 409.",
             hint="Nothing runs twice. Use READ COMMITTED if your project can.",
             id="django_idempotency.W002",
         )
