@@ -50,7 +50,7 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 class ClaimLost(IdempotencyError):
     """The key's row is gone when the view ends, so nothing of the view's transaction was committed.
 
-    The view deleted the row, or left the connection in another schema or database.
+    The view has deleted the row, or has switched the connection to another schema or database.
     """
 
 
@@ -72,7 +72,7 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
 
-    After an external call, the step counts as done, without a value. A local write is rolled back.
+    An external call counts as done, but has no value. A local write is rolled back.
     """
 
 
@@ -99,13 +99,13 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and it is unknown what took effect.
 
-    An external call has no result under `on_abandoned="hold"`, or the work has ended its own transaction and then
-    failed. The key waits for `reconcile` or a person. Try again later.
+    Either an external call has no result and `on_abandoned` is "hold", or the work has ended its own transaction and
+    then failed. The key waits for `reconcile` or for a person. Try again later.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The key was used before for another payload. A retry cannot succeed: the sender has mixed up its keys."""
+    """The key was used before for another payload. A retry cannot succeed, because the sender has mixed up its keys."""
 
 
 class StoreBusy(NotRun):

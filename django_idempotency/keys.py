@@ -1,7 +1,7 @@
-"""Readers for the `key` option, for clients that cannot set the `Idempotency-Key` header.
+"""Readers for the `key` option. They are for clients that cannot set the `Idempotency-Key` header.
 
-A reader returns the key, or None if the client sent none (400, or unprotected with `required=False`). The key is
-checked as every key is: 1 to 255 visible ASCII characters, else 400.
+A reader returns the key, or None if the client sent no key. Without a key, the answer is 400, or with `required=False`
+the request is not protected. Each key must have 1 to 255 visible ASCII characters, else the answer is 400.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the `key` option that knows the name of its place. A plain callable works too.
+    """A value for the `key` option that also names the place of the key. A plain callable works, too.
 
     Attributes:
-        read: `callable(request) -> str | None`; may raise `InvalidKey`.
-        source: the name of the place, which ends the sentence "This operation needs …" of the error answer.
+        read: `callable(request) -> str | None`. It may raise `InvalidKey`.
+        source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
     """
 
     read: Callable[[Any], str | None]
@@ -40,7 +40,7 @@ class KeyReader:
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
-    """Read a form's field, such as the one that `{% idempotency_key %}` renders.
+    """Read the key from a field of a form, such as the field that `{% idempotency_key %}` renders.
 
     Django parses the form before the view runs, so the view cannot set `request.upload_handlers`.
 
@@ -56,7 +56,7 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
 
 
 def from_header(name: str) -> KeyReader:
-    """Read another request header: `webhook-id` (Standard Webhooks), `X-GitHub-Delivery`.
+    """Read the key from another header, such as `webhook-id` (Standard Webhooks) or `X-GitHub-Delivery`.
 
     The value has the syntax of `Idempotency-Key`. A header that was sent twice is refused with 400.
 
@@ -77,21 +77,21 @@ def from_header(name: str) -> KeyReader:
 def key_reference(key: str) -> str:
     """The reference that names a key in logs and traces. The key itself may be a secret.
 
-    Asks no database. `django_idempotency.maintenance.find_key` takes a reference as well as a key.
+    It asks no database. `django_idempotency.maintenance.find_key` finds a key by its reference, too.
 
     Args:
         key: the client's key, without quotes.
 
     Returns:
-        16 hexadecimal digits, the same for every caller of the key.
+        16 hexadecimal digits. They are the same for every caller who uses this key.
     """
     return digests.reference_of(digests.key_hash(key))
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """The key that `operation.derive_key(step)` gives to the other side, for looking a call up in its books.
+    """Return the key of `operation.derive_key(step)`, by which you find a call in the books of the other side.
 
-    Asks no database. The result never changes: not between attempts, processes or releases.
+    It asks no database. The result is the same in each attempt, process and release.
 
     Args:
         scope: the row's `scope`.
