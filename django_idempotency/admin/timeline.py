@@ -171,8 +171,9 @@ def decided(made: Decision) -> str:
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """A step that a decision may have deleted: nothing that was in doubt disappears from view."""
-    name = str(step["name"])
-    started = moment(datetime.fromisoformat(str(step["started_at"])))
-    values = {"name": encodable(name), **_kind(step["kind"], step["attempt"]), "time": started}
+    started = moment(datetime.fromisoformat(step["started_at"]))
+    values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
-    return format_html("{}<br>{} {}", what, encodable(str(step["error"] or "")), _derived(row, name, step["kind"]))
+    return format_html(
+        "{}<br>{} {}", what, encodable(str(step["error"] or "")), _derived(row, step["name"], step["kind"])
+    )
