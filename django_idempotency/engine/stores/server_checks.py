@@ -68,12 +68,12 @@ ISOLATION = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction
 """Of the session, so after OPTIONS and init_command. MariaDB 11.1 has renamed tx_isolation."""
 
 
-def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the tables, and the isolation level."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
         # `migrate` creates a missing table in the default engine. This check runs before it.
-        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}  # type: ignore[attr-defined]
+        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
             yield Error(
@@ -92,8 +92,7 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             hint=f"For each table that a protected view writes to, run: ALTER TABLE … ENGINE = {ENGINE}",
             id="django_idempotency.W006",
         )
-    mariadb: Any = connection
-    if mariadb.mysql_is_mariadb and "SERIALIZABLE" in dict(rows_of(connection, ISOLATION)).values():
+    if connection.mysql_is_mariadb and "SERIALIZABLE" in dict(rows_of(connection, ISOLATION)).values():
         yield Error(
             f"database {alias!r} is MariaDB with the isolation level SERIALIZABLE, under which every read locks: new "
             "keys conflict with each other.",
