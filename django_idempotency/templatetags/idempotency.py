@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..engine.protocol.key_syntax import new_key
 from ..keys import FORM_FIELD
 
 register = template.Library()
@@ -19,4 +18,4 @@ def idempotency_key(name: str = FORM_FIELD) -> SafeString:
 
     Do not cache the page, because all readers of a cached page get the same key.
     """
-    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())
+    return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 from django.db.models import Manager, Model, QuerySet
 
 from ..engine.conf import get_settings
+from ..engine.protocol.key_syntax import new_key
 from ..maintenance import find_key
 from ..models import IdempotencyKey
 from .requests import Reply, Request, send_at_once
@@ -32,7 +32,7 @@ class EndpointChecks:
         self.request = request
         self.alias = alias
         self.in_header = in_header
-        self.key = str(uuid4())
+        self.key = new_key()
         self._count, self.name = _counter(creates, alias)
         self._counted = self._count()
 
@@ -135,7 +135,7 @@ class EndpointChecks:
     def duplicates_at_once(self, request: Request, count: int) -> None:
         """One of the duplicates runs. The others get a conflict, or the response of the one that ran."""
         __tracebackhide__ = True
-        key = str(uuid4())
+        key = new_key()
         replies = send_at_once(request, key, count, self.alias)
         created = self.count_new()
         done = [reply for reply in replies if reply.status == self.first.status and not reply.is_conflict]

@@ -16,12 +16,12 @@ from datetime import timedelta
 from inspect import isawaitable, isclass, isroutine
 from typing import Any
 from unittest.mock import patch
-from uuid import uuid4
 
 from django.db import connections
 from django.db.models import F, QuerySet
 
 from .. import Operation
+from ..engine.protocol.key_syntax import new_key
 from ..models import IdempotencyKey
 from .checks import EndpointChecks
 from .requests import Reply, Request
@@ -160,7 +160,7 @@ class CrashChecks:
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
-            self.undisturbed = self.new_request().send(str(uuid4()))
+            self.undisturbed = self.new_request().send(new_key())
         self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
             raise self.checks.failure(
@@ -178,7 +178,7 @@ class CrashChecks:
 
     def _check(self, number: int, where: str) -> None:
         __tracebackhide__ = True
-        request, key = self.new_request(), str(uuid4())
+        request, key = self.new_request(), new_key()
         stopped, retried = Watch(number), Watch()
         try:
             with watched(stopped):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
-from uuid import uuid4
 
 from django.db import transaction
 from django.http import HttpResponse
@@ -12,6 +11,7 @@ from django.http import HttpResponse
 from ..engine.conf import resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
+from ..engine.protocol.key_syntax import new_key
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.request.callers import ANONYMOUS
 from ..engine.request.responses import capture
@@ -64,7 +64,7 @@ def create_key(
     lease = None if status == "completed" and not calls else -1 if status == "abandoned" else LEASE
     options = resolve()
     claim = ClaimRequest(
-        identity=identify(scope=scope, operation=operation, key=str(uuid4()) if key is None else key),
+        identity=identify(scope=scope, operation=operation, key=new_key() if key is None else key),
         fingerprint=None,
         ttl=options.ttl_seconds,
         lease=lease,

@@ -72,7 +72,7 @@ def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
         # `migrate` creates a missing table in the default engine. This check runs before it.
-        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}  # type: ignore[attr-defined]
+        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
             yield Error(
