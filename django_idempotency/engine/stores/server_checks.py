@@ -67,7 +67,7 @@ WITHOUT_TRANSACTIONS = (
 """The tables of the database whose storage engine has no transactions."""
 
 
-def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the own tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
