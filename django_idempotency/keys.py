@@ -25,7 +25,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the `key` option that also names the place of the key. A plain callable works, too.
+    """A function for the `key` option, and the name of the place that it reads. A plain callable works too.
 
     Attributes:
         read: `callable(request) -> str | None`. It may raise `InvalidKey`.

@@ -1,4 +1,9 @@
-"""Move a tenant to another shard: step 2 in databases.md. tests/clusters/test_shards.py runs this file."""
+"""Move a tenant, with its keys, to another shard. tests/clusters/test_shards.py runs this file.
+
+1. Refuse the tenant's requests in every process (`MOVING`). Wait until running requests have ended.
+2. Call `move`. Orders keep their ids, so ids must be unique among the shards.
+3. Change `SHARDS` in every process, and admit the tenant's requests.
+"""
 
 from django.db import transaction
 from django.utils import timezone

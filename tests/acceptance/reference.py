@@ -267,19 +267,18 @@ def answers() -> str:
 
 
 def exceptions() -> str:
-    """What the package raises, as a tree of sections."""
+    """What the package raises: each exception before its kinds."""
     from django_idempotency import exceptions
 
     def below(parent: type) -> Iterable[str]:
-        yield f"### `{parent.__name__}`"
         bases = [base.__name__ for base in parent.__bases__ if base not in (Exception, exceptions.IdempotencyError)]
-        yield f"A kind of {', '.join(f'`{base}`' for base in bases)}." if bases else ""
-        yield prose(docstring(parent))
+        kind = f", a kind of {' and '.join(f'`{base}`' for base in bases)}" if bases else ""
+        yield f"* `{parent.__name__}`{kind}: {' '.join(prose(docstring(parent)).split())}"
         for child in sorted(parent.__subclasses__(), key=lambda child: child.__name__):
             if child.__module__ == exceptions.__name__:
                 yield from below(child)
 
-    return "\n\n".join(part for part in below(exceptions.IdempotencyError) if part)
+    return "\n".join(below(exceptions.IdempotencyError))
 
 
 def signals() -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.acceptance.pages import PAGES, ROOT, blocks
-from tests.shopapp import models
 
 ELSEWHERE = "shop/reports.py"
 """This is a part of the shop's own module: test_long_running.py. And test_tutorial.py types all of its page."""
@@ -21,7 +20,6 @@ BLOCKS = [(page, name) for page in PAGES if page != "docs/tutorial.md" for name 
 @pytest.fixture
 def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the blocks import, or read, of a project."""
-    monkeypatch.setattr(models, "Show", models.Order, raising=False)
     monkeypatch.setenv("IDEMPOTENCY_KEYS", f"{'n' * 43}= {'o' * 43}=")
     monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
