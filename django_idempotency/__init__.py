@@ -38,13 +38,13 @@ _HOMES = {
     ".engine.request.problems": ("problem_response",),
     ".engine.request.view_call": ("IdempotentHttpRequest", "get_operation"),
 }
-"""Where each name that is no exception comes from: the same modules as above."""
+"""The module of each name that is not an exception. The imports above name the same modules."""
 
 
-if not TYPE_CHECKING:  # to a type checker every name would exist
+if not TYPE_CHECKING:  # with this function, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Import late: Django imports this package before its models may be."""
+        """Import the module of a name late, because Django imports this package before models can be imported."""
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home, __name__), name)

@@ -1,6 +1,6 @@
-"""System checks: they report a set-up that cannot protect, before the first request.
+"""System checks. Before the first request, they report a set-up that cannot protect.
 
-Ids never change their meaning:
+An id never gets another meaning:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
 E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB,
@@ -32,14 +32,14 @@ from .exceptions import IdempotencyConfigurationError
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
-"""Packages that give each tenant a schema of PostgreSQL."""
+"""Packages that give a schema of PostgreSQL to each tenant."""
 
 
 @register("django_idempotency")
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """All checks. Those that query a database run only with `check --database` and before `migrate`."""
+    """Run all checks. Checks that query a database run only with `check --database` and before `migrate`."""
     try:
         get_settings()
     except IdempotencyConfigurationError as error:
@@ -48,7 +48,7 @@ def check_project(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Callers of two tenants are told apart, and each alias in use exists and holds the key table.
+    """Check that a key belongs to one tenant, and that each alias in use exists and has the key table.
 
     Users of two tenants may have the same primary key, and the tenants may share the key table and its locks.
     """
@@ -66,7 +66,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
-    """What each database in use says about its server and its tables of keys."""
+    """Ask each database in use about its server and its tables of keys."""
     for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
@@ -75,7 +75,7 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """No protection stands above a check of who is calling, and each route's options fit together."""
+    """Check that authentication comes before each protection, and that the options of each route fit together."""
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
@@ -91,7 +91,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """What a class with a mixin says about options, but under a name that nothing reads."""
+    """Yield the options of a class with a mixin that stand under a name which nothing reads."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
@@ -104,7 +104,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:
-    """The options of each protected route, and what is wrong with those that contradict each other: see E007."""
+    """Return the options of each protected route, and the messages of E007 about options that contradict each other."""
     options: list[Idempotency] = []
     problems: set[str] = set()
     for callback in _callbacks():
@@ -118,7 +118,7 @@ def _declared() -> tuple[list[Idempotency], set[str]]:
 
 
 def _aliases() -> set[str]:
-    """The aliases that protected routes and the project's default use."""
+    """Return the aliases that the protected routes and the project's default use."""
     return {alias_of(options) for options in (resolve(), *_declared()[0])}
 
 
@@ -160,16 +160,16 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
-            f"the times of idempotency keys are UTC in database {alias!r}, but Django takes them for "
-            f"{connection.timezone_name!r}: the admin shows times and ages with that difference.",
-            hint="Expiry is right, because the database compares these times. Set USE_TZ = True, and no TIME_ZONE.",
+            f"database {alias!r} has the times of keys in UTC, Django reads them as {connection.timezone_name!r}.",
+            hint="The admin shows wrong times, but keys expire at the right time. Set USE_TZ = True, and no TIME_ZONE.",
             id="django_idempotency.W004",
         )
 
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 number the levels differently. On other databases neither may be installed.
+        # psycopg and psycopg2 have different numbers for the levels. The import stands here because a project without
+        # PostgreSQL may have neither package.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -1,4 +1,4 @@
-"""Columns and indexes of the tables that are not the same on every database. Migrations import them: keep the names."""
+"""Columns and indexes that differ between databases. Migrations import these classes, so their names must stay."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """An index of the few rows in which one column is set. It stays nearly empty while all is well.
+    """An index of the few rows in which one column is set. While no key needs attention, it is nearly empty.
 
-    MySQL and MariaDB have no partial indexes, and get a plain one. `models.Index(condition=…)` would make them warn.
+    MySQL and MariaDB have no partial indexes, so they get a plain index. With `models.Index(condition=…)`, Django would
+    print a warning there.
 
     Args:
-        set_column: the column that is not NULL in the rows of the index, or NULL if the name begins with "-".
-        plain_fields: the columns of the plain index, if they are others.
+        set_column: the column that is not NULL in the rows of the index. With "-" before its name, the column is NULL.
+        plain_fields: the columns of the plain index, if they are not the columns of the partial index.
     """
 
     def __init__(self, *, set_column: str, plain_fields: tuple[str, ...] = (), **kwargs: Any) -> None:

@@ -2,8 +2,8 @@
 
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
-├── ClaimLost                       the claimed row was gone before its result was stored
-│   └── LeaseLost                   the lease had lapsed and another worker took the key over (leased mode)
+├── ClaimLost                       the claimed row was gone when its result was to be stored
+│   └── LeaseLost                   the lease was over and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
 ├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
@@ -48,31 +48,25 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 
 
 class ClaimLost(IdempotencyError):
-    """The claimed row is missing when the view ends. Nothing of the view's transaction was committed.
+    """The key's row is gone when the view ends, so nothing of the view's transaction was committed.
 
     The view has deleted the row, or has switched the connection to another schema or database.
     """
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease was over. Another worker took the key over, or an operator decided about the key.
+    """This worker's lease was over, and another worker has taken the key over, or a person has decided.
 
-    The step has committed nothing. Let the error propagate, so that the client gets the other worker's answer.
+    The step has committed nothing. Let the error propagate: then the client gets the other worker's answer.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """What is stored for this key is encrypted, and no key of `ENCRYPTION_KEYS` decrypts it.
-
-    A request with this key is refused, and nothing runs twice. The key works again when the setting is right.
-    """
+    """No key of `ENCRYPTION_KEYS` decrypts what is stored. The work does not run until the setting is right."""
 
 
 class NotResolvable(IdempotencyError):
-    """A key cannot be released, recorded or closed by hand now.
-
-    A worker runs the operation, the operation has finished, or another person has decided already.
-    """
+    """No decision is possible: a worker runs the operation, or has completed it, or another person was faster."""
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
@@ -83,12 +77,12 @@ class ResultNotStorable(IdempotencyError, TypeError):
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a deadlock, or another database error without an `atomic()` of its own around the statement.
+    """The view caught a database error, such as a deadlock, with no `atomic()` of its own around the statement.
 
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
-    A statement such as `executescript` on SQLite ends the transaction, and later writes are committed. Then the key
-    waits for a person. In leased mode, a `write` raises this exception.
+    If a statement has ended the transaction, such as `executescript` on SQLite, the key is held for a person, because
+    what the view wrote after that is committed. In leased mode, a `write` raises this exception.
     """
 
 
@@ -103,7 +97,7 @@ class OperationInProgress(NotRun):
 
 
 class OutcomeUnknown(NotRun):
-    """An earlier attempt was interrupted, and it is unknown what took effect. Nothing runs twice.
+    """An earlier attempt was interrupted, and it is unknown what took effect.
 
     Either an external call has no result and `on_abandoned` is "hold", or the work has ended its own transaction and
     then failed. The key waits for `reconcile` or for a person. Try again later.
@@ -115,7 +109,4 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """The store did not answer in time: SQLite's write lock was not free, or a migration holds the key table.
-
-    Try again later.
-    """
+    """SQLite's write lock was not free, or a migration holds the key table. Try again later."""

@@ -25,7 +25,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the `key` option that also names the place of the key. A plain callable works, too.
+    """A function for the `key` option, and the name of the place that it reads. A plain callable works too.
 
     Attributes:
         read: `callable(request) -> str | None`. It may raise `InvalidKey`.
@@ -75,7 +75,7 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference of a key. Logs and traces use the reference, because the key may be a secret.
+    """The reference that names a key in logs and traces. The key itself may be a secret.
 
     It asks no database. `django_idempotency.maintenance.find_key` finds a key by its reference, too.
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics. The package itself never imports this module. `pip install prometheus-client`, then
+"""Prometheus metrics. The package itself never imports this module. Run `pip install prometheus-client`, then write
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -6,7 +6,8 @@
 
             metrics.install()
 
-Counters count what this process does; `KeyCollector` asks the database at every scrape, by its partial indexes.
+The counters count what this process does. `KeyCollector` asks the database at every scrape. The partial indexes of
+the key table make its queries fast.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ STATES = {
     "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
     "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
 }
-"""A stuck key with a call is not counted as stuck, but as in doubt or half done, which is more urgent."""
+"""A stuck key with a call counts as in doubt or as half done, because these states are more urgent."""
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, from its claim; 0: none." for name in STATES},
@@ -62,7 +63,7 @@ class KeyCollector:
     """Gauges of the keys that the tables hold now. Each scrape runs up to six short queries on each database.
 
     Args:
-        using: database aliases; default: the write alias of the key table.
+        using: database aliases. Default: the write alias of the key table.
     """
 
     def __init__(self, *using: str) -> None:
@@ -70,11 +71,11 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """The names only, so that registering asks no database."""
+        """Return gauges without values, so that registering the collector asks no database."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The gauges. Of a database that does not answer the last values, so that no alert about them resolves."""
+        """Return the gauges. If a database does not answer, they keep their last values, so that no alert resolves."""
         families = _families()
         for alias in self.using or (alias_for(None),):
             now, unavailable, opened_before = time.monotonic(), 0.0, connections[alias].connection
@@ -84,7 +85,7 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # `start_http_server` scrapes in threads of its own, in which no end of a request closes a connection.
+                # `start_http_server` scrapes in threads without requests, so no end of a request closes the connection.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
@@ -97,14 +98,14 @@ class KeyCollector:
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     """Count every outcome from now on, and register a `KeyCollector`. Call it once for each process and registry.
 
-    Asks no database.
+    It asks no database.
 
     Args:
-        using: database aliases; default: the write alias of the key table.
-        registry: where the metrics are registered.
+        using: database aliases. Default: the write alias of the key table.
+        registry: the registry for the metrics.
 
     Raises:
-        ValueError: if the metrics are installed in this registry already.
+        ValueError: the metrics are installed in this registry already.
     """
     outcomes = Counter("idempotency_key_outcomes", "What came of keys.", ("operation", "outcome"), registry=registry)
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
@@ -132,7 +133,7 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
-    # What is not known of atomic mode at work is left out: 0 would be a lie.
+    # If the database does not tell the open transactions or their ages, a gauge is left out, because 0 would be wrong.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
@@ -142,5 +143,5 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """Both times are the database's: ages do not depend on the clock of the application's host."""
+    """Return an age. Both times come from the database, so the clock of the application's host does not matter."""
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

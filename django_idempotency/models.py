@@ -1,4 +1,4 @@
-"""The tables: one row for each use of a key, and one for each step of a leased operation."""
+"""The two tables: a row for each key of each caller and operation, and a row for each step of a leased operation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if not apps.is_installed("django_idempotency"):
 class IdempotencyKey(models.Model):
     """One use of an idempotency key: its caller, its operation, and the response to replay.
 
-    Only the package's stores write rows, with SQL of their own. Look at rows, and do not change them.
+    Only this package writes rows. Your code may read rows, but must not change them.
     """
 
     class Status(models.TextChoices):
@@ -30,13 +30,13 @@ class IdempotencyKey(models.Model):
         FAILED = "failed", _("failed")
 
     class Policy(models.TextChoices):
-        """What a retry may do while an external call is in doubt: the view's `on_abandoned`."""
+        """The view's option `on_abandoned`. It says what a retry may do while an external call is in doubt."""
 
         RETRY = "retry", _("retry: make the call again")
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index has two numbers, not three texts: half the size, and the same order and equality on any database.
+    # The unique index has two numbers instead of three texts: half the size, and each database compares alike.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -44,7 +44,7 @@ class IdempotencyKey(models.Model):
     key = ExactCharField(_("key"), max_length=255)
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
-    # None in atomic mode, which makes no calls.
+    # None in atomic mode, which has no calls.
     policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
@@ -52,16 +52,16 @@ class IdempotencyKey(models.Model):
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
-    # Bytes: a text or JSON column would not return exactly what was stored.
+    # Bytes, because a column for text or JSON would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
     # What the operation is about: see `Operation.refer_to`.
     resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
     resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
-    # A JSON list of what people and commands have decided, oldest first: see `maintenance.decisions`.
+    # A JSON list of the decisions of people and commands, the oldest first: see `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # When status, attempt or a decision last changed. A decision names the version that it has seen by this time.
+    # The time of the last change of status, attempt or decisions. A person decides about the version of this time.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -73,7 +73,7 @@ class IdempotencyKey(models.Model):
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             models.Index(fields=["scope"], name="idempotency_scope_idx"),  # to erase what is stored about one caller
-            # On PostgreSQL, no index has a column that a completion changes: the completion would touch every index.
+            # On PostgreSQL, no index has a column that a completion changes, so that a completion changes no index.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             IndexWhereSet(  # every failed key has an error
                 fields=["created_at"],
@@ -91,24 +91,24 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """Without the key, which may be a secret: the admin's log keeps this text for ever."""
+        """A name without the key. The key may be a secret, and the admin's log keeps this text for ever."""
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read from the row's own database, also what was deferred. Django would ask the routers: perhaps a replica."""
+        """Read from the row's own database, also for deferred fields. The routers might name a replica."""
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
     def reference(self) -> str:
-        """16 hexadecimal digits that name the key in logs: see `django_idempotency.keys.key_reference`."""
+        """16 hexadecimal digits that name the key in logs. See `django_idempotency.keys.key_reference`."""
         return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 class IdempotencyStep(models.Model):
     """One named step of a leased operation: an external call or a local write.
 
-    The start of a call is committed before the call is made, and its result after. A call without `finished_at` is
-    running or in doubt. A write and its result are committed together.
+    The start of a call is committed before the call is made, and the result is committed after the call. A call without
+    `finished_at` is running or in doubt. A write and its result are committed together.
     """
 
     class Kind(models.TextChoices):
@@ -117,15 +117,15 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # No constraint in the database: its trigger would look for steps of every key that is cleaned up, and only leased
-    # keys have steps. No index of its own: the unique constraint has one.
+    # The database has no constraint for this key, because a cleanup would then look for the steps of each deleted key,
+    # and only leased keys have steps. The unique constraint has an index on this column already.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the work had asked for the derived key of this step before the call: the other side can look it up then.
+    # Whether the view had asked for the derived key before the call. Only then the other side may know the key.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -135,7 +135,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # shown with their key
+        default_permissions = ()  # the page of a key shows its steps
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

@@ -1,8 +1,8 @@
-"""The signal about keys, to count, trace or alert.
+"""The signal about keys. Receivers can count, trace or alert.
 
-It is sent after the commit or the rollback that it reports. Inside an outer `atomic()` it is sent after the commit of
-that block. Receivers run in the request. The log `django.dispatch` reports a receiver that raises, and the request goes
-on; a slow receiver makes the request slow. The sender is `IdempotencyKey`.
+The signal is sent after the commit or the rollback that it reports. Inside an outer `atomic()` it is sent after the
+commit of the outer block. Receivers run in the request, so a slow receiver makes the request slow. If a receiver
+raises, the log `django.dispatch` has the error, and the request goes on. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from django.dispatch import Signal
 
 __all__ = ["key_event"]
 
-key_event = Signal(use_caching=True)  # every request asks whether the signal has receivers
-"""Something has happened to a key. Arguments:
+key_event = Signal(use_caching=True)  # because every request asks whether the signal has receivers
+"""Says that something has happened to a key. Arguments:
 
     event: one of these texts.
 
@@ -22,7 +22,7 @@ key_event = Signal(use_caching=True)  # every request asks whether the signal ha
         "conflicted": a duplicate came while the first request was still running.
         "mismatched": a request used the key of another request: their fingerprints differ.
         "missing": a request had no key, and was refused with 400.
-        "invalid": a request had no usable key, and was refused with 400.
+        "invalid": a request had a key that cannot be used, and was refused with 400.
         "too_old": with `late_keys="refuse"`: the key was unknown and too old, and was refused.
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
         "busy": the store did not answer in time. Nothing has run.
@@ -33,10 +33,10 @@ key_event = Signal(use_caching=True)  # every request asks whether the signal ha
         "purged": a cleanup has ended.
 
     using: database alias.
-    identity: its `scope`, `operation` and `key` name the request, its `reference` names the key in logs. Of "missing"
-        and "invalid" it has the operation only: its other texts are empty. None of "purged".
-    attempt: of "claimed" and "taken_over": 1 for the first run, one more for each later run. Else None.
-    reason: of "released" and "held": what happened, without any text of the client. Else empty.
-    resource: what the operation is about, as `operation.refer_to` has kept it: a tuple of type and id. Else None.
-    cleanup: of "purged": what `cleanup_idempotency_keys` returns. Else None.
+    identity: its `scope`, `operation` and `key` name the request, and its `reference` names the key in logs. With
+        "missing" and "invalid", only the operation is known, and the other texts are empty. None with "purged".
+    attempt: 1 for the first run, and one more for each later run, with "claimed" and "taken_over". Else None.
+    reason: with "released" and "held", what happened, without any text of the client. Else empty.
+    resource: what the operation is about, as `operation.refer_to` has stored it: a tuple of type and id. Else None.
+    cleanup: with "purged", what `cleanup_idempotency_keys` returns. Else None.
 """

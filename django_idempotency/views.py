@@ -1,4 +1,4 @@
-"""The mixin for class-based views of plain Django. The REST framework has the same one."""
+"""The mixin for class-based views of plain Django. `django_idempotency.rest_framework` has the same mixin."""
 
 from .engine.declare.class_options import IdempotencyMixin
 

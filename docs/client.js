@@ -4,11 +4,18 @@ const GIVE_UP_AFTER = 600; // seconds: above the server's longest lease
 const TIMEOUT = 30; // seconds of one attempt
 const RETRIED = new Set([408, 423, 425, 429]); // and each 5xx
 const BUSY = new Set(["in-progress", "outcome-unknown"]); // a 409 of the business has another code, or none
+const LOST = new Set(["response-not-stored", "key-too-old"]);
 const LOGIN = new Set([401, 403]); // this says nothing about the order, nor does a redirect
 
 class Refused extends Error {} // the final answer is no
-class Processed extends Error {} // the order was processed, its answer is not kept: look it up, do not order again
+class Processed extends Error {} // the order was, or may have been, processed: look it up, do not order again
 class NotConfirmed extends Error {} // no final answer yet: keep the key, and try again later
+
+// A UUID of version 7, which says when it was made.
+function newKey() {
+  const time = Date.now().toString(16).padStart(12, "0");
+  return `${time.slice(0, 8)}-${time.slice(8)}-7${crypto.randomUUID().slice(15)}`;
+}
 
 async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
   const end = Date.now() + 1000 * giveUpAfter;
@@ -27,7 +34,7 @@ async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
       if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
     }
     if (LOGIN.has(answer.status) || (!answer.ok && answer.status < 400)) throw new NotConfirmed(`${answer.status}`);
-    if (answer.fields.code === "response-not-stored") throw new Processed(answer.location ?? "");
+    if (LOST.has(answer.fields.code)) throw new Processed(answer.location ?? "");
     if (!answer.ok) throw new Refused(`${answer.status}: ${answer.text}`);
     return answer.fields;
   }
@@ -89,7 +96,7 @@ class Outbox {
 
   // The user has clicked. A second click on the same data sends the same key.
   submit(form, order, giveUpAfter) {
-    const entry = this.entries()[form] ?? { key: crypto.randomUUID(), order };
+    const entry = this.entries()[form] ?? { key: newKey(), order };
     if (JSON.stringify(entry.order) !== JSON.stringify(order)) {
       return Promise.reject(new NotConfirmed("The order before this one is not confirmed yet."));
     }

@@ -11,6 +11,7 @@ import httpx
 GIVE_UP_AFTER = 600  # seconds: above the server's longest lease
 RETRIED = {408, 423, 425, 429}  # and each 5xx
 BUSY = {"in-progress", "outcome-unknown"}  # a 409 of the business has another code, or none
+LOST = {"response-not-stored", "key-too-old"}
 LOGIN = {401, 403}  # this says nothing about the order, nor does a redirect
 
 
@@ -19,11 +20,17 @@ class Refused(Exception):
 
 
 class Processed(Exception):
-    """The order was processed, and its answer is not kept. Look it up, and do not order again."""
+    """The order was processed, or may have been, and its answer is not kept. Look it up, and do not order again."""
 
 
 class NotConfirmed(Exception):
     """There is no final answer yet. Keep the key and try again later."""
+
+
+def new_key():
+    """A UUID of version 7, which says when it was made."""
+    milliseconds = time.time_ns() // 10**6
+    return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | uuid.uuid4().int % 2**76))
 
 
 def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER):
@@ -43,7 +50,7 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
             break
     if answer.is_redirect or answer.status_code in LOGIN:
         raise NotConfirmed(answer.status_code)
-    if fields(answer).get("code") == "response-not-stored":
+    if fields(answer).get("code") in LOST:
         raise Processed(answer.headers.get("Location"))
     if not answer.is_success:
         raise Refused(answer.status_code, answer.text)
@@ -90,7 +97,7 @@ class Outbox:
         self.file.execute("CREATE TABLE IF NOT EXISTS outbox (key TEXT PRIMARY KEY, body TEXT)")
 
     def put(self, order):
-        self.file.execute("INSERT INTO outbox VALUES (?, ?)", [str(uuid.uuid4()), json.dumps(order)])
+        self.file.execute("INSERT INTO outbox VALUES (?, ?)", [new_key(), json.dumps(order)])
 
     def deliver(self, client, **options):
         """Send what is left. Yields each order with its final answer: the JSON, `Refused` or `Processed`."""

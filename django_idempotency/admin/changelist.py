@@ -133,10 +133,9 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     named = find_key(text, using=keys.db).order_by("key_hash", "scope_hash")
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
-    if scopes := _scopes(text, request):
-        sent = keys.filter(reduce(or_, map(of_scope, scopes)))
-        # The index on `scope` is not sorted by age, so the newest keys of the scope are searched first.
-        parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
+    sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
+    # The index on `scope` is not sorted by age, so the newest keys of the scope are searched first.
+    parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
@@ -147,7 +146,7 @@ def _scopes(text: str, request: HttpRequest) -> set[str]:
     A person who may not see users cannot search by a user's name.
     """
     users = get_user_model()
-    scopes = {text} if ":" in text or text == "anonymous" else set()
+    scopes = {text}
     if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):
         for user in users._default_manager.filter(**{users.USERNAME_FIELD: text})[:1]:
             scopes.add(scope_of_user(user))

@@ -174,8 +174,7 @@ def decided(made: Decision) -> str:
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """A step that was in doubt when a person decided. The decision may have deleted the step, but the page shows it."""
-    name = str(step["name"])
-    started = moment(datetime.fromisoformat(str(step["started_at"])))
-    values = {"name": encodable(name), **_kind(step["kind"], step["attempt"]), "time": started}
+    started = moment(datetime.fromisoformat(step["started_at"]))
+    values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
-    return format_html("{}<br>{} {}", what, encodable(str(step["error"] or "")), _derived(row, name, step["kind"]))
+    return format_html("{}<br>{} {}", what, encodable(step["error"] or ""), _derived(row, step["name"], step["kind"]))

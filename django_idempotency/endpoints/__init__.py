@@ -1,4 +1,4 @@
-"""The project's endpoints and whether they are protected, for people, for programs and for OpenAPI."""
+"""A list of the project's endpoints that says which of them are protected."""
 
 from .listing import Endpoint, list_endpoints
 

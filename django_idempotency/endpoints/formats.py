@@ -1,4 +1,4 @@
-"""The endpoints as text: a table for people, Markdown to publish. Always English."""
+"""The endpoints as text: a table to read, and Markdown to publish. The text is always English."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
 HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope", "key", "note")
-"""Of the table."""
+"""The first line of the table."""
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """One line for each endpoint, and a line that counts."""
+    """Return one line for each endpoint, and a last line with the numbers of endpoints."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
@@ -40,9 +40,9 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """The specification that sections 2.2, 2.3 and 2.5.2 of the draft want published, for clients.
+    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft say that servers publish it.
 
-    Unprotected endpoints that are allowed are left out.
+    It leaves out the unprotected endpoints that `allowed` accepts.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
@@ -71,5 +71,5 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """The route as a client reads it: `^orders/(?P<pk>[^/.]+)/$` is `/orders/<pk>/`."""
+    """Return the route as a client reads it: `^orders/(?P<pk>[^/.]+)/$` is `/orders/<pk>/`."""
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

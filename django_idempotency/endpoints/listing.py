@@ -1,7 +1,7 @@
-"""Every unsafe route of the project, protected or not, read from its URLconf. No view is called.
+"""The unsafe routes of the project, read from its URLconf. The listing calls no view.
 
-A protection that cannot be seen counts as none: below a decorator without `functools.wraps`, or an `idempotent` that
-is applied inside the view.
+The listing cannot see `idempotent` below a decorator that lacks `functools.wraps`, or inside a view. Such an endpoint
+counts as not protected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
     *("django.views.generic.base.RedirectView", "django_idempotency."),
 )
-"""Views that are not the project's own: Django's admin, and redirects, which the admin has, too."""
+"""The views of Django's admin and of this package. `RedirectView` is here because the admin uses it."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
-"""What the REST framework's `format_suffix_patterns` add to a route: `orders.json` beside `orders/`."""
+"""Matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry": "leased", "hold": "leased, hold"}
-"""By the option `on_abandoned`, if there is a lease."""
+"""The name of a mode by the option `on_abandoned`. The option is None without a lease."""
 ANY = "ANY"
-"""The method of a function that does not declare its methods, as `require_POST` does."""
+"""Stands for the method of a function that has no `require_POST` or other declaration of its methods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,13 @@ class Endpoint:
     """One unsafe method of one route.
 
     Attributes:
-        method: such as "POST"; "ANY" for an unprotected function that does not declare its methods.
+        method: such as "POST". It is "ANY" for an unprotected function that does not declare its methods.
         route: as in `request.resolver_match.route`.
-        view: dotted name of the function, or of the class and its action.
-        options: every option with its value; None: not protected.
-        note: why the endpoint is not protected, or a fact that the options do not show.
-        own: False for views of Django and of this package, and for format suffixes (`orders.json`) of another route.
+        view: the dotted name of the function, or of the class and its action.
+        options: every option with its value. None if the endpoint is not protected.
+        note: says why the endpoint is not protected, or another fact that the options do not show.
+        own: False for views of Django and of this package. False also for a route such as `orders.json`, which only
+            adds a format to another route.
     """
 
     method: str
@@ -60,21 +61,22 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """ "atomic", "leased" or "leased, hold"; empty if not protected."""
+        """The text "atomic", "leased" or "leased, hold". Empty if the endpoint is not protected."""
         return "" if self.options is None else MODES[self.options.policy]
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """The unsafe endpoints of a URLconf, in its order. Reads no database.
+    """Return the unsafe endpoints of a URLconf, in its order. The function reads no database.
 
     Args:
-        urlconf: dotted path; default: the project's.
+        urlconf: the dotted path of the URLconf. Default: the project's.
 
     Returns:
         One `Endpoint` for each unsafe method of each route.
 
     Raises:
-        IdempotencyConfigurationError: for options that cannot work. What importing the URLconf raises propagates.
+        IdempotencyConfigurationError: the options of an endpoint cannot work. Errors of importing the URLconf
+            propagate.
     """
     found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
@@ -94,9 +96,9 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Route and callback of each URL, in the order of the URLconf, as a resolver match has them."""
+    """Yield the route and the callback of each URL, in the order of the URLconf, as a resolver match has them."""
     for pattern in resolver.url_patterns:
-        # Joined as Django does for resolver_match.route.
+        # Django joins the routes in the same way for resolver_match.route.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -109,9 +111,9 @@ class Answers(NamedTuple):
     """What answers one HTTP method of a route.
 
     method: None if the view does not declare its methods.
-    view: its dotted name.
-    declaration: what protects it; None: nothing does.
-    by_request: the view may decide otherwise for a request.
+    view: the dotted name of the view.
+    declaration: the declaration that protects the view. None if the view is not protected.
+    by_request: whether the view may choose other options for a request.
     """
 
     method: str | None
@@ -120,18 +122,21 @@ class Answers(NamedTuple):
     by_request: bool = False
 
     def methods(self) -> list[str]:
-        """One line of the list for each. A function that does not declare its methods has its protected ones."""
+        """The methods, one for each line of the list. A function that declares no methods has its protected methods."""
         if self.method is not None:
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
     def options_for(self, method: str) -> Idempotency | None:
-        """Resolved; None: not protected. Raises `IdempotencyConfigurationError` for options that cannot work."""
+        """Return the resolved options, or None if nothing protects the method.
+
+        Raises `IdempotencyConfigurationError` for options that cannot work.
+        """
         return None if self.declaration is None else self.declaration.options_for(method)
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """What answers the unsafe methods of a URL's callback, and what protects that."""
+    """Yield what answers each unsafe method of a URL's callback, and the declaration that protects it."""
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
@@ -147,33 +152,33 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """What answers one method of a view class.
+    """Return what answers one method of a view class.
 
     Args:
-        attributes: those of the view, or those that `as_view()` will give it.
-        name: of the handler: a verb, or the action of a viewset.
-        whole: what protects the view as a whole.
+        attributes: the attributes of the view, or those that `as_view()` will give to the view.
+        name: the name of the handler: a verb such as "post", or the action of a viewset.
+        whole: the declaration that protects the whole view, if there is one.
     """
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # Made by @api_view: the class has the name of the function, and its methods keep the function in a closure.
+        # @api_view has made the class. The class has the name of the function, and each method keeps the function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
-    """What protects a class-based view of plain Django as a whole: a decorated callback, or the nearest `dispatch`.
+    """Return the declaration that protects a whole class-based view: on its callback, or on a `dispatch` method.
 
-    A `dispatch` above it, such as LoginRequiredMixin's, calls the protected one.
+    The `dispatch` of another base class, such as LoginRequiredMixin, may stand above the protected `dispatch`.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """A view function: one for each method of its `require_http_methods`, else one without a method."""
+    """Yield one answer for each method of the function's `require_http_methods`, else one answer without a method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
     # Django's decorators keep the methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
@@ -184,9 +189,9 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """What is wrong with the class behind the result of `as_view()` or of a router: E006. Nothing for a function.
+    """Yield the problems of check E006 with the class of a class-based view. A function has none here.
 
-    A mixin has refused what it must not protect when its URL was made.
+    A class with a mixin raises these problems already when its URL is made.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -196,13 +201,13 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """The class behind the result of `as_view()` or of a router; None for a function."""
+    """Return the class of a callback that `as_view()` or a router has made. None for a function."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 
 
 def _attributes(callback: Any) -> Mapping[str, Any]:
-    """The attributes that `as_view()` will give the view."""
+    """Return the attributes that `as_view()` will give to the view."""
     return getattr(callback, "view_initkwargs", None) or getattr(callback, "initkwargs", {})
 
 

@@ -1,8 +1,8 @@
-"""What a client must know of one protected endpoint, in words: the published specification, and parts of OpenAPI.
+"""What a client must know about one protected endpoint, in words and for OpenAPI.
 
-Sections 2.2, 2.3 and 2.5.2 of the draft name the contents: whether a key is required, its format, what makes it unique,
-how requests are compared, and the expiry. The Markdown of `idempotency_endpoints` and the schemas of all frameworks use
-these words, in English.
+Sections 2.2, 2.3 and 2.5.2 of the draft name these facts: whether a key is required, its format, what makes it unique,
+how requests are compared, and when the key expires. The command `idempotency_endpoints` and the OpenAPI schemas of the
+frameworks use the same English words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Idempotency) -> dict[str, str]:
-    """What a client must know, by the name of the fact."""
+    """Return the facts that a client must know, by the names of the facts."""
     return {
         "Key": key_format(options),
         "Unique for": uniqueness(options),
@@ -38,7 +38,7 @@ def facts(options: Idempotency) -> dict[str, str]:
 
 
 def key_format(options: Idempotency) -> str:
-    """The format in words. If the header does not carry the key, the place that the `key` option reads."""
+    """Describe the format of a key. If the `key` option reads the key from another place, name this place."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -56,7 +56,7 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """The expiry in the largest unit without a fraction: 24 hours are "1 day"."""
+    """Return how long a key is kept, in the largest unit that gives a whole number: 24 hours are "1 day"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -64,7 +64,7 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Within what a key is unique (C4): the scope, in the words of a client."""
+    """Say for whom a key is unique. This is the scope (C4) in the words of a client."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -72,7 +72,7 @@ def uniqueness(options: Idempotency) -> str:
 
 
 def comparison(options: Idempotency) -> str:
-    """How a retry is compared with the first request (C9)."""
+    """Say how a retry is compared with the first request (C9)."""
     chosen = options.fingerprint
     if chosen is None:
         return "not at all"
@@ -83,10 +83,10 @@ def comparison(options: Idempotency) -> str:
 
 
 def documented_responses(options: Idempotency) -> list[Problem]:
-    """The package's own responses on this endpoint, by status: what a client may get in place of the view's."""
+    """Return the package's own responses that a client of this endpoint may get, in the order of their statuses."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # The problem's own detail would name a status, which differs from response to response.
+    # The real detail names the status of the response, which is not the same for each response.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -119,14 +119,15 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's responses to one operation, in place.
 
-    What the project has declared for the same header or status stays.
+    If the project has declared the same header or status, its declaration stays.
 
     Args:
         operation: an Operation Object of OpenAPI.
-        options: resolved.
+        options: the resolved options of the endpoint.
         required: whether a request without a key is always refused.
-        status_type: of the statuses in `operation["responses"]`.
-        undeclared: other statuses of the framework, with their media types. Their form is not declared.
+        status_type: the type of the statuses in `operation["responses"]`.
+        undeclared: statuses with which the framework answers itself, and their media types. The framework declares
+            no schema for them.
     """
     conf = get_settings()
     parameters: list[Schema] = operation.setdefault("parameters", [])
@@ -155,7 +156,7 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # The body is the state of the first request, as on its status page.
+            # The body tells the state of the first request. The status page tells the same.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -163,7 +164,7 @@ def describe(
 
 
 def _key(options: Idempotency, required: bool) -> Schema:
-    """The parameter that carries the key."""
+    """Return the parameter that carries the key."""
     conf = get_settings()
     described = [f"{name}: {text}" for name, text in facts(options).items()]
     described += [f"See also: {conf.docs_url}"] if conf.docs_url else []
@@ -177,7 +178,7 @@ def _key(options: Idempotency, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """What the responses refer to. New objects, because a project's hooks may change them."""
+    """Return the schemas to which the responses refer. Each call makes new objects, because hooks may change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

@@ -1,4 +1,4 @@
-"""Django Ninja: `idempotent_operation`. Import it only where the framework is installed."""
+"""Support of Django Ninja: `idempotent_operation`. Import this package only if the framework is installed."""
 
 from .operations import idempotent_operation
 

@@ -1,9 +1,9 @@
-"""The `idempotent_operation` decorator, and one request to an operation that it protects.
+"""The `idempotent_operation` decorator, and one request to an operation that the decorator protects.
 
 # Note [Around the operation and around its function]
-Authentication, throttles and parsing stand in `Operation.run`, and the function is called last. The protection stands
-around the function. A second wrapper stands around `run`: it tells the function which operation is running, and it
-raises an exception that no handler of the API has answered. In `run` such an exception would ask the handler again.
+`Operation.run` authenticates, throttles and parses, and calls the function last. The protection is a wrapper around the
+function. A second wrapper is around `run`. It tells the first wrapper which operation is running. It also raises each
+exception that the API's handlers did not answer, because `run` would give such an exception to the handlers again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..exceptions import IdempotencyConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
 RUNNING = "_idempotency_ninja"
-"""Set on a request: the operation that runs."""
+"""The attribute of a request that holds the running operation."""
 UNANSWERED = "_idempotency_unanswered"
-"""Set on a request: what the exception handler of the API has raised."""
+"""The attribute of a request that holds an exception which the API's handlers have raised."""
 
 
 @overload
@@ -51,22 +51,23 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
-    Opens the transaction that the operation runs in. Inside an outer `atomic()`, such as that of ATOMIC_REQUESTS, it is
-    a savepoint. An exception rolls it back, and the answer of the API's exception handlers is kept if it is final.
+    The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, such as that of
+    ATOMIC_REQUESTS, this is a savepoint. An exception rolls the transaction back. Then the API's exception handlers
+    answer, and their answer is kept if it is final.
 
-    Use it bare, with options as keyword arguments, or with an `Idempotency`, below the route decorator. It protects the
-    methods of that route. Authentication, throttling and parsing come first, for a replay too.
+    Put the decorator below the route decorator: bare, with options as keyword arguments, or with an `Idempotency`. It
+    protects the methods of the route. Authentication, throttling and parsing come before it, also for a replay.
 
     Raises:
-        IdempotencyConfigurationError: where it could not protect the operation. Raised when the operation is decorated
-            or routed if that can be known then, else on the first request, before the operation runs.
+        IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
+            decorated or routed, or else on the first request, before the operation runs.
     """
     layer, view = given("idempotent_operation", view, options)
     return partial(_protect, layer) if view is None else _protect(layer, view)
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """The protected form of a function. See Note [Around the operation and around its function]."""
+    """Return the protected form of a function. See Note [Around the operation and around its function]."""
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
@@ -89,11 +90,11 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
-    # Annotations that are strings are resolved in the module of the function, not in ours.
+    # Annotations may be strings. Django Ninja must resolve them in the module of the function, not in this module.
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # A new list: wraps() has shared the old one with the unprotected function. Ours is the innermost.
+    # A new list, because wraps() gives the list of the unprotected function. Our wrapper is the innermost one.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -101,7 +102,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
 
 
 def _around(layer: Idempotency, run: Any) -> Any:
-    """Around the whole operation, once for each mount of its router."""
+    """Wrap `run` of an operation. Django Ninja calls this function once for each place where the router is mounted."""
     operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
@@ -115,7 +116,7 @@ def _around(layer: Idempotency, run: Any) -> Any:
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    declare(operation, Declaration((layer, for_methods(*methods))))  # the decorator on a PUT route protects PUT
+    declare(operation, Declaration((layer, for_methods(*methods))))  # on a PUT route, the decorator protects PUT
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
@@ -136,18 +137,18 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 
 
 class NinjaViewCall(ViewCall):
-    """Runs below `Operation.run`: the caller is authenticated and within the throttles, the parameters are parsed."""
+    """One request. `Operation.run` has already authenticated and throttled the caller, and parsed the parameters."""
 
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """The caller that the operation's own authentication found."""
+        """Return the caller whom the operation's own authentication has found."""
         auth = getattr(self.request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
-            # Django Ninja does not keep which authenticator has set it: user "17", or partner "17"? Its own for
-            # sessions set a user.
+            # "17" may be user 17 or partner 17, and Django Ninja does not say which authenticator returned it.
+            # Django Ninja's authenticators for sessions return a user, so they are not counted.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -158,33 +159,33 @@ class NinjaViewCall(ViewCall):
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the result as the operation itself would, but before the COMMIT: a schema may refuse the result."""
+        """Convert the result as the operation itself would, but before the COMMIT, because a schema may refuse it."""
         # The `response` parameter of the operation carries the headers that the operation set.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """The exception handlers of the API, in a transaction of their own."""
+        """Ask the exception handlers of the API, in a transaction of their own."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:  # noqa: BLE001 (raised again, see `_answered`)
+        except Exception as unanswered:  # noqa: BLE001 (`_answered` raises it again)
             setattr(self.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """The result of an operation as a response. `temporal` carries headers."""
+    """Return the result of an operation as a response. `temporal` carries the headers that the operation has set."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
 
 
-# --- what the engine asks, see `engine.declare.registry.frameworks`
+# --- the functions that `engine.declare.registry.frameworks` describes
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """The unsafe methods of the path whose `PathView` the URL's callback holds in its closure."""
+    """Yield the unsafe methods of a URL. The closure of its callback holds the `PathView` with the operations."""
     enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
     path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
     if path_view is None:
@@ -198,11 +199,11 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Django Ninja hands out Django's own requests, and has a decorator of its own."""
+    """None, because Django Ninja uses Django's own requests, and its operations have their own decorator."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """What an operation may return, its `reconcile` may return. Django Ninja needs a request: an empty one."""
+    """Convert what `reconcile` has returned, as a result of the operation. Django Ninja gets an empty request."""
     if not isinstance(declaration.target, Operation):
         return None
     request = HttpRequest()

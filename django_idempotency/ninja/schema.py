@@ -1,14 +1,14 @@
-"""OpenAPI by Django Ninja: protected operations show the key's header, the replay header and the error answers.
+"""OpenAPI by Django Ninja: the schema shows the headers and the error answers of protected operations.
 
     from django_idempotency.ninja.schema import NinjaAPI
 
     api = NinjaAPI()
 
-A project with an API class of its own puts this one in front of its bases. What the project has declared itself, for
-the same header or status, stays.
+A project with an API class of its own puts this class in front of the other bases. If the project has declared the same
+header or status, its declaration stays.
 
-Django Ninja has one public place for this, `NinjaAPI.get_openapi_schema`: an operation's `openapi_extra` is fixed
-before the options of its router and of its API are known.
+Django Ninja has one public method for this: `NinjaAPI.get_openapi_schema`. An operation's `openapi_extra` cannot be
+used, because it is made before the options of the router and of the API are known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["NinjaAPI"]
 class NinjaAPI(ninja.NinjaAPI):
     """Django Ninja's `NinjaAPI`, whose schema also shows the idempotency key of protected operations.
 
-    With an API class of your own: `class ShopAPI(NinjaAPI, OwnAPI)`.
+    If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """
 
     def get_openapi_schema(
@@ -51,7 +51,7 @@ class _Schema(OpenAPISchema):
                     # A copy, because Django Ninja shares one description among the methods of an operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
-                    bad_input = {400: own, 422: own}  # the framework answers so
+                    bad_input = {400: own, 422: own}  # the framework itself answers bad input with these
                     specification.describe(
                         details, options, required=options.required, status_type=int, undeclared=bad_input
                     )

@@ -1,4 +1,4 @@
-"""Django REST framework: `IdempotencyMixin`."""
+"""Support of Django REST framework: `IdempotencyMixin`."""
 
 from ..views import IdempotencyMixin
 

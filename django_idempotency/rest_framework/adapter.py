@@ -1,4 +1,4 @@
-"""One request to one protected handler of the REST framework."""
+"""One request to a protected handler of the REST framework."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ..engine.stores import alias_of
 
 
 class RestFrameworkViewCall(ViewCall):
-    """Runs below `APIView.initial()`: the caller is authenticated, permitted and within the throttles."""
+    """One request. `APIView.initial()` has already authenticated the caller, and checked permissions and throttles."""
 
     asked_with: Request
     unparsed: Exception | None = None
-    """Why the body could not be parsed, if it could not."""
+    """The error of the parser, if the body could not be parsed."""
     first_hand: HttpResponseBase | None = None
-    """The view's own response, once there is one."""
+    """The view's own response, after the view has returned it."""
 
     @property
     def drf_view(self) -> APIView:
@@ -43,11 +43,11 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def parsed(self) -> Any:
-        """What the view's own parsers have read.
+        """Return what the view's own parsers have read.
 
-        If parsing fails, compare the raw bytes: a handler that reads `.data` gets the same error again, and the claim
-        is rolled back with it. In leased mode the claim is committed before the view runs, and the stream of a
-        multipart form is gone, so the error is raised here.
+        If parsing fails, the raw bytes are compared. A handler that reads `.data` gets the same error again, and this
+        error rolls the claim back. In leased mode the claim would be committed before the view runs, and the stream of
+        a multipart form cannot be read again. So in these two cases this method raises the error.
         """
         try:
             return self.asked_with.data
@@ -59,52 +59,52 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # After an error the framework would show empty data to the handler.
+            # Without this, the framework would give empty data to the handler after an error.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """The caller whom a token names that belongs to no user."""
+        """Return the caller that a token names, if the token belongs to no user."""
         request: Any = self.asked_with
         if request.auth is None or is_authenticated(request.user):
             return None
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return None  # the project's own value for "no token"
+            return None  # `auth` is the project's own value for "no token"
         kind = type(request.successful_authenticator)
-        # The framework's own never set a text.
+        # The authenticators of the framework itself never return a text.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """The framework's exception handling, then its rendering, each in a transaction of its own.
+        """Let the framework handle the exception, and then render its response, in two transactions.
 
-        `set_rollback()` of the default handler marks the first transaction, and rendering may need the database.
+        `set_rollback()` of the default handler breaks the first transaction, and rendering may need the database.
         """
         if type(error) is type(self.unparsed):
-            raise error  # as if the error had been raised before the claim
+            raise error  # the parser would have raised it before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # The framework's dispatch would ask the project's exception handler a second time.
+            # Without this, the framework's dispatch would call the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
             return self.judge(self.ready(response))
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Ask the project before a replay: `may_replay(request, view)`."""
+        """Ask the project's `may_replay(request, view)` before a replay."""
         return bool(synchronous(allowed)(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        # The response is final. The framework's dispatch would finalize it again.
+        # The response is final already. Without this, the framework's dispatch would finalize it again.
         if not getattr(response, "is_rendered", True):
-            response = self.ready(response)  # the project's ERROR_RESPONSE
+            response = self.ready(response)  # ERROR_RESPONSE of the project has made it
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
-            response.data = _data_of(response)  # tests and middleware read the data of the framework's responses
+            response.data = _data_of(response)  # tests and middleware read `data`
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
@@ -114,7 +114,7 @@ class RestFrameworkViewCall(ViewCall):
 
 
 def _data_of(response: Any) -> Any:
-    """The data of a stored response or a problem. None: it is not JSON."""
+    """Return the data of a stored response or of a problem. None if it is not JSON."""
     is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
     try:
         return json.loads(response.content) if is_json else None
@@ -129,25 +129,25 @@ def _raise(error: Exception) -> Any:
 def view_call(
     request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
 ) -> RestFrameworkViewCall | None:
-    """The call of a protected handler, if `request` is a request of the REST framework."""
+    """Return the call of a protected handler, if `request` is a request of the REST framework."""
     if not isinstance(request, Request):
         return None
     return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
 
 
 def declared(callback: Any) -> None:
-    """The listing reads view classes."""
+    """None, because the views of the REST framework are classes, which the listing reads itself."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """What `reconcile` has returned while no client was there to negotiate with: it renders as JSON.
+    """Prepare a response that `reconcile` has returned. It is rendered as JSON, because there is no client to ask.
 
-    The view's own JSON renderer is used, if the view has one. The view's `finalize_response` is not called.
+    The view's own JSON renderer is used if the view has one. The view's `finalize_response` is not called.
     """
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # a handler: its class may have them
+    if not hasattr(target, "renderer_classes"):  # the target is a handler, whose class may have renderers
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

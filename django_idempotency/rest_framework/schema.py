@@ -1,12 +1,13 @@
-"""OpenAPI by drf-spectacular: protected operations show the key's header, the replay header and the error answers.
+"""OpenAPI by drf-spectacular: the schema shows the headers and the error answers of protected operations.
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-A project with a schema class of its own puts this one in front of its bases. What the project has declared itself, for
-the same header or status, stays.
+A project with a schema class of its own puts this class in front of the other bases. If the project has declared the
+same header or status, its declaration stays.
 
-Other extension points of drf-spectacular miss operations: `@extend_schema` on a method leaves out an
-`OpenApiViewExtension`, and a post-processing hook knows no view. The maintainer recommends a schema class (issue #804).
+This is a schema class because other extensions of drf-spectacular miss operations. An `OpenApiViewExtension` does not
+work for a method with `@extend_schema`, and a post-processing hook does not get the view. The maintainer of
+drf-spectacular recommends a schema class (issue #804).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["AutoSchema"]
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
 
-    For the setting `DEFAULT_SCHEMA_CLASS`. With a schema class of your own: `class ShopSchema(AutoSchema, OwnSchema)`.
+    Name it in the setting `DEFAULT_SCHEMA_CLASS`. If you have a schema class of your own, write
+    `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
@@ -42,7 +44,7 @@ class AutoSchema(openapi.AutoSchema):
             operation,
             options,
             required=options.required and not answers.by_request,
-            undeclared={400: self.map_renderers("media_type")},  # the framework's answer to bad input
+            undeclared={400: self.map_renderers("media_type")},  # the framework itself answers bad input with this
         )
         for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

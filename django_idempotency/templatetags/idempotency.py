@@ -1,13 +1,12 @@
-"""`{% load idempotency %}`: a hidden field with a key, for HTML forms."""
+"""The tag of `{% load idempotency %}`: a hidden field with a key, for HTML forms."""
 
 from __future__ import annotations
-
-from uuid import uuid4
 
 from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..engine.protocol.key_syntax import new_key
 from ..keys import FORM_FIELD
 
 register = template.Library()
@@ -15,8 +14,8 @@ register = template.Library()
 
 @register.simple_tag
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
-    """A hidden field with a new key each time the form is rendered. `from_form_field(name)` reads the field.
+    """Render a hidden field with a new key. `from_form_field(name)` reads the field.
 
-    Do not cache the page: all its readers would get the same key.
+    Do not cache the page, because all readers of a cached page get the same key.
     """
-    return format_html('<input type="hidden" name="{}" value="{}">', name, uuid4())
+    return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())

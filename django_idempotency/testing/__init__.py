@@ -1,4 +1,4 @@
-"""For the tests of your project: check that an endpoint is idempotent, and create rows of the key table."""
+"""Helpers for the tests of your project: check that an endpoint is idempotent, and create rows of keys."""
 
 from ..maintenance import scope_of_user
 from .assertions import assert_idempotent

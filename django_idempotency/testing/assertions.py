@@ -1,4 +1,4 @@
-"""`assert_idempotent`: send an endpoint what clients send it, and fail with a message that names the defect."""
+"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message that names the defect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .crashes import CrashChecks
 from .requests import Request, key_in_header
 
 ALTERED: Final[Any] = object()
-"""The default of `changed`: the same body with one field more."""
+"""The default value of `changed`. It stands for the same body with one more field."""
 
 
 def assert_idempotent(
@@ -40,31 +40,32 @@ def assert_idempotent(
 ) -> Any:
     """Check that an endpoint runs once for each key: send, retry, change the body, change the user, send duplicates.
 
-    Works in any test class. With `transaction=True` the test must not run inside a transaction. Does not delete what
-    the endpoint creates.
+    It works in any test class. With `transaction=True` the test must not run inside a transaction. It does not delete
+    the rows that the endpoint creates.
 
     Args:
         client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
         path: as for `client.post`.
-        data: as for `client.post`. May be a function, which is called for each new key: for an endpoint that takes
-            the same body only once.
-        method: the HTTP method, in any case.
-        changed: another body, which must be refused under the same key, or a function such as `with_key`, which
-            returns the other body. Default: the body with one field more. None skips this check, for
-            `fingerprint=None`.
+        data: as for `client.post`. If the endpoint takes the same body only once, give a function. It is called for
+            each new key.
+        method: the HTTP method, in capital or small letters.
+        changed: another body, which must be refused under the same key. It may be a function like `with_key` that
+            returns this body. Default: the body with one more field. Give None for `fingerprint=None`: then this check
+            is left out.
         other_client: a client of another user, who must not get the first user's response.
         creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.
-        expect_status: the status of the first response. Default: any below 400.
+        expect_status: the status of the first response. Default: any status below 400.
         required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
-        transaction: whether to send duplicates at once too, from threads with database connections of their own.
-        duplicates: how many to send at once.
-        crash_at_each_step: whether to stop the leased view at each boundary of its steps, and retry: for each boundary
-            a request under a new key, which is stopped as `kill -9` would, and a retry after the lease. Needs a client
-            that calls the view in this process. A `finally` of the view runs, and cannot write to a database.
+        transaction: whether to send duplicates at the same time, too. Each is sent from a thread of its own with its
+            own database connection.
+        duplicates: how many duplicates are sent at the same time.
+        crash_at_each_step: whether to stop the leased view before and after each of its steps, as `kill -9` would, and
+            to send a retry after the lease. Each of these places gets a new key. The client must call the view in
+            this process. A `finally` block of the view runs, but cannot write to a database.
         repeatable: names of calls that may be made twice without a derived key.
-        with_key: `callable(key)` that returns the arguments of `client.post` that carry the key, for an endpoint with
-            `key=`: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers
-            that sign it. Default: the header.
+        with_key: `callable(key)` for an endpoint with `key=`. It returns the arguments of `client.post` that carry the
+            key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers
+            that sign this body. Default: the key is sent in the header.
         using: database alias of the endpoint's keys. Default: the write alias of the key table.
         extra: further arguments of `client.post`.
 
@@ -74,7 +75,7 @@ def assert_idempotent(
     Raises:
         AssertionError: the endpoint is not idempotent. The message says why.
         RuntimeError: `transaction=True` cannot work in this test, or `crash_at_each_step=True` finds no step.
-        TypeError: `client` is asynchronous, or `data` does not fit to what `with_key` returns.
+        TypeError: `client` is asynchronous, or `data` cannot be merged with what `with_key` returns.
     """
     __tracebackhide__ = True
     if isinstance(client, AsyncClient):
@@ -110,7 +111,7 @@ def assert_idempotent(
 
 
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
-    """Raise RuntimeError if other threads could not see this thread's commits, or could not run beside this thread."""
+    """Raise RuntimeError if other threads cannot see the rows of this thread, or cannot write at the same time."""
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
             f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "

@@ -1,14 +1,14 @@
-"""The checks of `assert_idempotent`: what each one sends, which reply fails, and what the failure says."""
+"""The checks of `assert_idempotent`: what each check sends, which reply fails, and what the failure says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 from django.db.models import Manager, Model, QuerySet
 
 from ..engine.conf import get_settings
+from ..engine.protocol.key_syntax import new_key
 from ..maintenance import find_key
 from ..models import IdempotencyKey
 from .requests import Reply, Request, send_at_once
@@ -17,12 +17,12 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The checks in their order: each relies on the ones before. Every check raises AssertionError on failure.
+    """The checks in their order. Each check relies on the checks before it, and raises AssertionError if it fails.
 
     Args:
-        request: what is sent, under new keys.
-        creates: what is counted.
-        alias: database alias of the endpoint's keys, and of a model that is counted.
+        request: the request that is sent under new keys.
+        creates: a model, manager, queryset or function that counts what the endpoint creates.
+        alias: the database alias of the endpoint's keys. A model is counted on this alias, too.
         in_header: whether the key is sent in the package's header. Then the key table must have a row with this key.
     """
 
@@ -32,12 +32,12 @@ class EndpointChecks:
         self.request = request
         self.alias = alias
         self.in_header = in_header
-        self.key = str(uuid4())
+        self.key = new_key()
         self._count, self.name = _counter(creates, alias)
         self._counted = self._count()
 
     def first_request(self, expect_status: int | None) -> None:
-        """A new key is accepted, runs, and creates something."""
+        """The first request with a new key is accepted, runs, and creates something."""
         __tracebackhide__ = True
         self.first = reply = self.request.send(self.key)
         self.created = self.count_new()
@@ -91,7 +91,7 @@ class EndpointChecks:
         """Another body under the same key is refused, because of the key."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # With an error format of the project's own, a mismatch looks like any other refusal.
+        # If the project has its own format of errors, a mismatch looks like any other refusal.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -135,7 +135,7 @@ class EndpointChecks:
     def duplicates_at_once(self, request: Request, count: int) -> None:
         """One of the duplicates runs. The others get a conflict, or the response of the one that ran."""
         __tracebackhide__ = True
-        key = str(uuid4())
+        key = new_key()
         replies = send_at_once(request, key, count, self.alias)
         created = self.count_new()
         done = [reply for reply in replies if reply.status == self.first.status and not reply.is_conflict]
@@ -163,7 +163,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """The response comes from the key table, and its row is completed."""
+        """The key table has a completed row, so the replayed response comes from this row."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
@@ -176,7 +176,7 @@ class EndpointChecks:
             )
 
     def count_new(self) -> int:
-        """Return how many were created since the last call."""
+        """Return how many things the endpoint has created since the last call of this method."""
         before, self._counted = self._counted, self._count()
         return self._counted - before
 
@@ -188,12 +188,12 @@ class EndpointChecks:
         return f"It created {created} more {self.name}." if self.name else "Pass creates= to have rows counted."
 
     def _rows(self) -> list[IdempotencyKey]:
-        """Return the rows with the key, of any scope and operation."""
+        """Return the rows with the key of this test, in any scope and operation."""
         return [row for row in find_key(self.key, using=self.alias) if row.key == self.key]
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return what counts, and how a message names what is counted: "" if nothing is."""
+    """Return a function that counts, and a name of what it counts. The name is empty if nothing is counted."""
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

@@ -1,9 +1,9 @@
-"""`crash_at_each_step`: stop a leased request at every boundary of its steps, retry it, and judge what ran twice.
+"""`crash_at_each_step` stops a leased request before and after each step, sends a retry, and judges what ran twice.
 
-The request is watched through the public methods of `Operation`, which get the functions of the steps, and through an
-execute wrapper of Django on each connection. `Stopped` is no `Exception`, so that no handler of a view or a framework
-takes it for an answer. From then on the wrapper refuses each statement, except those that roll back. So the engine
-cannot fail the key, and the key waits for its lease, as after the death of a process.
+The public methods of `Operation` get the functions of the steps, so this module replaces these methods. It also puts an
+execute wrapper of Django on each connection. The exception `Stopped` is not a subclass of `Exception`, so handlers of
+views and frameworks do not catch it. After `Stopped`, the wrapper refuses each statement that does not roll back. So
+the engine cannot mark the key as failed, and the key waits for the end of its lease, as after the death of a process.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from datetime import timedelta
 from inspect import isawaitable, isclass, isroutine
 from typing import Any
 from unittest.mock import patch
-from uuid import uuid4
 
 from django.db import connections
 from django.db.models import F, QuerySet
 
 from .. import Operation
+from ..engine.protocol.key_syntax import new_key
 from ..models import IdempotencyKey
 from .checks import EndpointChecks
 from .requests import Reply, Request
 
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
-"""`Operation`'s methods, and the kind of their step. `awrite` calls `write`."""
+"""The methods of `Operation`, and the kind of step that each method makes. `awrite` is missing: it calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
-"""What Django sends to leave a transaction or a savepoint. The database does that itself when a process dies."""
+"""The statements by which Django rolls back. When a process dies, the database itself rolls back."""
 COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
 class Stopped(BaseException):
-    """The request ends here. Never leaves `assert_idempotent`."""
+    """Ends the request. This exception never leaves `assert_idempotent`."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """What one request does in leased mode. It is also the execute wrapper of the request's connections.
+    """Records what one request does in leased mode. It is also the execute wrapper of the request's connections.
 
     Attributes:
-        stop_at: the number of the place where the request is stopped. None: nowhere.
-        stopped: whether it was stopped.
-        places: the places where the request could be stopped, as a message names them.
-        used: kind and name of each step that was used.
-        ran: what identifies the function of each step that was called, by kind and name.
-        derived: the names that `derive_key` was asked for.
-        keys: the keys of its operations.
+        stop_at: the number of the place where the request is stopped. None if the request is not stopped.
+        stopped: whether the request was stopped.
+        places: the places where the request could be stopped, as a message names these places.
+        used: the kind and the name of each step that the view used.
+        ran: by kind and name of a step, a value that identifies the step's function. Only functions that ran are here.
+        derived: the names for which the view called `derive_key`.
+        keys: the keys of the request's operations.
     """
 
     stop_at: int | None = None
@@ -60,7 +60,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Stop the request, if it shall be stopped here. A stopped request comes no further."""
+        """Note the place, and stop the request if this is the place to stop. Later places stop it again."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -70,13 +70,13 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # After the COMMIT of the response only the answer is lost, and the retry is a replay.
+        # There is no place after this COMMIT: a crash there loses only the answer, and the retry is a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
     def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
-        """The rows of its keys."""
+        """Return the rows of the request's keys."""
         return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
@@ -88,7 +88,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Watch the requests that this process handles inside the block."""
+    """Record with `watch` what the requests of this process do inside the block."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -96,7 +96,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # Those of the thread that sends the request. An asynchronous view uses them, and is itself in another thread.
+        # The connections of the thread that sends the request. An asynchronous view uses them from another thread.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -106,11 +106,11 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Operation` that reports its step. What follows a step ends at the place that comes next."""
+    """Return a method for `Operation` that does the same as `original`, and reports the places of its step."""
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if kind == "call":  # the other steps commit nothing before their function runs
+            if kind == "call":  # a call commits its start before its function runs; other steps commit nothing then
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
             result = function(*args, **kwargs)
@@ -132,7 +132,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """The same for the same place in the code: each attempt makes new lambdas, partial functions and objects."""
+    """Return a value that is the same in each attempt, although each attempt makes new lambdas and objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code
@@ -141,11 +141,11 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """One request for each place, under a key of its own: stopped there, then retried after its lease.
+    """Checks each place: a request under a new key is stopped there, and a retry is sent after the lease.
 
     Args:
-        checks: knows how requests are sent, and counts what they create.
-        new_request: called for each new key.
+        checks: counts what the requests create, and writes the failures.
+        new_request: returns a request for a new key.
         repeatable: the names of the calls that may be made twice without a derived key.
     """
 
@@ -156,11 +156,11 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place. Raises AssertionError at the first that fails."""
+        """Check each place. Raise AssertionError at the first place that fails."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
-            self.undisturbed = self.new_request().send(str(uuid4()))
+            self.undisturbed = self.new_request().send(new_key())
         self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
             raise self.checks.failure(
@@ -178,7 +178,7 @@ class CrashChecks:
 
     def _check(self, number: int, where: str) -> None:
         __tracebackhide__ = True
-        request, key = self.new_request(), str(uuid4())
+        request, key = self.new_request(), new_key()
         stopped, retried = Watch(number), Watch()
         try:
             with watched(stopped):
@@ -187,7 +187,7 @@ class CrashChecks:
             pass
         else:
             raise self._not_stopped(stopped, where, reply)
-        lapsed = F("created_at") - timedelta(seconds=1)  # as if its time was over
+        lapsed = F("created_at") - timedelta(seconds=1)  # so the lease is over
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
@@ -200,7 +200,7 @@ class CrashChecks:
         in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
         held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # the policy lets no retry run
+            return  # the policy "hold" lets no retry run
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
@@ -214,7 +214,7 @@ class CrashChecks:
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        """What is wrong with the retry, and what to do.
+        """Yield what is wrong with the retry, and what to do.
 
         A call that was made twice needs a derived key. A step needs the same name in each attempt. A call that
         `reconcile` records has a function of its own, so it was not made twice.
@@ -252,7 +252,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """What two responses of one view have in common although their ids differ: the names in their JSON."""
+    """Return the names in the JSON of a response. Two responses have the same names although their ids differ."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests to the endpoint under test: send the same one often, with another body, or several at once."""
+"""Requests to the endpoint under test: the same request again, with another body, or several at the same time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
-"""How much of a body a message quotes."""
+"""How many characters of a body a message quotes."""
 START_TIMEOUT = 60
-"""Seconds after which a test fails if its threads cannot all start, for example for want of connections."""
+"""Seconds after which a test fails if some of its threads cannot start, for example without a free connection."""
 
 
 class Reply:
@@ -34,14 +34,14 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether it says that the first request still runs: 409, 429, or 202 and the status page."""
+        """Whether the response says that the first request still runs: by 409, by 429, or by 202 and a status page."""
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
         return self.status in (409, 429)
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether it is the package's own error for a key that was used for another request."""
+        """Whether the response is the package's own error for a key that was used for another request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
     def _json_field(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """Return the text that messages quote."""
+        """Return the response as messages quote it."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -62,10 +62,10 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request that can be sent many times, under any key.
+    """A request that can be sent many times, with any key.
 
     with_key: `callable(key)` that returns the arguments of `client.post` that carry the key.
-    alters_body: whether the body has one field more.
+    alters_body: whether the body is sent with one more field.
     """
 
     client: Any
@@ -80,7 +80,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send it once, by another client if one is given. The client's cookies stay as they are."""
+        """Send the request once, by another client if one is given. The cookies of the client do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -88,7 +88,7 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """The data with the fields that carry the key, or the whole body that does."""
+        """Return the data to send. `carried` is the data that carries the key: some fields, or a whole body."""
         data = copy.deepcopy(self.data)  # because a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
@@ -99,17 +99,17 @@ class Request:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """Return the arguments that carry a key by default: in the header, in quotes, which are always accepted."""
+    """Return the arguments that carry a key in the header. The key is in quotes, because they are always accepted."""
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:
-    """Send the same request `count` times at once, each from a thread of its own with a connection of its own."""
+    """Send the same request `count` times at the same time. Each thread has its own database connection."""
     barrier = Barrier(count, timeout=START_TIMEOUT)
 
     def send(client: Any) -> Reply:
         try:
-            connections[alias].ensure_connection()  # before the start, because connecting takes longer than the race
+            connections[alias].ensure_connection()  # before the start, because connecting takes longer than a request
             barrier.wait()
             return request.send(key, client=client)
         except BaseException:
@@ -143,7 +143,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Return the data with each file in memory, where it can be copied."""
+    """Return the data with each file in memory, because only a file in memory can be copied."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -158,7 +158,7 @@ def with_files_read(data: Any) -> Any:
 
 
 def altered(data: Any) -> Any:
-    """Return the data with one field, item or character more."""
+    """Return the data with one more field, item or character."""
     match data:
         case None | dict():
             return {**(data or {}), "altered": "1"}

@@ -1,10 +1,9 @@
-"""`create_key`: rows of the key table as requests leave them, for the next request to find."""
+"""`create_key` writes a row that an earlier request would have left in the key table."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
-from uuid import uuid4
 
 from django.db import transaction
 from django.http import HttpResponse
@@ -12,6 +11,7 @@ from django.http import HttpResponse
 from ..engine.conf import resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
+from ..engine.protocol.key_syntax import new_key
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.request.callers import ANONYMOUS
 from ..engine.request.responses import capture
@@ -19,7 +19,7 @@ from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
 
 LEASE = 120
-"""Seconds for which a key in progress is locked: longer than any test."""
+"""Seconds for which a key in progress is locked. No test takes so long."""
 
 
 def create_key(
@@ -36,19 +36,20 @@ def create_key(
 ) -> IdempotencyKey:
     """Write the row that a request with this key would have left. The next request with the key finds the row.
 
-    Uses the package's own store, in a transaction of its own; inside an outer `atomic()`, in a savepoint. The row has
-    no fingerprint, so it matches any request.
+    It uses the package's own store and a transaction of its own. Inside an outer `atomic()`, this is a savepoint. The
+    row has no fingerprint, so it matches any request.
 
     Args:
         key: the key as the client sends it, without quotes. Default: a new UUID.
-        scope: the caller whose key it is: `scope_of_user(user)`. Default: an anonymous caller without a credential.
-        operation: the name of what was asked for, as `idempotency_endpoints` prints it: method and route.
-        status: "completed" is replayed; "in_progress" is a conflict for two minutes; "abandoned" is in progress with
-            an expired lease; "failed" runs again at once. Default: "completed"; with `steps` or `in_doubt`, "failed".
-        steps: results of finished calls, by name.
+        scope: the caller, such as `scope_of_user(user)`. Default: an anonymous caller without a credential.
+        operation: the method and the route, as `idempotency_endpoints` prints them.
+        status: a "completed" key is replayed. An "in_progress" key is a conflict for two minutes. An "abandoned" key is
+            in progress, but its lease is over. A "failed" key runs again at once. Default: "completed", but "failed"
+            with `steps` or `in_doubt`.
+        steps: the results of finished calls, by the names of the calls.
         in_doubt: names of calls that were started and have no result.
         on_abandoned: the policy of the endpoint for calls in doubt.
-        response: what is replayed. Default: 201 with an empty JSON object.
+        response: the response to replay. Default: 201 with an empty JSON object.
         using: database alias. Default: the write alias of the key table.
 
     Returns:
@@ -63,7 +64,7 @@ def create_key(
     lease = None if status == "completed" and not calls else -1 if status == "abandoned" else LEASE
     options = resolve()
     claim = ClaimRequest(
-        identity=identify(scope=scope, operation=operation, key=str(uuid4()) if key is None else key),
+        identity=identify(scope=scope, operation=operation, key=new_key() if key is None else key),
         fingerprint=None,
         ttl=options.ttl_seconds,
         lease=lease,

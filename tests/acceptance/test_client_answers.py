@@ -72,6 +72,7 @@ def server() -> Iterator[Scripted]:
         pytest.param((409, {}, {"code": "already-used"}), "refused 409", id="mismatch as 409"),
         pytest.param((422, {}, {"code": "already-used"}), "refused 422", id="mismatch"),
         pytest.param((409, {}, {"code": "response-not-stored"}), "Processed", id="not stored"),
+        pytest.param((409, {}, {"code": "key-too-old"}), "Processed", id="too late"),
         pytest.param((400, {}, {"code": "missing-key"}), "refused 400", id="no key"),
         pytest.param((402, {}, {"refused": "declined"}), "refused 402", id="declined"),
         pytest.param((204, {}, ""), {}, id="no content"),
@@ -80,7 +81,7 @@ def server() -> Iterator[Scripted]:
         pytest.param((403, {}, "no"), "NotConfirmed", id="forbidden"),
         pytest.param((403, {}, {"code": "replay-refused"}), "NotConfirmed", id="replay refused"),
         pytest.param((302, {"Location": "/login"}, ""), "NotConfirmed", id="to the login"),
-        pytest.param((503, {"Retry-After": "3600"}, ""), "NotConfirmed", id="too late"),
+        pytest.param((503, {"Retry-After": "3600"}, ""), "NotConfirmed", id="the time is over"),
     ],
 )
 def test_one_request_is_enough(server: Scripted, place_order: Place, answer: Answer, told: Any) -> None:

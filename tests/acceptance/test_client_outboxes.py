@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
-from uuid import uuid4
+from uuid import RFC_4122, UUID, uuid4
 
 import httpx
 import pytest
 
+from django_idempotency.engine.protocol.key_syntax import check_dated, is_late
 from tests.acceptance.conftest import RunningShop
-from tests.acceptance.documented_clients import python_outbox, snippet
+from tests.acceptance.documented_clients import NODE, node, python_client, python_outbox, snippet
 from tests.acceptance.lines import BrokenLine
 from tests.browser.chromium import CHROMIUM, FLAGS
 from tests.servers import DEADLINE, eventually
 
 ORDERS = "SELECT count(*) FROM shop_order WHERE item = %s"
+
+
+@pytest.mark.parametrize("language", ["python", "js"])
+def test_a_key_says_when_it_was_made(language: str) -> None:
+    """As `late_keys="refuse"` asks for. Two keys of one moment differ."""
+    if language == "js" and NODE is None:
+        pytest.skip("Node is not on this machine")
+    keys = (
+        node("Promise.resolve([newKey(), newKey()])")
+        if language == "js"
+        else [python_client()["new_key"]() for _ in range(2)]
+    )
+    assert keys[0] != keys[1]
+    for key in keys:
+        assert check_dated(key) == key
+        assert UUID(key).variant == RFC_4122
+        assert not is_late(key, DEADLINE, time.time())
 
 
 def test_a_killed_process_leaves_its_orders_to_the_next_one(shop: RunningShop, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.engine.conf import get_settings
+from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.acceptance.pages import ROOT
@@ -177,6 +178,27 @@ def test_the_recovery_asks_the_example(run, serve, client, gateway):
     assert recover() == 1
     assert IdempotencyKey.objects.get().steps.get().result == '{"value": {"id": "ch_1"}}'
     assert len(gateway.books) == 1
+
+
+@pytest.mark.django_db
+def test_the_recovery_builds_the_order_without_the_request(run, serve, client, gateway, monkeypatch):
+    """The worker has died between the charge and the order. The client's late retry gets the answer."""
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/operations.md", "shop/without_the_request.py").pay))
+    client.raise_request_exception = False
+
+    def pay() -> Any:
+        return client.post("/pay/", {"amount": 4990}, content_type="application/json", headers={"Idempotency-Key": "k"})
+
+    with monkeypatch.context() as dying:
+        dying.setattr(models.Order.objects, "create", lambda **fields: sys.exit())
+        with pytest.raises(SystemExit):
+            pay()
+    assert (len(gateway.books), models.Order.objects.count()) == (1, 0)
+    recover_idempotency_keys(older_than=0)
+    order = models.Order.objects.get()
+    assert order.amount == 4990
+    assert (pay().content, len(gateway.books)) == (b'{"order": %d}' % order.pk, 1)
 
 
 @pytest.mark.django_db

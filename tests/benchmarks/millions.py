@@ -111,7 +111,7 @@ def whole_tables(works: dict[str, Callable[[], Any]]) -> list[str]:
             work()
         for sql in {one["sql"] for one in asked if one["sql"].startswith("SELECT")}:
             plan = "".join(line for (line,) in query(f"EXPLAIN {sql}"))
-            found += [sql] if "Seq Scan on django_idempotency" in plan else []
+            found += [sql] if f"Seq Scan on {TABLE}" in plan else []
     return found
 
 

@@ -143,6 +143,41 @@ def wal_of_requests(living: int, times: int) -> str:
     return table([*head, "commit", "full-page images", "other", "all"], rows)
 
 
+# --- leased mode
+
+
+def of_leased(times: int) -> str:
+    """What each step adds. The figures without full-page images do not depend on the checkpoints."""
+    rows = []
+    for name, steps in (
+        ("claim and completion", ""),
+        ("with a call", "call"),
+        ("with a call and a write", "call write"),
+    ):
+        query(f"TRUNCATE {TABLE}, django_idempotency_idempotencystep")
+        query("CHECKPOINT")
+        kinds: dict[str, float] = {}
+        with wal(kinds, times):
+            for _ in range(times):
+                assert leased_view(steps)(request()).status_code == 201
+        size = query(f"SELECT pg_total_relation_size('{TABLE}')")[0][0]
+        of_steps = query("SELECT pg_total_relation_size('django_idempotency_idempotencystep')")[0][0]
+        written = sum(kinds.values()) - kinds["full-page images"]
+        rows.append([name, *(f"{value / times:.0f}" for value in (size, of_steps)), f"{written:.0f}"])
+    query("SET synchronous_commit = on")
+    return table([f"{times:,} leased requests of 200 bytes", "bytes a key", "bytes of its steps", "WAL"], rows)
+
+
+def leased_view(steps: str) -> Callable[[Any], HttpResponse]:
+    @idempotent(operation="POST pay/", scope=lambda request: "user:auth.User:123456", lease=60)
+    def view(request: Any) -> HttpResponse:
+        for name in steps.split():
+            getattr(request.idempotency, name)(name, lambda: {"id": "ch_3MmlLrLkdIwHu7ix0snN0B15", "paid": True})
+        return HttpResponse(body(200), content_type="application/json", status=201)
+
+    return view
+
+
 # --- vacuum
 
 
@@ -256,13 +291,14 @@ def partitioned(living: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["sizes", "wal", "vacuum", "partitions"])
+    parser.add_argument("--only", choices=["sizes", "wal", "leased", "vacuum", "partitions"])
     options = parser.parse_args()
     scale = 10 if options.quick else 1
     print(f"PostgreSQL {query('SHOW server_version')[0][0]}; load of the machine before: {os.getloadavg()[0]:.1f}.")
     for name, work in {
         "sizes": lambda: sizes(50_000 // scale),
         "wal": lambda: wal_of_requests(1_000_000 // scale, 3_000 // scale),
+        "leased": lambda: of_leased(20_000 // scale),
         "vacuum": lambda: vacuum(1_000_000 // scale, 1_000_000 // scale),
         "partitions": lambda: partitioned(300_000 // scale),
     }.items():

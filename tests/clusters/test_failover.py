@@ -63,7 +63,7 @@ class Pair:
 def started(original: Server, django_db_blocker: Any) -> Iterator[Any]:
     @contextmanager
     def pair(**settings: str) -> Iterator[Pair]:
-        pair = Pair(original, str(uuid4()), settings)
+        pair = Pair(original, uuid4().hex[:8], settings)  # short: a path of a socket has at most 107 characters
         try:
             pair.start()
             with alias("cluster", pair.primary.settings()):

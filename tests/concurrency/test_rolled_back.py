@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
 
 from django_idempotency import idempotent
+from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE
 from tests.shopapp.models import Order
@@ -82,6 +83,21 @@ def test_without_a_duplicate_the_deadlock_is_the_views_error(deadlocking: Any) -
     error = deadlocking(lambda: None)
     assert error.args[0] == DEADLOCK
     assert not IdempotencyKey.objects.exists()
+    assert post(create_order).status_code == 201
+
+
+def test_a_deadlock_that_django_does_not_notice_is_named() -> None:
+    """A caught error of a SELECT … FOR UPDATE leaves Django's transaction as it is. Nothing of the view is kept."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        Order.objects.create(reference="before")
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")  # as a deadlock does
+        return create_order(request)
+
+    with pytest.raises(ClaimLost, match="caught a deadlock"):
+        post(view)
+    assert not Order.objects.exists()
     assert post(create_order).status_code == 201
 
 

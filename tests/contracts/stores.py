@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import timedelta
+from socket import gethostname
 
 import pytest
 from django.db import transaction
@@ -105,6 +107,19 @@ class TestStoreContract:
         )
         assert bytes(row.fingerprint or b"") == b"g" * 32
         assert row.expires_at > timezone.now()
+
+    def test_a_key_names_the_process_that_claimed_it_last(self, store: Store) -> None:
+        """At the first claim, at the takeover of an expired key, and of one whose lease is over."""
+        keys, process = IdempotencyKey.objects, f"{gethostname()[:80]}:{os.getpid()}"
+        self.finish(store, a_claim())
+        assert keys.get().worker == process
+        keys.update(worker="dead:1")
+        expire()
+        assert isinstance(store.claim(a_claim(lease=60.0)), Claimed)
+        assert keys.get().worker == process
+        keys.update(worker="dead:1", locked_until=timezone.now() - timedelta(days=1))
+        assert isinstance(store.claim(a_claim(lease=60.0)), Claimed)
+        assert (keys.get().worker, keys.get().attempt) == (process, 3)
 
     def test_an_unfinished_row_never_expires(self, store: Store) -> None:
         """A row in progress that others can see has no lease: nobody knows what it did, expired or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Barrier, Event, Timer
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.contracts.adapters import (
     COMMITS,
@@ -92,6 +94,20 @@ class TestLeased:
         send = answering.protect(refused, lease=60)
         assert marks([send(), send()]) == [(402, "false"), (402, "true")]
         assert RUNS == ["charged"]
+
+    def test_a_charge_does_not_complete_without_its_order(self, adapter: Adapter) -> None:
+        """The first attempt catches the error of its write; the second one does not ask for the charge."""
+
+        def goes_on(request: Any) -> Answer:
+            if not RUNS:
+                operation_of(request).call("charge", lambda: RUNS.append("charged"))
+                with suppress(ZeroDivisionError):
+                    operation_of(request).write("order", lambda: 1 // 0)
+            return Answer(200, "{}")
+
+        send = adapter.protect(goes_on, lease=60)
+        assert marks([send(), send()]) == [(200, "false"), (200, "false")]
+        assert (RUNS, IdempotencyKey.objects.get().status, half_done().count()) == (["charged"], "failed", 1)
 
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.usefixtures("atomic_requests")

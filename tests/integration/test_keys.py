@@ -30,7 +30,7 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_keys")]
 PAGE = """{% load idempotency %}
 <form method="post" enctype="multipart/form-data">{% csrf_token %}{% idempotency_key %}{{ form }}</form>"""
-A_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+A_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
 class OrderForm(forms.Form):
@@ -82,7 +82,7 @@ class TestForm:
         return Client(enforce_csrf_checks=True)
 
     def test_the_tag_renders_a_new_key_each_time(self) -> None:
-        """A random UUID in a hidden field. Its name can be another one, and is escaped."""
+        """A UUID of version 7 in a hidden field. Its name can be another one, and is escaped."""
         tag = engines["django"].from_string("{% load idempotency %}{% idempotency_key %}{% idempotency_key name %}")
         pages = [tag.render({"name": '"once'}) for _ in range(2)]
         field = f'<input type="hidden" name="%s" value="{A_UUID}">'
@@ -90,8 +90,10 @@ class TestForm:
             assert re.fullmatch(field % "idempotency_key" + field % "&quot;once", page)
         assert pages[0] != pages[1]
 
-    def test_a_double_click_makes_one_order(self, browser: Client) -> None:
+    @pytest.mark.parametrize("late_keys", ["run", "refuse"])
+    def test_a_double_click_makes_one_order(self, browser: Client, settings: Any, late_keys: str) -> None:
         """The second click gets the redirect of the first."""
+        settings.IDEMPOTENCY = {"LATE_KEYS": late_keys}
         fields = hidden_fields(browser.get("/order"))
         first, second = (browser.post("/order", {**fields, "reference": "a book"}) for _ in range(2))
         created = Order.objects.get()

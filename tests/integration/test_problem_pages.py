@@ -22,6 +22,9 @@ from django_idempotency import (
     idempotent,
     problem_response,
 )
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.protocol.outcomes import Conflicted, InDoubt, Mismatched, TooOld, Unavailable
+from django_idempotency.engine.request.problems import problem_of, respond
 from django_idempotency.keys import from_form_field
 from tests.shopapp.models import Order
 
@@ -86,6 +89,30 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
     with translation.override("de"):
         german = client.post("/order/", {}, headers=BROWSER)
     assert "Etwas fehlt" in german.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "says", "again"),
+    [
+        (Conflicted(), 409, "It is still being processed. Wait a moment, then check again.", True),
+        (InDoubt(), 409, "Please do not start anew.", True),
+        (Unavailable(), 503, "We are busy, and nothing was done.", True),
+        (Mismatched(), 422, "It was sent before with other content.", False),
+        (TooOld(), 409, "its request may have been processed already", False),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_each_error_has_a_sentence_and_a_project_its_own_page(
+    rf: Any, settings: Any, outcome: Any, status: int, says: str, again: bool, own: bool
+) -> None:
+    """Where a retry may succeed, the page sends the same form again. The project's template comes first."""
+    pages = {"django_idempotency/problem.html": "<p>ours: {{ problem.code }}</p>"} if own else {}
+    loaders = [("django.template.loaders.locmem.Loader", pages), "django.template.loaders.app_directories.Loader"]
+    settings.TEMPLATES = [{"BACKEND": settings.TEMPLATES[0]["BACKEND"], "OPTIONS": {"loaders": loaders}}]
+    answer = respond(rf.post("/order/", FORM, headers=BROWSER), problem_of(outcome, resolve()))
+    text = answer.content.decode()
+    assert answer.status_code == status
+    assert (says in text, 'value="one"' in text, "ours: " in text) == (not own, again and not own, own)
 
 
 @pytest.mark.django_db

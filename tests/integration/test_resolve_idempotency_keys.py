@@ -51,6 +51,12 @@ class TestList:
             assert listed(*selectors, *decision) == keys
         assert rows() == before
 
+    def test_what_is_in_doubt_comes_first(self) -> None:
+        """Before older keys that are half done."""
+        make_leased("late doubt", "failed", doubt=True)
+        first = [line.partition(" ")[0] for line in resolve()[1].splitlines()[:2]]
+        assert first == [str(get(key).pk) for key in ("doubt", "late doubt")]
+
     def test_a_line_says_what_a_person_has_to_know(self) -> None:
         """State, age, worker, what is in doubt, and what has ended with which result."""
         IdempotencyStep.objects.filter(name="write").update(result='{"value": "\x1b[31m' + "x" * 300 + '"}')

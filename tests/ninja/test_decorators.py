@@ -204,7 +204,7 @@ def test_outside_of_django_ninja(rf: Any, make: Any) -> None:
     """A view of plain Django, or no view at all."""
     with pytest.raises(IdempotencyConfigurationError, match=r"behind '/orders'.*For a Django view use idempotent"):
         idempotent_operation(make)(rf.post("/orders"))
-    with pytest.raises(IdempotencyConfigurationError, match="called without a request"):
+    with pytest.raises(IdempotencyConfigurationError, match="called without a Ninja request"):
         idempotent_operation(make)()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -114,6 +117,28 @@ class Site:
                 return int(database.execute(waiting, [PAUSE]).fetchone()[0])
 
             yield lambda number: eventually(f"{number} requests at the pause", lambda: paused() == number)
+
+    def double_click(self, click: Callable[[], httpx.Response]) -> list[httpx.Response]:
+        """Both requests are at the pause, or wait for it, before the first one goes on."""
+        with ThreadPoolExecutor(2) as pool:
+            with self.holding() as paused:
+                clicks = [pool.submit(click) for _ in range(2)]
+                paused(1 if self.protected else 2)
+            return [each.result() for each in clicks]
+
+
+def hidden_fields(page: httpx.Response) -> dict[str, str]:
+    """What a browser sends with the form beside the visitor's own words."""
+    inputs = [dict(re.findall(r'(\w+)="([^"]*)"', tag)) for tag in re.findall("<input [^>]*>", page.text)]
+    return {each["name"]: html.unescape(each["value"]) for each in inputs if each.get("type") == "hidden"}
+
+
+def hang_up(request: httpx.Request, moment: Callable[[], None]) -> None:
+    """Send this request, wait for the moment, and close the connection without having read."""
+    headers = b"".join(b"%s: %s\r\n" % header for header in request.headers.raw)
+    with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
+        connection.sendall(b"POST %s HTTP/1.1\r\n%s\r\n%s" % (request.url.raw_path, headers, request.content))
+        moment()
 
 
 def dies(send: Callable[[], Any]) -> None:

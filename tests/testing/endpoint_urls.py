@@ -45,6 +45,7 @@ good = idempotent(order)
 members = login_required(idempotent(order))
 optional = idempotent(required=False)(order)
 secret = idempotent(store_body=False)(order)
+dated = idempotent(late_keys="refuse")(order)
 by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
 by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
 

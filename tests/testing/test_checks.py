@@ -41,7 +41,7 @@ class TestRefused:
 
 
 class TestGoodEndpoints:
-    @pytest.mark.parametrize("path", ["/good", "/asynchronous", "/secret", "/leased"])
+    @pytest.mark.parametrize("path", ["/good", "/asynchronous", "/secret", "/dated", "/leased"])
     def test_one_line_proves_them(self, client: Client, path: str) -> None:
         """A plain view, an asynchronous one, one that keeps no body, one under a lease."""
         response = assert_idempotent(client, path, DATA, creates=Order)

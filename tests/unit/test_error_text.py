@@ -48,3 +48,9 @@ def test_it_is_short() -> None:
 def test_a_line_for_any_database_and_terminal() -> None:
     """No control character, and no half of a surrogate pair."""
     assert without_controls("a\n\0\ud800\x1b]0;\u202e") == r"a\n\x00\ud800\x1b]0;\u202e"
+
+
+@pytest.mark.parametrize("character", "\u061c\u180e\u200b\u200d\u200e\u202a\u2060\u2066\u2069\u206f\ufeff")
+def test_no_character_turns_or_hides_a_line(character: str) -> None:
+    """Each of Unicode's bidirectional controls, and what has no width."""
+    assert without_controls(f"a{character}b") == rf"a\u{ord(character):04x}b"

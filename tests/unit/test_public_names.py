@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -71,6 +74,20 @@ def test_the_package_exports_its_public_names() -> None:
         assert getattr(django_idempotency, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'run'"):
         django_idempotency.run  # noqa: B018
+
+
+def test_a_module_of_models_may_import_them(tmp_path: Path) -> None:
+    """A page of Wagtail is a model, and answers requests. Django imports models before relations can be resolved."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "models.py").write_text("from django_idempotency import *\nfrom django_idempotency.views import *")
+    code = "import django; from django.conf import settings; settings.configure(INSTALLED_APPS={!r}); django.setup()"
+    apps = ["shop", "django_idempotency", "django.contrib.contenttypes", "django.contrib.auth"]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(apps)], env=found, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- who catches what

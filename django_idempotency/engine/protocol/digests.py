@@ -16,7 +16,7 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """Begins the scopes that are hashes, and no other scope."""
 # A fixed list: `str.isprintable` changes with Python's Unicode, and a retry after an upgrade must find its row.
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 

@@ -26,13 +26,9 @@ IN_PROGRESS = "in-progress"
 CHANGING = "changing-credential"
 JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
-UNKNOWN_RETRY_AFTER = str(LONGEST_RETRY_AFTER)
-"""A person has to find out first."""
 DESCRIBED = frozenset({400, 409, 422})
 """Statuses whose answers link to the project's documentation of its keys."""
 
-CONFLICT = Idempotency(in_progress_status=409)
-"""For work without a status page: a sender of webhooks would take a 202 for success."""
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
@@ -121,7 +117,7 @@ def outcome_unknown() -> Problem:
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
         "request again later, with the same key."
     )
-    return Problem("outcome-unknown", 409, title, detail, {"Retry-After": UNKNOWN_RETRY_AFTER})
+    return Problem("outcome-unknown", 409, title, detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
 def already_used(options: Idempotency) -> Problem:
@@ -184,7 +180,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    response: HttpResponse = respond(request, problem_of(error, resolve(CONFLICT)))
+    # Without a status page: a sender of webhooks would take a 202 for success.
+    response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
 

@@ -67,12 +67,12 @@ WITHOUT_TRANSACTIONS = (
 """The tables of the database whose storage engine has no transactions."""
 
 
-def check_engines(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the own tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
         # `migrate` creates a missing table in the default engine. This check runs before it.
-        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}  # type: ignore[attr-defined]
+        engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
             yield Error(

@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import DateTimeField, Exists, Func, OuterRef, Q
+from django.db.models.expressions import Combinable
 from django.utils.translation import gettext_lazy as _
 
 from ...models import IdempotencyKey, IdempotencyStep
@@ -72,9 +73,25 @@ EFFECT = Q(kind=Kind.CALL) | UNFINISHED
 """Of a step: something may have happened that a retry must know of. Reads and finished writes are no such thing."""
 
 
-def has_step(which: Q) -> Exists:
+class WhenAsked(Combinable):
+    """A query that is built when another query takes it in.
+
+    A model may use the package, such as a page of Wagtail that answers requests. When its module is imported, no
+    relation can be resolved yet.
+    """
+
+    conditional = True
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self.build = build
+
+    def resolve_expression(self, *args: Any, **kwargs: Any) -> Any:
+        return self.build().resolve_expression(*args, **kwargs)
+
+
+def has_step(which: Q) -> WhenAsked:
     """The key has such a step."""
-    return Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk")))
+    return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
 _DUE = Q(expires_at__lte=Clock())
@@ -162,7 +179,7 @@ IN_DOUBT = State(
         "It is unknown whether a step took effect, or what a view has committed that ended its own transaction. Look "
         "in the books of the other side, then record the result, answer, or release the key."
     ),
-    condition=(_IDLE & Q(pk__in=IdempotencyStep.objects.filter(UNFINISHED).values("key"))) | _LISTED,
+    condition=(_IDLE & Q(pk__in=WhenAsked(lambda: IdempotencyStep.objects.filter(UNFINISHED).values("key")))) | _LISTED,
     fits=lambda seen: bool(seen.doubts) or seen.unleased,
 )
 HALF_DONE = State(

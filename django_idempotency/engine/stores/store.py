@@ -331,7 +331,7 @@ def new_claim(row_id: int, wanted: ClaimRequest, attempt: int = 1) -> Claimed:
 
 def claim_lost() -> ClaimLost:
     return ClaimLost(
-        "The row of this request's idempotency key is not there any more: the view deleted it, or switched to another "
-        "schema or database (search_path, USE) and did not switch back. This transaction is rolled back. "
-        "Leave the key table to the package, and end the view in the schema in which it began."
+        "The row of this request's idempotency key is not there any more: the view has caught a deadlock or a lock "
+        "timeout, deleted the row, or left its schema or database (search_path, USE). This transaction is rolled back. "
+        "Let such errors propagate, leave the key table alone, and end the view in the schema in which it began."
     )

@@ -12,7 +12,7 @@ from ...engine.protocol.error_text import without_controls
 from ...engine.protocol.outcomes import Snapshot
 from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
-from ...engine.stores.states import ATTENTION, NEEDS_ATTENTION
+from ...engine.stores.states import ATTENTION, IN_DOUBT, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable
 from ...maintenance.entered import answer_of
 from ...maintenance.facts import Facts, facts_of
@@ -128,7 +128,8 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
         keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
-    return facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
+    found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
+    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # money may have moved, and the books must be read
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:

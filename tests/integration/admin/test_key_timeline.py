@@ -18,8 +18,8 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, detail, make_key, staff, step
 from tests.at_rest import OLD
 from tests.factories import UserFactory
-from tests.integration.leased_urls import GATEWAY
-from tests.leases import lapse, row
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, lapse, row
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
@@ -44,6 +44,16 @@ class TestTimeline:
         page = page_of(IdempotencyKey.objects.get(operation="POST pay"), SECRETS)
         places = ("Claimed", "<strong>charge", "<strong>order", "<strong>Completed with status 201")
         assert [page.index(place) for place in places] == sorted(page.index(place) for place in places)
+
+    def test_a_call_without_a_derived_key_says_so(self, post: Post) -> None:
+        """The other side cannot look the call up by such a key. The page of a decision says so, too."""
+        HOOKS["between"] = lambda operation: operation.call("mail", breaks)
+        with pytest.raises(Broken):
+            post("/pay")
+        none = "none: the view had not asked for one before this call"
+        assert none in page_of(row())
+        decision = staff(VIEW, "resolve_idempotencykey").get(address(row(), "record")).content.decode()
+        assert f"In doubt: mail (derived key: {none})" in decision
 
     def test_results_are_shown_as_they_would_be_pasted(self, post: Post) -> None:
         """Not the envelope in which they are kept; of a row, what names the row. They need their permission."""

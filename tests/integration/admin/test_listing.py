@@ -242,10 +242,12 @@ class TestSearch:
         make_key("hers", scope=f"user:auth.User:{ada.pk}")
         make_key("by a client", scope=f"for:user:auth.User:{ada.pk}+application:shop.Client:5")
         make_key("unknown", scope="anonymous")
+        make_key("hook", scope="stripe")
         assert listed(admin_client, q="ada") == listed(staff(VIEW, "view_user"), q="ada") == ["by a client", "hers"]
         assert listed(staff(VIEW), q="ada") == []
         assert listed(staff(VIEW), q=f"user:auth.User:{ada.pk}") == ["by a client", "hers"]
         assert listed(admin_client, q="anonymous") == ["unknown"]
+        assert listed(admin_client, q="stripe") == ["hook"]
         assert listed(admin_client, q="bob") == []
 
 

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from tests.projects.settings import *  # noqa: F403
+from tests.projects.settings import INSTALLED_APPS
+
+INSTALLED_APPS = [
+    *INSTALLED_APPS,
+    "wagtail.contrib.forms",
+    "wagtail.documents",
+    "wagtail.images",
+    "wagtail.users",
+    "wagtail.admin",
+    "wagtail.search",
+    "wagtail",
+    "modelcluster",
+    "taggit",
+    "tests.projects.wagtail_site",
+]
+ROOT_URLCONF = "tests.projects.wagtail_site.urls"
+WAGTAIL_SITE_NAME = "Courses"
