@@ -44,10 +44,10 @@ class _Schema(OpenAPISchema):
         found: Schema = super().methods(operations)
         for operation in operations:
             declaration: Declaration | None = getattr(operation, MARK, None)
-            if declaration is None or not operation.include_in_schema:
-                continue
+            shown = declaration if operation.include_in_schema else None
             for method in operation.methods:
-                if (options := declaration.options_for(method)) is not None:
+                options = None if shown is None else shown.options_for(method)
+                if options is not None:
                     # A copy, because Django Ninja shares one description among the methods of an operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]

@@ -142,6 +142,15 @@ def fails_later(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=LEASE)
+def takes_once(request: HttpRequest) -> HttpResponse:
+    """Takes the same body only once."""
+    if Order.objects.filter(reference="once").exists():
+        return HttpResponse(status=400)
+    get_operation(request).write("order", Order.objects.create, reference="once")
+    return HttpResponse(status=201)
+
+
+@idempotent(lease=LEASE)
 def differs(request: HttpRequest) -> HttpResponse:
     """Takes other steps with each request."""
     for number in range(2 - next(COUNTER)):

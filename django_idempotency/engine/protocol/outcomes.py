@@ -48,7 +48,8 @@ class ClaimRequest:
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. With
             the policy "hold" it may, too, if the project can tell what became of the call (`reconcile`).
         policy: the work's `on_abandoned`, which the row keeps for people. None: the work has no lease.
-        known_only: never insert a row nor take over an expired one. Without a row that lives: `TooOld`.
+        known_only: never insert a row, and never take over an expired one. If the key has no row, or an expired one,
+            the outcome is `TooOld`. For late keys, and for the recovery.
     """
 
     identity: Identity

@@ -1,7 +1,8 @@
 """The states of a key: their names, what to do, and the one place that says which keys are in them.
 
 A key can be in several states: stuck and in doubt, for example. The first state in the table that fits is the worst.
-Each state has two forms: a condition of a query, by the database's clock, and the same of a row that has been read.
+Each state has two forms. A query uses the condition, which compares with the database's clock. For a row that has been
+read, a function says the same.
 
 # Note [Which index finds a state]
 Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with what
@@ -70,7 +71,7 @@ CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
 UNFINISHED = Q(finished_at=None)
 """Of a step: it was started, has no result, and may have taken effect."""
 EFFECT = Q(kind=Kind.CALL) | UNFINISHED
-"""Of a step: something may have happened that a retry must know of. Reads and finished writes are no such thing."""
+"""Of a step: something may have happened that a retry must know of. Reads and finished writes do not count."""
 
 
 class WhenAsked(Combinable):
@@ -160,7 +161,7 @@ class State:
         label: for people.
         to_do: what a person does about such a key.
         condition: the keys that are in the state. See Note [Which index finds a state].
-        fits: the same of one row that was read. None: only a query tells.
+        fits: whether a row that was read is in the state. None: only a query can tell.
         order: of the partial index that the database should walk.
     """
 
@@ -237,7 +238,7 @@ STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT,
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention."""
 NEEDS_ATTENTION = STUCK.condition | (FAILED & HAS_EFFECTS)
-"""The keys in one of them."""
+"""The keys that are in one of the states of `ATTENTION`."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
 """The keys about which a decision is possible. No index finds them: narrow them down by their ids."""
 HARMLESS = LAPSED & ~HAS_EFFECTS

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.admin.decisions import version
 from django_idempotency.engine.stores.sealing import MARK
-from django_idempotency.maintenance import record_outcome
+from django_idempotency.maintenance import record_outcome, release_for_retry
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, page_of, preview, send, staff, step
@@ -365,6 +365,21 @@ class TestSelected:
         assert "Answered by hand with status 410. Keys: 1." in page
         assert "or a worker holds them: 2." in page
         assert statuses() == ["failed", "in_progress", "completed"]
+
+    def test_a_change_at_the_last_moment(
+        self, operator: Client, keys: list[IdempotencyKey], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The decision looks again under its lock. The changed key has no entry in the log."""
+
+        def late(key: IdempotencyKey, **said: Any) -> None:
+            IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2)
+            release_for_retry(key, **said)
+
+        monkeypatch.setattr("django_idempotency.admin.forms.release_for_retry", late)
+        page = confirm(operator, "release_selected", keys).content.decode()
+        assert "Released for retry. Keys: 2." in page
+        assert "or a worker holds them: 1." in page
+        assert (IdempotencyKey.objects.exclude(decisions=None).count(), LogEntry.objects.count()) == (2, 2)
 
     def test_what_was_not_ticked_is_never_decided(self, operator: Client, keys: list[IdempotencyKey]) -> None:
         """Not by "select all", and not by other keys in the form."""
