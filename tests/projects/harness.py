@@ -130,7 +130,7 @@ class Site:
 def hidden_fields(page: httpx.Response) -> dict[str, str]:
     """What a browser sends with the form beside the visitor's own words."""
     inputs = [dict(re.findall(r'(\w+)="([^"]*)"', tag)) for tag in re.findall("<input [^>]*>", page.text)]
-    return {each["name"]: html.unescape(each["value"]) for each in inputs if each.get("type") == "hidden"}
+    return {each["name"]: html.unescape(each.get("value", "")) for each in inputs if each.get("type") == "hidden"}
 
 
 def hang_up(request: httpx.Request, moment: Callable[[], None]) -> None:
