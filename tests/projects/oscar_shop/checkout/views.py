@@ -90,7 +90,7 @@ def by_card(request: HttpRequest) -> HttpResponse:
 
 if settings.PROTECTED:
     by_invoice = idempotent(key=from_form_field(), wait=60)(by_invoice)
-    by_card = idempotent(key=from_form_field(), wait=60, lease=10)(by_card)
+    by_card = idempotent(key=from_form_field(), wait=60, lease=15)(by_card)
 
 
 def freeze(request: HttpRequest) -> Any:
