@@ -32,7 +32,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from .engine.stores import alias_for
-from .engine.stores.states import EXPIRED, HALF_DONE, HARMLESS, IN_DOUBT, IN_FLIGHT, Clock
+from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .maintenance import running_transactions
 from .models import IdempotencyKey
 from .signals import key_event
@@ -43,7 +43,7 @@ STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
     "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
-    "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
+    "stuck": (STUCK.condition, "Keys whose lease is over, and that have called nothing outside."),
 }
 """A stuck key with a call counts as in doubt or as half done, because these states are more urgent."""
 GAUGES = {

@@ -1,6 +1,6 @@
 """The states of a key: their names, what to do, and the one place that says which keys are in them.
 
-A key can be in several states: stuck and in doubt, for example. The first state in the table that fits is the worst.
+A key can be in several states: failed and in doubt, for example. The first state in the table that fits is the worst.
 Each state has two forms. A query uses the condition, which compares with the database's clock. For a row that has been
 read, a function says the same.
 
@@ -190,7 +190,7 @@ HALF_DONE = State(
         "A call took effect outside, and the operation did not end. The next retry goes on from there. If none comes, "
         "undo the call there and answer, or finish the work and answer."
     ),
-    condition=_IDLE & Q(has_step(CALLED)),
+    condition=_IDLE & Q(has_step(CALLED)) & ~Q(has_step(UNFINISHED)),
     fits=lambda seen: seen.idle and not seen.unleased and bool(seen.called),
 )
 STUCK = State(
@@ -199,7 +199,7 @@ STUCK = State(
     to_do=_(
         "No worker holds the key any more. The next retry takes it over; a cleanup fails it if nothing was called."
     ),
-    condition=LAPSED | _LISTED,
+    condition=LAPSED & ~HAS_EFFECTS,
     fits=lambda seen: seen.abandoned,
     order=("locked_until",),
 )
@@ -236,13 +236,11 @@ COMPLETED = State(
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
 """The worst first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
-"""The states that need attention."""
-NEEDS_ATTENTION = STUCK.condition | (FAILED & HAS_EFFECTS)
+"""The states that need attention. A key is in one of them at most, so their counts add up."""
+NEEDS_ATTENTION = LAPSED | _LISTED | (FAILED & HAS_EFFECTS)
 """The keys that are in one of the states of `ATTENTION`."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
 """The keys about which a decision is possible. No index finds them: narrow them down by their ids."""
-HARMLESS = LAPSED & ~HAS_EFFECTS
-"""The stuck keys that a cleanup fails: nothing outside has been called, and no write is in doubt."""
 
 
 def as_sql(condition: Q, alias: str) -> str:

@@ -31,8 +31,8 @@ LOOKED_HELP = (
     "looked, and that what is in doubt did not take effect."
 )
 SETTLED_HELP = (
-    "With --close: also close keys with finished calls. You say that you have looked, and that the order exists or the "
-    "money went back."
+    "With --close: also close keys with calls that have finished or are in doubt. You say that you have looked, and "
+    "that the order exists or no money is kept."
 )
 SHOWN = 200
 """Characters of the result of a step."""
@@ -61,8 +61,8 @@ class Command(IdempotencyCommand):
         decision.add_argument("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         decision.add_argument("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
         decision.add_argument("--body", default="", help="With --close. JSON if it begins with {, [ or a double quote.")
-        decision.add_argument("--reason", default="", help="Why, or the ticket.")
-        decision.add_argument("--by", default="", help="Who decides.")
+        decision.add_argument("--reason", default="", help="Why, or the ticket. --apply needs it.")
+        decision.add_argument("--by", default="", help="Who decides. --apply needs it.")
         decision.add_argument("--apply", action="store_true", help="Carry the decision out.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -82,7 +82,8 @@ class Command(IdempotencyCommand):
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if not action:
-            self.say(f"{counted(len(keys))}. Decide by --release or --close.")
+            decide = " Decide by --release or --close." if any(key.idle for key in keys) else ""
+            self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
             # The key of one caller may be used by another one, too.
@@ -143,11 +144,12 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
 
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
+    doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
     return without_controls(  # a client may have chosen a text that looks like another line
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
-        f"{row.worker or 'unknown'}, in doubt: {', '.join(key.in_doubt) or 'none'}, done: {', '.join(done) or 'none'}"
+        f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
         f"{about}."
     )
 
@@ -164,9 +166,8 @@ def _action(options: dict[str, Any]) -> str:
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
         raise CommandError("--apply: say what to decide, by --release or --close.")
-    for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
-        if options["apply"] and not options[name].strip():
-            raise CommandError(f"--{name} is missing. {missing}")
+    if options["apply"] and not (options["by"].strip() and options["reason"].strip()):
+        raise CommandError("--apply needs --by, which says who decides, and --reason, which says why.")
     return action
 
 
