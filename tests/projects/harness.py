@@ -119,7 +119,7 @@ class Site:
             yield lambda number: eventually(f"{number} requests at the pause", lambda: paused() == number)
 
     def double_click(self, click: Callable[[], httpx.Response]) -> list[httpx.Response]:
-        """Both requests are at the pause, or wait for it, before the first one goes on."""
+        """Without protection, both requests are at the pause before the first one goes on."""
         with ThreadPoolExecutor(2) as pool:
             with self.holding() as paused:
                 clicks = [pool.submit(click) for _ in range(2)]
