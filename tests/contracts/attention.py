@@ -165,7 +165,7 @@ class TestAttentionContract:
         finish(store, claim)
         assert attention() == NONE
         lapse()
-        assert attention() == {**NONE, "stuck": 1, "half_done": 1, "needs_attention": 1}
+        assert attention() == {**NONE, "half_done": 1, "needs_attention": 1}
         second = claimed(store)
         store.journal.fail(second, LEASED, "it broke")
         assert attention() == {**NONE, "half_done": 1, "needs_attention": 1}

@@ -45,6 +45,9 @@ HELD: dict[str, Any] = {
 }
 
 
+DECIDED = ["--key=doubt", "--release", "--calls-did-not-happen", "--by=ann", "--reason=T-1", "--apply"]
+
+
 def depths() -> tuple[int, int]:
     """How many transactions are open on each alias, the test's own included."""
     return len(connections["default"].atomic_blocks), len(connections["other"].atomic_blocks)
@@ -220,7 +223,7 @@ class TestLookingForKeys:
         [
             (["cleanup_idempotency_keys", "--fail-on-stuck"], 3),
             (["recover_idempotency_keys", "--older-than=0"], 3),
-            (["resolve_idempotency_keys", "--key=doubt", "--close=410", "--by=ann", "--reason=T-1", "--apply"], 0),
+            (["resolve_idempotency_keys", *DECIDED], 0),
         ],
     )
     def test_commands(self, arguments: list[str], status: int) -> None:

@@ -220,7 +220,7 @@ class TestMany:
         IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
         every = IdempotencyKey.objects.all()
         assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
-        assert list(self.statuses().values()) == ["completed", "completed", "in_progress", "in_progress"]
+        assert list(self.statuses().values()) == ["completed", "failed", "completed", "in_progress"]
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_each_is_decided_about_in_its_own_database(self) -> None:

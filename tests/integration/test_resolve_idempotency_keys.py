@@ -243,7 +243,7 @@ class TestOneKeyOfTwoCallers:
     def test_the_number_chooses_one(self, named: list[str]) -> None:
         assert resolve(f"--id={self.victim.pk}", *named, "--close=201", SETTLED, "--apply")[0] == 0
         assert self.closed() == ["user:victim"]
-        assert resolve(f"--id={self.victim.pk}", f"--id={self.other.pk}", "--close=410", "--apply")[0] == 3
+        assert resolve(f"--id={self.victim.pk}", f"--id={self.other.pk}", "--close=410", SETTLED, "--apply")[0] == 3
         assert self.closed() == ["user:victim", "user:mallory"]
 
 

@@ -191,7 +191,7 @@ HALF_DONE = State(
         "undo the call there and answer, or finish the work and answer."
     ),
     condition=_IDLE & Q(has_step(CALLED)) & ~Q(has_step(UNFINISHED)),
-    fits=lambda seen: seen.idle and not seen.unleased and bool(seen.called),
+    fits=lambda seen: seen.idle and not (seen.unleased or seen.doubts) and bool(seen.called),
 )
 STUCK = State(
     name="stuck",
@@ -199,8 +199,8 @@ STUCK = State(
     to_do=_(
         "No worker holds the key any more. The next retry takes it over; a cleanup fails it if nothing was called."
     ),
-    condition=LAPSED & ~HAS_EFFECTS,
-    fits=lambda seen: seen.abandoned,
+    condition=LAPSED & Q(~HAS_EFFECTS),
+    fits=lambda seen: seen.abandoned and not (seen.unleased or seen.doubts or seen.called),
     order=("locked_until",),
 )
 IN_FLIGHT = State(

@@ -53,7 +53,7 @@ class TestWho:
         """Without it, there are no actions, and a forged form does nothing."""
         client = staff(VIEW, "view_response")
         assert 'name="action"' not in client.get(reverse(LIST)).content.decode()
-        confirm(client, action, keys, **ANSWER, confirmed="on")
+        confirm(client, action, keys, **ANSWER)
         assert {key.decisions for key in IdempotencyKey.objects.all()} == {None}
 
     @pytest.mark.parametrize("rule", ["has_resolve_permission", "has_view_permission", "may_decide"])
@@ -246,7 +246,7 @@ class TestRefused:
 
 DANGER = "the customer may be charged twice"
 LOOKED = "I looked in the other side&#x27;s books"
-SETTLED = "The finished calls are settled"
+SETTLED = "The calls are settled"
 HALF = r'{"\ud800": "\udfff"}'
 """JSON with two halves of surrogate pairs."""
 
