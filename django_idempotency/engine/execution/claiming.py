@@ -1,5 +1,4 @@
-"""Claim a key. The claim is repeated after a deadlock, and while a duplicate waits for the request that runs the
-key."""
+"""Claim a key. The claim is repeated after a deadlock, and while a duplicate waits for the running request."""
 
 from __future__ import annotations
 

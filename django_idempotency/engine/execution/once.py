@@ -61,10 +61,12 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
-    Without `lease`, `work()` runs in a transaction (a savepoint inside your own transaction). The key and the result
-    are stored in the same transaction. If `work` has a required parameter `operation`, `work` gets the `Operation`.
-    With `lease`, `work(operation)` runs outside of any transaction. An exception of `work` propagates and rolls back
-    the writes of `work`. The exception also frees the key, or marks the key as failed in leased mode. Args:
+    Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint). The key and the result
+    are stored in this transaction. If `work` has a required parameter `operation`, `work` gets the `Operation`. With
+    `lease`, `work(operation)` runs outside of any transaction. If `work` raises, its writes are rolled back, the key is
+    free again (in leased mode, the key is failed), and the exception propagates.
+
+    Args:
         scope: the owner of the key, such as "stripe" or "user:17".
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
         payload: bytes or JSON. If a payload is given, the same key with another payload raises `PayloadMismatch`.
@@ -166,8 +168,7 @@ class _Function:
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
-        """Run the function and encode its result in one transaction: a result that cannot be kept rolls back the
-        work."""
+        """Run the function and encode its result in one transaction. If encoding fails, the work is rolled back."""
         return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:

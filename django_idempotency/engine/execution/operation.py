@@ -37,7 +37,7 @@ class Operation:
     Args:
         key: the key that the client sent. None if the request has no key, or is not protected.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
-        request: the request of the view. None in `run_once` and in `recover_idempotency_keys`, where no client asks.
+        request: the request of the view. None in `run_once` and in `recover_idempotency_keys`.
         resource: type and id of what the operation is about, as `refer_to` has kept them. None: `refer_to` was never
             called.
     """
@@ -46,7 +46,7 @@ class Operation:
     _lease: float = 0
     _namespace: UUID | None = None
     _keyed: frozenset[str] = frozenset()
-    """The names of the steps for which the work has asked a derived key."""
+    """The names of the steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
     _kept: Mapping[str, str | None] = {}
     """The steps of this attempt and of earlier attempts. `_doubts` are the steps that were started and have no result.
@@ -55,8 +55,7 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """steps_on: the database alias of leased work without protection. Its steps run, but their results are not
-        kept."""
+        """steps_on: the database alias of leased work without protection. Its steps run, but are not stored."""
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
         self._identity = identity
@@ -91,7 +90,7 @@ class Operation:
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """Return an idempotency key for another service: a UUID, the same in every attempt, but another for each name.
+        """An idempotency key for another service: a UUID, the same in every attempt, but another for each name.
 
         Without a key of its own, the operation cannot recognise a retry, so the UUID is stable in one request only.
         """
@@ -213,7 +212,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again from now. This is for work that may take longer than `lease`.
+        """Start the lease again from now. Use `renew` in work that is longer than `lease`.
 
         Raises:
             LeaseLost: another worker has taken the key over.
