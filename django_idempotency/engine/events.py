@@ -110,9 +110,10 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 def harmless() -> Iterator[None]:
     """Print an error of the log or of a receiver, and go on. `logging` prints its own errors in the same way.
 
-    A filter of the log may raise. `send_robust` raises if a failing receiver has no `__qualname__`. The argument
-    `robust=True` of `on_commit` does not protect enough. If our callback raises there, Django 5.2 raises too, and drops
-    the project's own callbacks. Later versions of Django log the callback, and our callback contains the key.
+    A filter of a logger may raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
+    argument `robust=True` of `on_commit` does not protect enough. If our callback raises in Django 5.2, Django raises
+    too, and drops the project's own callbacks. Later versions of Django log the callback, and our callback contains the
+    key.
     """
     try:
         yield

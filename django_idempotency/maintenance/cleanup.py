@@ -60,9 +60,10 @@ def cleanup_idempotency_keys(
 ) -> Cleanup:
     """Delete the expired keys of one database, batch by batch, each batch in a short transaction.
 
-    For cron, Celery beat or django.tasks. Several cleanups may run at the same time. A cleanup does not wait for locked
-    rows, where the database can leave out such rows. Stuck keys that have called nothing outside are first marked as
-    failed, so that their next retry runs. Keys in progress, in doubt or half done are counted, but never deleted.
+    Call this function from cron, Celery beat or django.tasks. Several cleanups may run at the same time. If the
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys that have called nothing outside are
+    first marked as failed, so that their next retry runs. Keys in progress, in doubt or half done are counted, but
+    never deleted.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -126,8 +127,8 @@ def free_harmless(alias: str, batch_size: int) -> int:
     """Fail up to `batch_size` harmless keys in the current transaction, and return their number.
 
     A failed harmless key raises no alarm any more. The next retry runs at once, and goes on from the stored steps. If
-    the old worker wakes up, the fence stops the worker. Rows that another transaction holds are left out, where the
-    database can do this.
+    the old worker wakes up, the fence stops the worker. If the database has SKIP LOCKED, the function leaves out rows
+    that another transaction holds.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(HARMLESS).order_by(*STUCK.order), skip=True)
@@ -136,7 +137,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Fail those of these locked keys that still are harmless. A worker may have started a call before the lock.
+    """Fail these locked keys, but only if they are still harmless. A worker may have started a call before the lock.
 
     The failed keys are kept for at least one `ttl` from now on.
     """

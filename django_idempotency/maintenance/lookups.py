@@ -1,4 +1,4 @@
-"""Find keys: by the client's key, or all keys that need attention. For shells, the admin, alerts and commands.
+"""Find keys: by the client's key, or all keys that need attention. For shells, alerts, the admin and commands.
 
 Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate, count or filter. Only
 `running_transactions` returns a list. The first call in a process asks PostgreSQL whether the extension Citus is there.
@@ -189,7 +189,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return only the keys whose state has not changed for so many seconds, the oldest state first.
+    """Return only the keys whose state has not changed for `older_than` seconds, the oldest state first.
 
     Raises `ValueError` for less than 0 and for more than a century.
     """
@@ -198,7 +198,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
-    """Raise `ValueError` for the first number that is not between both bounds."""
+    """Raise `ValueError` for the first number that is not between `least` and `most`."""
     for name, number in numbers.items():
         if number is not None and not least <= number <= most:  # NaN fails this comparison too
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"

@@ -103,11 +103,11 @@ def recover_idempotency_keys(
 ) -> Recovered:
     """Ask `reconcile` about each key that needs attention, in the place of a client that does not come back.
 
-    For cron, Celery beat or django.tasks. If several recoveries and retries run at the same time, only one of them gets
-    the key. Each key is taken over under its fence, in transactions of its own, so no transaction may be open before.
-    If `reconcile` returns a result, the result completes the key. After None, or an exception, the key waits as before,
-    and is asked about again after another `older_than`. The log gets one line for each key, and one line for each
-    operation without a `reconcile` to ask.
+    Call this function from cron, Celery beat or django.tasks. If several recoveries and retries run at the same time,
+    only one of them gets the key. Each key is taken over under its fence, in transactions of its own, so the caller
+    must not have an open transaction. If `reconcile` returns a result, the result completes the key. If `reconcile`
+    returns None or raises, the key waits as before. After another `older_than`, a recovery asks about the key again.
+    The log gets one line for each key, and one line for each operation without a `reconcile` to ask.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -199,7 +199,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Ask `reconcile` in the place of the work. None leaves the key and its steps to the next retry."""
+        """Ask `reconcile` in the place of the work. After None, the next retry gets the key and its steps."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -212,7 +212,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        if not store.connection.in_atomic_block:  # a TestCase is in such a block
+        if not store.connection.in_atomic_block:  # a TestCase is in an `atomic()` block
             store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
         return "failed", f"reconcile raised {describe(error)}"
     if not isinstance(outcome, Finished):

@@ -1,9 +1,9 @@
 """What a person may decide about a key that is stuck, in doubt or half done, in the admin or in your own code.
 
 Each decision is about a row as the person has seen the row. A decision is one transaction, or a savepoint inside an
-outer `atomic()`. A decision first locks the key's row. The row must be failed, or its lease must be over by the
-database's clock, or it must be in progress without a lease. Then the decision changes the row, so that the fence stops
-a worker that wakes up later.
+outer `atomic()`. A decision first locks the key's row. The key must be failed, or its lease must be over by the
+database's clock, or the key must be in progress without a lease. Then the decision changes the row, so that the fence
+stops a worker that wakes up later.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ DECIDED = "A decision ended this attempt."
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
     """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
 
-    Do this if the steps in doubt did not happen and their worker is dead, or if making them again does no harm. For a
-    key in progress without a lease, the whole work runs again, so first undo what the work has committed. Steps with a
-    result keep the result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    Release a key if the steps in doubt did not happen and their worker is dead, or if making the steps again does no
+    harm. For a key in progress without a lease, the whole work runs again, so first undo what the work has committed.
+    Steps with a result keep the result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         key: the row as the person has seen it.
@@ -83,8 +83,8 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # Python compares the names, because the database may ignore capital letters, accents and spaces at the end. But
-        # `seal` ignores none of these differences.
+        # The names of steps are compared in Python, because the database may ignore capital letters, accents and spaces
+        # at the end. `seal` does not ignore such differences.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -140,8 +140,9 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    Decides about the rows as they were read. A key that has changed since then is refused. If a queryset was read
-    already, the queryset is not read again. So list the queryset first, and the decision is about the listed keys only.
+    The decision is about the rows as the rows were read. A key that has changed since the read is refused. If a
+    queryset was read already, the queryset is not read again. So list the queryset first, and the decision is about the
+    listed keys only.
 
     Each key is resolved in a transaction of its own, or in a savepoint inside an outer `atomic()`. After an error, the
     keys before the error stay resolved.

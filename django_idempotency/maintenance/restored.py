@@ -1,4 +1,4 @@
-"""After a restore of an older database, tell the keys again which external calls were made."""
+"""After a restore of an older database, store again which external calls were made under a key."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work once for its key: one transaction claims the key, runs the work and keeps the result.
 
-    Inside an outer `atomic()`, a savepoint of the outer transaction takes the place of that transaction.
+    Inside an outer `atomic()`, there is one savepoint instead of one transaction.
 
     Raises:
         Exception: an exception of the work to which `work.answer` has no answer; an exception of the COMMIT or of an
@@ -60,7 +60,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None:
-            raise  # the error of the COMMIT, or of a callback of `on_commit`
+            raise  # the error comes from the COMMIT, or from an `on_commit` callback
         finished = attempt.answer(work, error)
         if finished is None:
             raise
@@ -75,8 +75,11 @@ class _Attempt(NoBridgeAbove):
     """The transaction of one attempt. The transaction begins with the claim, and ends with the `with` block.
 
     connection: the connection of this thread.
-    outermost: True if the attempt is the whole transaction, so a rollback does not touch the writes of a caller. False
-        inside another `atomic()` block, and False if the caller has switched autocommit off.
+    outermost: whether the attempt is the whole transaction.
+
+    If the attempt is the whole transaction, a rollback does not touch the writes of a caller. An attempt inside another
+    `atomic()` block is not the whole transaction. If the caller has switched autocommit off, the attempt is not the
+    whole transaction either.
     """
 
     store: Store
@@ -123,15 +126,15 @@ class _Attempt(NoBridgeAbove):
 
         See Note [A committed claim without a lease].
         """
-        self.connection.needs_rollback = False  # there is nothing to roll back
+        self.connection.needs_rollback = False  # no transaction is open, so there is nothing to roll back
         self.store.claim(self.wanted)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the writes of the work may be committed.
 
-        A view that returns a response commits its writes, as in Django. There are two exceptions: a returned 5xx rolls
-        back, so that a retry starts without old writes; and a returned refusal (4xx) after which the database has
-        discarded the writes is kept without the writes.
+        A view that returns a response commits its writes, as in Django. There are two exceptions. A returned 5xx rolls
+        back, so that a retry starts without old writes. A returned refusal (4xx) is kept without its writes, if the
+        database has discarded the writes.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer promises these writes. Or the work has
@@ -161,7 +164,7 @@ class _Attempt(NoBridgeAbove):
     # --- after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """Return what a duplicate would get, if another transaction has committed this key and ours was rolled back.
+        """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
 
         On one server, the claim already finds the other transaction. The nodes of a Galera cluster find the other
         transaction only at COMMIT, or at the end of a statement of the work. None: the error has another cause.
@@ -173,7 +176,8 @@ class _Attempt(NoBridgeAbove):
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # If another request still runs the key, the deadlock was about rows of the work: it is the work's own error.
+        # If another request still runs the key, the deadlock was about rows of the work, so the error belongs to the
+        # work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:

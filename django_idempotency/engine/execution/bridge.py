@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """A context for work in a transaction: inside, `async_to_sync` finds no bridge above itself.
+    """A context for work in a transaction: an `async_to_sync` of the work does not see an outer `async_to_sync` call.
 
     A task may live longer than the work: for example, `asyncio.gather` leaves tasks behind at the first error. With
     this context, the next query of such a task raises a `RuntimeError`. Without this context, asgiref would hand the
-    query to the bridge above. Django has such a bridge around an async view under WSGI, and around a sync middleware
-    under ASGI. The thread of that bridge has the same connection, but our transaction has ended there, perhaps by a
-    rollback. So the query would commit by itself, and the retry would write again.
+    query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and around a
+    sync middleware under ASGI. The thread of the outer call has the same connection, but our transaction has ended
+    there, perhaps by a rollback. So the query of the task would commit by itself, and the retry would write again.
     """
 
     def __enter__(self) -> None:
@@ -35,9 +35,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Make a plain function of a coroutine function, for callers in a thread, as asgiref's `async_to_sync` does.
+    """Turn a coroutine function into a plain function for callers in a thread, as asgiref's `async_to_sync` does.
 
-    The only difference to `async_to_sync` is `NoBridgeAbove`.
+    The only difference to `async_to_sync` is the context `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a plain function that also waits for an awaitable result of `function`, such as `objects.acreate(…)`."""
+    """Return a plain function that also waits for an awaitable result of `function`, such as `objects.acreate(…)`."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -62,7 +62,7 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run a plain function in a thread. Each of them may return an awaitable."""
+    """Await a coroutine function, or run a plain function in a thread. The function may return an awaitable."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -70,7 +70,7 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Run `run(work)` in the thread of the database connection, with one change of threads, and await the result.
+    """Run `run(work)` in the thread of the database connection, and await the result on the event loop.
 
     A coroutine function `work` still runs on the event loop. Its own `sync_to_async` calls run in the thread of the
     connection, and so inside the transaction. If the caller is cancelled, the work is cancelled too, and the exception
@@ -92,7 +92,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # if the event loop has ended, no coroutine may be created that is never awaited
+        refuse_if_cancelled()  # if the event loop has ended, a new coroutine would never be awaited
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -115,7 +115,7 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # unlike `await task`, `wait` does not cancel the task when it is cancelled itself
+        await asyncio.wait({task})  # a cancellation of `wait` does not cancel the task
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)

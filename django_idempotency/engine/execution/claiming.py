@@ -22,7 +22,7 @@ later pauses are long to save queries."""
 
 
 def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """Make the claim request of resolved options."""
+    """Make a claim request from resolved options."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,
@@ -49,9 +49,10 @@ def is_alone(store: Store) -> bool:
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """Return the outcome of the claim. While another request runs the key, claim again for up to `wait` seconds.
 
-    After a deadlock or a serialization failure, claim once more, because the work has not run yet. This is possible
-    only without a caller's transaction. Inside an outer `atomic()`, the database may have rolled back the caller's
-    writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate does not wait either.
+    After a deadlock or a serialization failure, claim once more, because the work has not run yet. A second claim is
+    possible only if the caller has no open transaction. Inside an outer `atomic()`, the database may have rolled back
+    the caller's writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate does not wait
+    either.
     """
     outcome: ClaimOutcome = Conflicted()
     end = time.monotonic() + wait  # computed now, because MySQL may delay the first claim under some isolation levels

@@ -114,7 +114,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # inside a TestCase there is no other connection
+            raise  # inside a TestCase, the test's transaction is open on this connection only
         store.connection.close()
         return write()
 
@@ -207,14 +207,14 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Keep the reason why the call is in doubt, for the timeline. If this fails, the call still is in doubt."""
+        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt with or without a reason."""
         with suppress(Exception):  # the caller must see the error of the call, not an error of this note
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # The server may have closed a connection that lay idle during a slow read.
+        # The server may have closed a connection that was idle during a slow read.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
@@ -242,8 +242,8 @@ class LeasedOperation(Operation):
         except BaseException as error:
             # The error comes from the function or from the COMMIT, where the database may check a constraint.
             self._broke, self.resource = error, about
-            # The start of the write is committed only if the write has ended its own transaction. Then what the write
-            # has changed may be committed too, so the step is in doubt, and a 4xx answer must not hide the doubt.
+            # The start of the write is committed only if the write has ended its own transaction. The changes of such a
+            # write may be committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -260,7 +260,7 @@ class LeasedOperation(Operation):
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
                 # The function's transaction has ended, so what the function wrote after that end is committed. So the
-                # step must be committed too.
+                # start of the step must be committed, too.
                 with suppress(IntegrityError):  # the step is committed already if the transaction ended with a COMMIT
                     self._journal.start_write(self._claim, name)
                     lost = True
@@ -275,9 +275,9 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Return whether the framework's final answer to this exception of the work may be kept.
 
-        If an external call is in doubt, the exception may come from that call. Then no answer is final, whatever its
-        status is. If the exception comes from a `write` that was rolled back after other steps, the answer may not be
-        kept either, because then no person would see what the other steps have done.
+        If an external call is in doubt, the exception may come from that call. While a call is in doubt, no answer is
+        final, with any status. If the exception comes from a `write` that was rolled back after other steps, the answer
+        may not be kept either, because then no person would see what the other steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
@@ -287,10 +287,10 @@ class LeasedOperation(Operation):
         A final answer is refused if a call was made, and the work then went on as if nothing had happened. For example,
         the work caught the error of a `write`, or answered before it asked for the steps of an earlier attempt. If the
         key were completed, no person would see that there is a charge without an order. Steps that only read do not
-        count. The rule is not used for `reconcile`.
+        count. An answer of `reconcile` is not refused for these reasons.
         """
         if self._broke is None and not self._unasked:
-            return ""  # the usual end, which needs no query
+            return ""  # most attempts end here, without a query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

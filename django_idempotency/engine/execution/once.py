@@ -63,8 +63,8 @@ def run_once(
 
     Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint). The key and the result
     are stored in this transaction. If `work` has a required parameter `operation`, `work` gets the `Operation`. With
-    `lease`, `work(operation)` runs outside of any transaction. If `work` raises, its writes are rolled back, the key is
-    free again (in leased mode, the key is failed), and the exception propagates.
+    `lease`, `work(operation)` runs outside of any transaction. If `work` raises, the exception propagates. Without
+    `lease`, the writes are rolled back and the key is free. With `lease`, the key is failed.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
@@ -140,8 +140,8 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def operation_name(work: Any, given: str | None) -> str:
     """Return the name of the operation: the option `operation`, or the dotted name of the function.
 
-    A function without a name of its own is refused. Such a function could be confused with another function, and would
-    then get the other function's result.
+    A function without a name of its own is refused. A function without a name could be confused with another function,
+    and would then get the result of the other function.
     """
     if given is not None:
         return given
@@ -162,7 +162,7 @@ class _Function:
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Call the function. A leased function always gets the operation; another function only if it asks for one."""
+        """Call the function, with the operation if the function is leased or has a required parameter `operation`."""
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
@@ -191,7 +191,7 @@ def _asks_for_operation(function: Callable[..., Any]) -> bool:
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """Make the end of the work from the result of `reconcile`. Raises `IdempotencyConfigurationError`."""
+    """Convert the result of `reconcile` into the result of the work. Raises `IdempotencyConfigurationError`."""
     if not isinstance(result, Result):
         raise IdempotencyConfigurationError(
             f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
@@ -218,10 +218,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Return JSON for a value that JSON does not have. Two times with different microseconds have different texts."""
+    """Return text for a value that JSON does not have. Two times with different microseconds have different texts."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder cuts microseconds off. Only times with cut digits are written in another way, so that all other
-    # fingerprints stay the same in each release.
+    # Django's encoder cuts microseconds off. Only times with such digits are written with isoformat(), so that all
+    # other fingerprints stay the same in each release.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

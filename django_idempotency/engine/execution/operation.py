@@ -65,7 +65,7 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the work, or begin again after `reconcile`. The work may use each name again, and gets kept results."""
+        """Begin the work, or begin again after `reconcile`. The work may use each name again and gets old results."""
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
         """The names of the stored steps for which the work has not asked yet."""
@@ -212,7 +212,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again from now. Use `renew` in work that is longer than `lease`.
+        """Start the lease again from now. Use `renew` if work takes longer than `lease`.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -308,7 +308,7 @@ class Operation:
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource now. This does nothing without a key, or if the result will carry the resource."""
+        """Store the resource now. Without a key, or if the resource is stored with the result, nothing is done."""
 
 
 class AtomicOperation(Operation):

@@ -1,4 +1,4 @@
-"""InnoDB is the engine of MariaDB and MySQL. This module knows its errors, and takes its locks without waiting."""
+"""InnoDB is the engine of MariaDB and MySQL. This module knows InnoDB's errors, and takes locks without waiting."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class InnoDBStore(Store):
 
     @property
     def reads_committed(self) -> bool:
-        """Return whether transactions are READ COMMITTED. At this level, reading a missing key locks nothing."""
+        """Return whether transactions are READ COMMITTED. Under READ COMMITTED, reading a missing key locks nothing."""
         return self._isolation == "read committed"
 
     def look(self, wanted: ClaimRequest) -> Known:
@@ -90,7 +90,7 @@ class InnoDBStore(Store):
         # COMMITTED. A view that runs under an expired key would then block other new keys. So the store looks for the
         # key before the INSERT. Under READ COMMITTED, the INSERT itself can look for the key. Under other levels, a
         # look inside the INSERT would lock the gap, and under SERIALIZABLE every look would lock the gap. The statement
-        # is not INSERT ... SELECT, because INSERT ... SELECT may wait for the table's AUTO-INC lock, or hold that lock.
+        # is not INSERT … SELECT, because INSERT … SELECT may wait for the table's AUTO-INC lock, or hold that lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -118,7 +118,8 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Return whether the server has rolled back what the caller wrote before the claim.
 
-        Then the error must propagate: an answer "conflict" would hide from the caller that those writes are lost.
+        If the writes are lost, the error must propagate: an answer "conflict" would hide from the caller that the
+        writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -127,7 +128,7 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a lock on the unique index shows which key is in flight. A timeout of 0 makes that lock fail at once.
+    """On MariaDB, a lock on the unique index shows which key is in flight. Duplicates do not wait for that lock.
 
     While a request is running, its row is not committed, and a duplicate request would wait for the lock of that row.
     With a timeout of 0, the duplicate gets error 1205 at once, and the server rolls back the duplicate's statement
@@ -159,8 +160,8 @@ class MySQLStore(InnoDBStore):
     other than READ COMMITTED, each duplicate of a running request waits: a locking read would lock the gap around the
     missing key, so the INSERT has no locking read there. `innodb_lock_wait_timeout` limits how long a duplicate waits.
 
-    A client may send a key again after the key was deleted, but before InnoDB has purged the deleted row. Then the
-    INSERT of that key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until the
+    A client may send a key again after the key was deleted, but before InnoDB has purged the deleted row. In this case,
+    the INSERT of the key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until the
     request with the repeated key ends.
     """
 

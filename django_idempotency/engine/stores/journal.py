@@ -5,9 +5,10 @@ Each write of the journal is under the fence of its attempt: the write is refuse
 # Note [Fencing]
 A worker may sleep for a long time and wake up after its lease is over. So each transaction of a worker first locks or
 changes the claimed row, under the condition that the row is still in progress at the worker's own attempt. A takeover,
-or an operator's decision, changes the attempt or the status under the same lock. So there are two cases only. Either
-the old worker commits before the change. Or the old worker finds no row, and `LeaseLost` rolls back its transaction. A
-test without a lock would not be enough, because the old worker and the new worker could commit at the same time.
+or an operator's decision, changes the attempt or the status under the same lock. So only two cases are possible. In the
+first case, the old worker commits before the change. In the second case, the old worker finds no row, and `LeaseLost`
+rolls back its transaction. A test without a lock would not be enough, because the old worker and the new worker could
+commit at the same time.
 
 The condition names the hashes of the identity, too. If each tenant has a schema or a database, the work may leave the
 connection in another tenant's schema (`SET search_path`, `USE`). In the other schema, id and attempt could match
@@ -19,7 +20,8 @@ without a write would not make the takeover fail, because a lock leaves no new v
 
 # Note [Lost answers]
 A connection may break after a statement was sent and before its answer has come. Then the transaction may have been
-committed: the COMMIT took effect, but its answer was lost. So each step must be right in both cases:
+committed: the COMMIT took effect, but its answer was lost. So each step must be right whether its transaction was
+committed or not:
 
 * The claim: the error propagates. If the claim was committed, the key waits for its lease. No work was done for the
   claim.
@@ -31,10 +33,10 @@ committed: the COMMIT took effect, but its answer was lost. So each step must be
   key is not in progress any more. So the key cannot be failed, and the client gets the stored response.
 
 # Note [Writes in doubt]
-A local write records "started" at the begin of its own transaction, and its result at the end. So other requests never
+A local write records "started" at the start of its own transaction, and its result at the end. So other requests never
 see a started write without a result, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw
-COMMIT). Then the step stays without a result in every case, also after `kill -9`. Then it is unknown what was
-committed, so the key is held.
+COMMIT). After such an end, the step of the write stays without a result in every case, also after `kill -9`. It is
+unknown what the write has committed, so the key is held for a person.
 """
 
 from __future__ import annotations
@@ -88,8 +90,8 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """End an attempt without a final result, so that the next retry may run at once. Raises `LeaseLost`.
 
-        error: the text is stored in ASCII, with escapes for other letters. A database may lack a letter, and a refused
-            letter must not leave the key waiting for the end of its lease.
+        The text `error` is stored in ASCII, with escapes for other letters. The reason is that a database may refuse
+        some letters, and a refused letter would make the key wait for the end of its lease.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -116,9 +118,11 @@ class Journal:
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
 
-        again: an earlier attempt has started the call already. The record keeps the time of the first start, and the
-            error of the first call, because a person may have to look up the first call.
+        again: an earlier attempt has started the call already.
         keyed: the work has asked for the derived key of this step before the call, so the other side may know the call.
+
+        If the call is made again, the record keeps the time and the error of the first call, because a person may have
+        to look up the first call.
         """
         with self._atomic():
             self._change(claimed)
@@ -154,13 +158,13 @@ class Journal:
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Hold the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
 
-        This must be the first statement in the transaction of the write. See Note [Writes in doubt].
+        Call this first in the transaction of the write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record a local write's result. This must be the last statement in the transaction of the write.
+        """Record a local write's result. Call this last in the transaction of the write.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -179,7 +183,7 @@ class Journal:
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the calls, and of the writes, that were started and have no result.
 
-        The caller must lock the key first. This read shows what is committed now, even if a plain read would show an
+        The caller must lock the key first. The read shows what is committed now, even if a plain read would show an
         older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))

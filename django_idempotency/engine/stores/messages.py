@@ -1,4 +1,4 @@
-"""For PostgreSQL: send the statements of a usual request beside Django's cursors, in fewer messages.
+"""For PostgreSQL, send the statements of a usual request without Django's cursors, in fewer messages.
 
 A protected request then takes as many messages as the view without protection. Django sends BEGIN and COMMIT in two
 more messages, and waits for each answer. This module sends BEGIN in the same message as the claim, and COMMIT in the
@@ -22,8 +22,8 @@ a migration, the statement may have another result than before. A claim with one
 as text. From then on, this connection sends all statements as text. At the completion, the view has run already, so a
 completion with one of these errors is never repeated: the request fails, and nothing of the request is committed.
 
-A plan that PostgreSQL made while the table was empty reads the whole table, as long as the connection lives. So the
-prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan` on again
+A query plan that PostgreSQL made while the table was empty reads the whole table, as long as the connection lives. So
+the prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan` on again
 themselves, because the setting must not change the queries of the view.
 """
 
@@ -110,11 +110,13 @@ class Statement:
 
 
 def may_send(connection: Any, status: int) -> bool:
-    """Return whether BEGIN or COMMIT may be sent beside Django's cursors. See the Note above.
+    """Return whether BEGIN or COMMIT may be sent beside Django's cursors.
 
-    status: IDLE if the caller wants to send BEGIN. Then psycopg's next message would be a plain BEGIN, in a transaction
-        that Django commits. IN_TRANSACTION if the caller wants to send COMMIT. Then the end of the current `atomic()`
-        would send COMMIT only, unless the connection needs a rollback.
+    See Note [Where messages go beside Django's cursors].
+
+    For BEGIN, `status` is IDLE. If the result is true, psycopg's next message would be a plain BEGIN, in a transaction
+    that Django commits. For COMMIT, `status` is IN_TRANSACTION. If the result is true, the end of the current
+    `atomic()` would send COMMIT only, unless the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -141,7 +143,7 @@ def _first_state(connection: Any, raw: Any) -> str:
     if kind.__module__ not in WRAPPERS or raw.cursor_factory is not Cursor or not all(map(_is_original, methods)):
         state = BY_CURSOR
     else:
-        # With a threshold, psycopg deallocates all prepared statements after every ROLLBACK.
+        # If `prepare_threshold` is set, psycopg deallocates all prepared statements after every ROLLBACK.
         state = NEW if raw.prepare_threshold is None else TEXT
     setattr(raw, STATE, state)
     return state

@@ -34,9 +34,9 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 
 # Note [Which advisory locks are ours]
 # The number of our advisory lock is a hash, and every application may use the same number. But a claim also writes to
-# the key table, and a transaction keeps its lock on the table until its end. So a transaction counts only if the
-# transaction holds an advisory lock and has written to the key table. An additional statement for each claim could mark
-# our locks without doubt, but would make every request slower.
+# the key table, and a transaction keeps its lock on the table until its end. So `RUNNING_SQL` counts a transaction only
+# if the transaction holds an advisory lock and has written to the key table. An additional statement for each claim
+# could mark our locks clearly, but would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -70,10 +70,10 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Handle the usual outcomes: a claim takes one message, and an answer to a duplicate takes two. See `messages`.
+        """Handle the usual outcomes: a claim takes one message, and an answer to a duplicate takes two messages.
 
-        Returns None if the row has failed, must be taken over or resumed, or was deleted just now. Then no transaction
-        is open any more.
+        Returns None if the row has failed, must be taken over or resumed, or was deleted just now. When the method
+        returns None, no transaction is open any more.
         """
         values = values_of(wanted)
         claim, read, *others = self._statements.values()
@@ -134,8 +134,8 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So only a claim
-        # that is gone counts as an ended transaction.
+        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So the
+        # transaction counts as ended only if the claim is gone.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -233,12 +233,13 @@ class CitusStore(PostgreSQLStore):
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class does not save messages, because the network between the nodes takes longer than the messages to the
-        # first node.
+        # This class does not put several statements into one message, because the messages between the nodes take
+        # longer than the messages to the first node.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # The read takes the advisory lock on the node that has the row. All duplicates are sent to that node.
+        # The read takes the advisory lock on the node that has the row. All duplicates of a request are sent to the
+        # node that has the row, so they find the lock.
         if self._read(wanted) is not None:
             return None
         sql = self._sql

@@ -28,7 +28,8 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. The float has more digits, but these digits come from rounding.
+    # SQLite's times have milliseconds. A float may have more digits than milliseconds need, but these digits come from
+    # rounding.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL that computes how many seconds are left until the time in a column."""

@@ -8,8 +8,8 @@ Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be 
 never decide which rows count as plain. So sealed text begins with a mark. Plain headers are a JSON list, and plain
 results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can begin with
 the mark, because a view may echo a request. So the body has no mark of its own. One statement writes the headers and
-the body of a response, so the mark of the headers also counts for the body. Plain errors begin with the name of a
-class, and are only shown.
+the body of a response, so the mark of the headers also counts for the body. Plain error texts begin with the name of a
+class, and not with the mark. Error texts are only shown.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data: a sealed text can be opened only in the place for which it was sealed.
@@ -122,7 +122,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return the place of a text. See Note [What sealed text is bound to]."""
+    """Return the bytes that stand for the place of a text. See Note [What sealed text is bound to]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

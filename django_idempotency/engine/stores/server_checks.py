@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables, because a rebuild of a table can lose them."""
+    """Check the indexes and collations of the package's tables, which can get lost when a table is rebuilt."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):

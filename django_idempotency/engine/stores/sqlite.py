@@ -30,7 +30,8 @@ class SQLiteStore(Store):
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits the
-        # transaction. Django does not notice the end. From then on, SQLite commits each statement by itself.
+        # transaction. Django does not notice that the transaction has ended. After the end, SQLite commits each
+        # statement by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:

@@ -7,12 +7,13 @@ and a function for a row that was read.
 # Note [Which index finds a state]
 Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with the
 condition of its index: `locked_until IS NOT NULL`, `last_error IS NOT NULL` or `finished_at IS NULL`. Every failed key
-has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates.
+has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates, which
+are PostgreSQL's updates without a change of indexes.
 
 No partial index holds a committed claim without a lease, because then every completion would have to change the index.
-The index on `expires_at` finds such a claim when its `ttl` is over. Keys in progress never expire, so after a cleanup
-there are few other rows in that part of the index. Until its `ttl` is over, the key refuses each retry, see Note [A
-committed claim without a lease].
+The index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
+other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, such a key refuses
+each retry, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ CLOCKS = {
 
 
 class Clock(Func):
-    """The database's time at the begin of the statement. A statement has one time, so the database can use an index.
+    """The database's time at the start of the statement. A statement has one time, so an index can be used.
 
-    This time is neither the start of the transaction nor the application's clock. This time is never later than now.
+    The time is neither the start of the transaction nor the time of the application's clock. The time is never later
+    than now.
 
     plus: the number of seconds to add.
     """
@@ -77,10 +79,10 @@ EFFECT = Q(kind=Kind.CALL) | UNFINISHED
 
 
 class WhenAsked(Combinable):
-    """A query that is not built before another query uses it.
+    """A query that is built only when another query uses this query.
 
-    A model may use this package, such as a page of Wagtail that answers requests. When the module of that model is
-    imported, Django cannot resolve relations yet.
+    A model may use this package: for example, a Wagtail page is a model that answers requests. When the module of a
+    model is imported, Django cannot resolve relations yet.
     """
 
     conditional = True
@@ -150,7 +152,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The worst state of the key. The state never is "expired", because `expires_at` already tells a reader."""
+        """The worst state of the key. The value is never "expired": `expires_at` shows that a key has expired."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 

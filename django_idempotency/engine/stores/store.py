@@ -2,7 +2,7 @@
 
 A store works on the connection of its alias, inside the transaction that the caller has opened. What the store writes
 commits or rolls back together with the business write. All times come from the database's clock. A store never waits
-for another request. Instead, `execution` claims again later, and no transaction is open between two claims.
+for another request. The package `execution` claims again later instead, and no transaction is open between two claims.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Store(ABC):
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         """Return whether the transaction is over although Django thinks that the transaction is open.
 
-        After such an end, the database commits each statement by itself.
+        When the transaction is over, the database commits each statement by itself.
 
         claimed: the claim at the beginning of the transaction.
         """
@@ -110,7 +110,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has no open transaction, although Django has one. The server is not asked."""
+        """Return whether the driver has no open transaction, although Django has one. This does not ask the server."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the driver has an open transaction, but Django has none, as after a raw BEGIN."""
@@ -167,8 +167,10 @@ class Store(ABC):
 
         ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
         resource: the type and id of what the operation is about. None keeps the stored resource.
-        last: True if this is the last statement of the caller's `atomic()`. Then the store may send the COMMIT in the
-            same message, and this method raises the errors of the COMMIT.
+        last: whether this is the last statement of the caller's `atomic()`.
+
+        After the last statement, only COMMIT follows. So the store may send COMMIT in the message of the last
+        statement, and this method then raises the errors of COMMIT.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -285,7 +287,7 @@ class Store(ABC):
         """Lock the row if the row has not changed since it was read.
 
         If several requests try to lock the row, one request gets the lock. Returns the row, whether the row has
-        expired, and whether its lease has lapsed. A request without the lock gets None for the last two.
+        expired, and whether the lease of the row is over. A request without the lock gets None for the last two values.
 
         The query has no condition on a time. In a small table, such a condition could make the optimizer choose the
         index on `expires_at`, and lock the whole range of that index.
