@@ -29,7 +29,7 @@ RECORDED = frozenset({"record", "correct"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decision about a key.
+    """A decision that was made about a key.
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
@@ -64,8 +64,8 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database.
 
-    A later version of the package may have written entries that this version cannot read. Such an entry gets the action
-    "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
+    A later version of the package may have written entries that this version cannot read. An unreadable entry gets the
+    action "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [

@@ -44,10 +44,10 @@ class Facts(Seen):
         """Return whether a person must first confirm what was found outside, before the person may take this action.
 
         A release lets the retry make the calls in doubt again. Only the policy "retry" allows a release without a
-        confirmation. The policy is about calls, so a write in doubt always needs a confirmation. A key without a lease
-        always needs a confirmation too, because its work has committed writes. An answered key needs no attention any
-        more, so an answer to a key with a finished call needs a confirmation: otherwise, a charge without an order
-        could be forgotten.
+        confirmation. The policy is only about calls, so a release with a write in doubt always needs a confirmation. A
+        release of a key without a lease always needs a confirmation too, because its work has committed writes. An
+        answered key needs no attention any more, so an answer to a key with a finished call needs a confirmation:
+        otherwise, a charge without an order could be forgotten.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

@@ -157,8 +157,8 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The oldest key comes last, because pop() takes the last key. A key that was asked about has changed, so the key
-    # is the youngest key then.
+    # The oldest key comes last, because pop() takes the last key. After a question about a key, the key has changed, so
+    # the key is the youngest key.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -172,7 +172,7 @@ def recover_idempotency_keys(
 
 
 def _declared(operation: str) -> Declaration | str:
-    """Return the declaration that can be asked about the keys of an operation, or the reason why there is none."""
+    """Return the declaration whose `reconcile` can be asked about an operation's keys, or why there is none."""
     found = registered(operation)
     if not found:
         return (

@@ -141,8 +141,8 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
     The decision is about the rows as the rows were read. A key that has changed since the read is refused. If a
-    queryset was read already, the queryset is not read again. So list the queryset first, and the decision is about the
-    listed keys only.
+    queryset was read already, the queryset is not read again. So if you list a queryset first, the decision is about
+    exactly the listed keys.
 
     Each key is resolved in a transaction of its own, or in a savepoint inside an outer `atomic()`. After an error, the
     keys before the error stay resolved.

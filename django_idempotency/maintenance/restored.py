@@ -25,8 +25,9 @@ def remember_calls(
     """Record that external calls were made under a key, so that no retry makes these calls again.
 
     Afterwards the key is half done, so the client's next retry, or a recovery, goes on after these calls. If the table
-    has lost the key, the key is made anew. If the key is there, each step without a result gets its result. A second
-    run with the same results changes nothing. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    has lost the key, the key is made anew. If the table still has the key, each step without a result gets its result.
+    A second run with the same results changes nothing. Runs in one transaction, or in a savepoint inside an outer
+    `atomic()`.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.

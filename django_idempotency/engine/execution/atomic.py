@@ -113,7 +113,7 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Hold the key if the work has raised after the end of its own transaction.
+        """Hold the key if the work has raised an exception after the end of its own transaction.
 
         What the work has written after that end is committed already, so a retry must not run.
         """
@@ -122,7 +122,7 @@ class _Attempt(NoBridgeAbove):
                 self._hold()
 
     def _hold(self) -> None:
-        """Claim the key outside of every transaction. So the key waits for a person, and no retry writes again.
+        """Claim the key outside of every transaction, so that the key waits for a person, and no retry writes again.
 
         See Note [A committed claim without a lease].
         """

@@ -105,9 +105,9 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work`. If this task is cancelled meanwhile, wait for the end of `work`, and then raise the cancellation.
 
-    A client that closes its connection cancels its request. If the cancellation stopped a running external call, the
-    outcome of the call would be unknown, although the other side may answer a moment later. A second cancellation stops
-    the work.
+    When a client closes its connection, the server cancels the request. If the cancellation stopped a running external
+    call, the outcome of the call would be unknown, although the other side may answer a moment later. A second
+    cancellation stops the work.
 
     Args:
         work: a coroutine, which runs in a task of its own.

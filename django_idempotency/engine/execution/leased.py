@@ -242,8 +242,8 @@ class LeasedOperation(Operation):
         except BaseException as error:
             # The error comes from the function or from the COMMIT, where the database may check a constraint.
             self._broke, self.resource = error, about
-            # The start of the write is committed only if the write has ended its own transaction. The changes of such a
-            # write may be committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
+            # The start of the write is committed only if the write has ended its own transaction. The changes of the
+            # write may then be committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -290,7 +290,7 @@ class LeasedOperation(Operation):
         count. An answer of `reconcile` is not refused for these reasons.
         """
         if self._broke is None and not self._unasked:
-            return ""  # most attempts end here, without a query
+            return ""  # most attempts return here, before any query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

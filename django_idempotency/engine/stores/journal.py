@@ -134,9 +134,9 @@ class Journal:
                 raise lease_lost()
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
-        """Record a call's result. None: the call is done, but its value could not be kept. Raises `LeaseLost`.
+        """Record a call's result. The result None means: the call is done, but its value is lost. Raises `LeaseLost`.
 
-        The caller may send this statement a second time. See Note [Lost answers].
+        The caller may send the statement of `finish_call` a second time. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)

@@ -4,12 +4,12 @@ Without `ENCRYPTION_KEYS`, the texts are stored unencrypted, and this module cos
 The package `cryptography` is imported only if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But text from a client must
-never decide which rows count as plain. So sealed text begins with a mark. Plain headers are a JSON list, and plain
-results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can begin with
-the mark, because a view may echo a request. So the body has no mark of its own. One statement writes the headers and
-the body of a response, so the mark of the headers also counts for the body. Plain error texts begin with the name of a
-class, and not with the mark. Error texts are only shown.
+Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But a client must not be able
+to make a row count as plain by sending a chosen text. So sealed text begins with a mark. Plain headers are a JSON list,
+and plain results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can
+begin with the mark, because a view may echo a request. So the body has no mark of its own. One statement writes the
+headers and the body of a response, so the mark of the headers also counts for the body. Plain error texts begin with
+the name of a class, and not with the mark. Error texts are only shown.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data: a sealed text can be opened only in the place for which it was sealed.

@@ -111,7 +111,7 @@ the schema of a tenant."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check whether Citus keeps the keys where a key and the business write commit together or roll back together."""
+    """Check whether Citus keeps a key where the key and the business write commit together or roll back together."""
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
             kind = "known to Citus, but not in a distributed schema"

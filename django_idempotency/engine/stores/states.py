@@ -12,8 +12,8 @@ are PostgreSQL's updates without a change of indexes.
 
 No partial index holds a committed claim without a lease, because then every completion would have to change the index.
 The index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
-other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, such a key refuses
-each retry, see Note [A committed claim without a lease].
+other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, a key without a lease
+refuses each retry, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ EFFECT = Q(kind=Kind.CALL) | UNFINISHED
 
 
 class WhenAsked(Combinable):
-    """A query that is built only when another query uses this query.
+    """A part of a query that is built only when a query uses the part.
 
     A model may use this package: for example, a Wagtail page is a model that answers requests. When the module of a
     model is imported, Django cannot resolve relations yet.
@@ -95,7 +95,7 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return the condition that the key has a step of this kind."""
+    """Return the condition that the key has a step for which `which` is true."""
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
@@ -158,7 +158,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A state of a key.
+    """A state that a key can have.
 
     Attributes:
         name: the name of the state in look-ups, metrics and options.

@@ -50,7 +50,7 @@ delete."""
 
 
 class KeyLocked(Exception):
-    """Another transaction is working on this key right now. The stores catch this exception themselves."""
+    """Another transaction is working on this key right now. The stores catch `KeyLocked` themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has no open transaction, although Django has one. This does not ask the server."""
+        """Return whether the driver has no open transaction, although Django has one. The server is not queried."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the driver has an open transaction, but Django has none, as after a raw BEGIN."""
@@ -241,7 +241,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Do the same as `_write`. The store may send the COMMIT in the same message as the statement."""
+        """Write as `_write` does. The store may send COMMIT in the same message as the statement."""
         self._write(name, values)
 
     # --- shared
@@ -289,8 +289,8 @@ class Store(ABC):
         If several requests try to lock the row, one request gets the lock. Returns the row, whether the row has
         expired, and whether the lease of the row is over. A request without the lock gets None for the last two values.
 
-        The query has no condition on a time. In a small table, such a condition could make the optimizer choose the
-        index on `expires_at`, and lock the whole range of that index.
+        The query has no condition on a time. In a small table, a condition on a time could make the optimizer choose
+        the index on `expires_at`, and lock the whole range of that index.
         """
         # The query compares the hashes too, because in another schema the same id could be a row of another tenant.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
