@@ -1,4 +1,4 @@
-"""Reports of what happens to keys: the signal, and a record on the logger `django_idempotency`, both after commit."""
+"""Report what happens to keys: send the signal, and write to the logger `django_idempotency`, both after the commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .protocol.digests import Identity
 
 logger = logging.getLogger("django_idempotency")
 LEVELS = {"claimed": logging.DEBUG, "busy": logging.WARNING, "taken_over": logging.WARNING, "held": logging.ERROR}
-"""Other events are INFO: of some a client can make as many as it likes, so those are no warnings."""
+"""All other events have the level INFO. A client can cause any number of these events, so they must not be warnings."""
 REFUSED = {
     outcomes.Mismatched: "mismatched",
     outcomes.Conflicted: "conflicted",
@@ -30,7 +30,10 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Not an error for each retry of the client: one for each held attempt that this process remembers."""
+    """Return the log levels for one held attempt: an error for the first report, and INFO for each later report.
+
+    The cache makes this process remember each held attempt, so a retry of the client does not log another error.
+    """
     return chain([logging.ERROR], repeat(logging.INFO))
 
 
@@ -44,12 +47,12 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log and send the event: at once, or after the commit of a transaction that is open on this alias. Never raises.
+    """Log and send the event: now, or after the commit if a transaction is open on this alias. Never raises.
 
     event: see `signals.key_event`.
-    reason: the text behind the first colon is left out. It is the message of an exception, and may quote the client.
-    resource: what the operation has referred to, type and id.
-    level: of the log record. None: see `LEVELS`.
+    reason: the text after the first colon is left out, because an exception's message may contain text of the client.
+    resource: the type and id of what the operation has referred to.
+    level: the level of the log record. None: see `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or key_event.has_listeners(IdempotencyKey)):
@@ -70,9 +73,9 @@ def report(
 
 
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
-    """Report how the work ended, or why it did not run.
+    """Report how the work ended, or why the work did not run.
 
-    Replays are reported by the caller, because `may_replay` can still refuse them.
+    The caller reports a replay itself, because `may_replay` can still refuse the replay.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -107,9 +110,10 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 def harmless() -> Iterator[None]:
     """Print an error of the log or of a receiver, and go on. `logging` prints its own errors in the same way.
 
-    A filter of the log may raise. `send_robust` itself raises if a receiver without a `__qualname__` raises.
-    `on_commit(robust=True)` is not enough. If our partial raises there, Django 5.2 raises too, and drops the project's
-    own callbacks; later versions log the partial, with the key in it.
+    A filter of a logger may raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
+    argument `robust=True` of `on_commit` does not protect enough. If our callback raises in Django 5.2, Django raises
+    too, and drops the project's own callbacks. Later versions of Django log the callback, and our callback contains the
+    key.
     """
     try:
         yield

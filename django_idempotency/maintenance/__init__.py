@@ -1,4 +1,4 @@
-"""What you do with keys after the request: find, clean up, erase, and decide about keys that need attention."""
+"""The public functions for keys after the request: find keys, clean up, erase, and decide about keys in doubt."""
 
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request.callers import scope_of_user

@@ -1,4 +1,4 @@
-"""Deleting expired keys: many short transactions, not one long transaction."""
+"""Delete expired keys in many short transactions, not in one long transaction."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from ..models import IdempotencyKey
 from .lookups import refuse_impossible
 
 BATCH_SIZE = 5000
-"""Rows in one transaction: about 10 ms on PostgreSQL, below anything that live traffic notices."""
+"""The rows in one transaction. 5000 rows take about 10 ms on PostgreSQL, which is too short to disturb live traffic."""
 FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had been called."
-"""The last error of a stuck key that was failed: every failed row has one, for the partial index of failed rows."""
+"""The last error of a stuck key that a cleanup failed. Each failed row needs an error for the index of failed rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a cleanup did, and how many keys it counted but did not touch.
+    """What a cleanup did, and how many keys the cleanup counted but did not touch.
 
     Attributes:
         deleted: how many keys were deleted.
-        batches: how many transactions that took.
-        complete: whether every expired key is gone, except those that another transaction held.
+        batches: how many transactions changed keys.
+        complete: whether all expired keys are deleted. Keys that another transaction held do not count here.
         stuck, in_doubt, half_done: how many keys are in these states. Each key is counted once.
-        unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
+        unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
+            runs at once.
     """
 
     deleted: int
@@ -57,29 +58,30 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database, batch by batch, each in a short transaction of its own.
+    """Delete the expired keys of one database, batch by batch, each batch in a short transaction.
 
-    For cron, Celery beat or django.tasks. Several cleanups may run at once; where the database can, a cleanup passes
-    over locked rows. Stuck keys that have called nothing outside are failed first, so that their next retry runs. Keys
-    in progress, in doubt or half done are counted, and never deleted.
+    Call this function from cron, Celery beat or django.tasks. Several cleanups may run at the same time. If the
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys that have called nothing outside are
+    first marked as failed, so that their next retry runs. Keys in progress, in doubt or half done are counted, but
+    never deleted.
 
     Args:
         using: database alias; default: the write alias of the key table.
         batch_size: rows in one transaction, at least 1.
-        max_seconds: stop after that many seconds, at the end of a batch.
-        pause: seconds to rest between two batches.
-        stop: once set, this event ends the run after the running batch. A signal handler may set it,
-            but only for the first signal.
+        max_seconds: after so many seconds, stop at the end of a batch.
+        pause: seconds to wait between two batches.
+        stop: when this event is set, the run stops at the end of the current batch. A signal handler may set the
+            event, but only for the first signal.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:
         What was deleted, and what needs attention.
 
     Raises:
-        ValueError: for impossible numbers.
-        RuntimeError: inside an outer transaction.
-        IdempotencyConfigurationError: if a migration is missing, for an unknown alias, or a database without a store.
-        DatabaseError: from the database. What earlier batches deleted stays deleted.
+        ValueError: an impossible number.
+        RuntimeError: another transaction is open.
+        IdempotencyConfigurationError: a migration is missing, the alias is unknown, or the database has no store.
+        DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
     """
     refuse_impossible(1, batch_size=batch_size)
     refuse_impossible(0, max_seconds=max_seconds, pause=pause)
@@ -113,19 +115,20 @@ def cleanup_idempotency_keys(
 
 
 def is_over(stop: Event | None, deadline: float) -> bool:
-    """Whether a run ends here.
+    """Return whether a run must end now.
 
-    Not `stop.wait()`, which holds the event's lock for moments. If a signal arrives then, its handler's `stop.set()`
-    waits for the lock in the same thread, for ever. `is_set()` takes no lock.
+    The function does not call `stop.wait()`, which holds the event's lock for a moment. If a signal came in this
+    moment, the handler's `stop.set()` would wait for the lock for ever, in the same thread. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Fail up to `batch_size` such keys in the current transaction, so that they alarm no more. How many it were.
+    """Fail up to `batch_size` harmless keys in the current transaction, and return their number.
 
-    The next retry runs at once, and goes on from the steps that are kept. A worker that wakes up fails at its fence.
-    Rows that another transaction holds are passed over, where the database can do that.
+    A failed harmless key raises no alarm any more. The next retry runs at once, and goes on from the stored steps. If
+    the old worker wakes up, the fence stops the worker. If the database has SKIP LOCKED, the function leaves out rows
+    that another transaction holds.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -134,9 +137,9 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Fail those of these locked keys that are harmless: a worker may have started a call before its row was locked.
+    """Fail these locked keys, but only if they are still harmless. A worker may have started a call before the lock.
 
-    They are kept for a `ttl` from now on, if the time that was set at the claim is over sooner.
+    The failed keys are kept for at least one `ttl` from now on.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -148,9 +151,9 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """What a cleanup would find now: `deleted` is how many keys have expired. Deletes nothing.
+    """Return what a cleanup would find now, without deleting keys. `deleted` is the number of expired keys.
 
-    `unstuck` keys are not counted as `stuck`.
+    In this result, the `unstuck` keys do not count as `stuck`.
     """
     store = store_for(alias_for(using))
     with _explained(store):

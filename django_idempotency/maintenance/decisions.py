@@ -1,6 +1,7 @@
-"""The trail of decisions about a key: who decided what, when and why. It lives and dies with the key's row.
+"""The trail of decisions about a key: who decided what, when and why. The trail is a column of the key's row.
 
-A decision may delete steps that were in doubt. The trail keeps what they were, so that nothing disappears from view.
+A decision may delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
+trail is deleted together with the row.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ if TYPE_CHECKING:
 
 
 RECORDED = frozenset({"record", "correct"})
-"""Actions that gave a step its result."""
+"""The actions that gave a step its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One decision.
+    """A decision that was made about a key.
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
-        at: when, as ISO 8601 with the zone. Default: now.
+        at: the time of the decision, as ISO 8601 with the zone. Default: now.
         by: the user name, or the name of the command.
-        reason: why, as the person has written it.
+        reason: the reason that the person has written.
         attempt: the attempt that the decision was about.
         detail: what was decided: the step that was recorded, or the status that was answered.
         steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
-        replaced: of "correct", the result that was replaced, as the step has kept it.
+        replaced: the result that a "correct" has replaced, in the form in which the step has stored the result.
     """
 
     action: str
@@ -52,7 +53,7 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """When, as Django reads the times of the row: with a zone, or without one in the project's zone."""
+        """The time of the decision, as Django reads the times of the row: with or without a zone, as USE_TZ says."""
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 
@@ -63,8 +64,8 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database.
 
-    Returned is what this version knows. A later version, which was rolled back, may have written other entries. An
-    entry that cannot be read has the action "unreadable", and the time of the key's last change.
+    A later version of the package may have written entries that this version cannot read. An unreadable entry gets the
+    action "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -82,19 +83,19 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Return the text to store: the trail as it was, and one decision more."""
+    """Return the text to store: the old trail with one more decision."""
     trail = [*_entries(row), asdict(decision)]
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
 def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Return a step that is in doubt now, as a decision keeps it."""
+    """Return the form in which a decision keeps a step that is in doubt now."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
 
 
 def _is_readable(entry: Any) -> bool:
-    """Whether this entry is as this version writes it, so that the pages can show it."""
+    """Return whether this version can read the entry, so that the pages can show the entry."""
     try:
         steps = entry.get("steps", [])
         times = [entry["at"], *(step["started_at"] for step in steps)]
@@ -107,7 +108,7 @@ def _is_readable(entry: Any) -> bool:
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
-    """All of the trail, also what this version cannot read. Raises `NotDecryptable`."""
+    """Return all entries of the trail, also entries that this version cannot read. Raises `NotDecryptable`."""
     text = unseal(row, "decisions", row.decisions)
     try:
         entries = json.loads(text or "[]")

@@ -18,12 +18,12 @@ from ..engine.protocol.outcomes import Snapshot
 from ..exceptions import ResultNotStorable
 
 AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""Browsers take the content type for true, and do not look into the body for HTML."""
+"""This header makes browsers trust the content type, so that they do not look for HTML in the body."""
 
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
-    """Return the answer of a key that is closed by hand. Raises `ValueError` for a body that is not of its type."""
-    if body and content_type.endswith("json"):  # an empty body, such as that of a 204, is no JSON and needs none
+    """Return the answer for a key that a person closes. Raises `ValueError` if the body does not have its type."""
+    if body and content_type.endswith("json"):  # an empty body, such as the body of a 204, need not be JSON
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
@@ -32,15 +32,15 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """Return the result of a step that a person has entered as JSON, in the way in which results are shown.
+    """Return the result of a step from the JSON that a person has entered.
 
     Args:
-        value: as `json_value` has read it. What names a model and a primary key stands for that row.
-        envelope: whether the step itself returns objects that look like the form in which results are kept.
+        value: the value as `json_value` has read it. An object with a model and a primary key stands for that row.
+        envelope: whether the step itself returns objects that look like the stored form of a result.
         allowed: whether this person may know which rows of a model exist.
 
     Raises:
-        ValueError: it cannot be the result. The text says why.
+        ValueError: the value cannot be the result. The text says why.
     """
     if is_envelope(value) and not envelope:
         raise ValueError(_("This is the envelope in which a result is kept. Enter only what stands inside “value”."))
@@ -53,7 +53,7 @@ def result_of(
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. Raises `ValueError`, also for NaN and Infinity, which Python reads."""
+    """Return the value of a JSON text. Raises `ValueError`, also for NaN and Infinity, which Python would accept."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
@@ -65,7 +65,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def is_envelope(value: Any) -> bool:
-    """Whether this is the form in which a result is kept, `{"value": …}`, and not the result itself."""
+    """Return whether this value is the stored form of a result, `{"value": …}`, and not the result itself."""
     return isinstance(value, dict) and list(value) == ["value"]
 
 
@@ -82,7 +82,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # The retry fetches the row from the same alias: never from a replica.
+        # The retry fetches the row from this alias too, and never from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

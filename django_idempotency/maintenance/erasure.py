@@ -1,13 +1,13 @@
-"""Deleting what is stored about a caller: for support ("let this key run again") and for erasure requests.
+"""Delete what is stored about a caller, for support ("let this key run again") and for erasure requests.
 
 # Note [What is never forgotten]
-A key in progress belongs to a worker. A failed key with a call, finished or in doubt, keeps the next retry from making
-the call a second time. Both are counted as kept, and not deleted. A key in progress without a lease belongs to no
-worker: its work has ended its own transaction, and did not come to its end. This key is kept, too. With
-`include_unsettled` only a worker that holds a live lease keeps its key. Keys that are stuck, in doubt or half done are
-deleted then, and with them the only trace of what was done.
+A key in progress belongs to a worker, so the key is kept. A failed key with a call, finished or in doubt, is kept,
+because the key stops the next retry from making the call a second time. A key in progress without a lease belongs to no
+worker, because its work has ended its own transaction and then failed. A key without a lease is kept, too. All these
+keys are counted as kept. With `include_unsettled`, only keys with a live lease are kept. So `include_unsettled` deletes
+keys that are stuck, in doubt or half done, and with these keys the only trace of what was done.
 
-A request in atomic mode that is still running has no visible row: it commits its key afterwards.
+A request in atomic mode that is still running has no visible row yet, because the request commits its key at its end.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 BATCH_SIZE = 5000
-"""Rows that one query looks at and one transaction may delete: about 10 ms, as in a cleanup."""
+"""The rows that one query reads and one transaction may delete. 5000 rows take about 10 ms, as in a cleanup."""
 logger = logging.getLogger("django_idempotency")
 SETTLED = (FAILED_STATE.name, COMPLETED.name)
-"""The states that leave nothing a retry must know of."""
+"""The states of keys that a retry does not need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Forgotten:
 
     Attributes:
         deleted: how many keys were deleted.
-        kept: keys of this scope that are in progress, in doubt or half done.
+        kept: how many keys of this scope were kept, because they are in progress, in doubt or half done.
     """
 
     deleted: int
@@ -61,22 +61,23 @@ def forget(
 ) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs again.
 
-    Works in a transaction of its own (inside an outer `atomic()`: a savepoint). Reads the unique index.
+    Reads the unique index. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
-        scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+        scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
+            `scope_of_user(user)`.
         key: the client's key, without quotes.
-        operation: only this operation ("POST orders/"); default: all.
+        operation: delete only the key of this operation ("POST orders/"); default: all operations.
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the
             call a second time.
-        dry_run: only count what would be deleted, and what would be kept.
+        dry_run: only count the keys that would be deleted and the keys that would be kept.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     rows = find_key(key, using=using).filter(of_scope(scope), key=key)
     if operation is not None:
@@ -89,29 +90,33 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    Reads the index of scopes, and locks only what it deletes. A request that is still running adds its key later: take
-    the caller's access away first. Each batch is deleted in a transaction of its own (inside an outer `atomic()`:
-    a savepoint).
+    Reads the index of scopes, and locks only the deleted rows. A running request stores its key later, so first take
+    away the caller's access. Each batch is deleted in one transaction, or in a savepoint inside an outer
+    `atomic()`.
 
     Args:
-        scope: as the endpoint's `scope=` returns it, or as the admin shows it; of a user, `scope_of_user(user)`.
+        scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
+            `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
-        dry_run: only count what would be deleted, and what would be kept.
+        dry_run: only count the keys that would be deleted and the keys that would be kept.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        DatabaseError: from the database. What earlier batches deleted stays deleted.
+        DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
     """
     rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
 
 
 def of_scope(scope: str) -> Q:
-    """The keys of a scope as an endpoint returns it, or as the admin shows it; of a user, by any OAuth client too."""
-    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}  # no table holds the others
+    """Return the condition for the keys of a scope. The scope may have the endpoint's form or the admin's form.
+
+    For a user, the keys that OAuth clients have used in the name of the user are also found.
+    """
+    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}  # no row has control characters
     clients = Q(scope__startswith=acting_for(scope)) if scope.startswith("user:") and scope in forms else Q()
     return Q(scope__in=forms) | clients
 
@@ -130,12 +135,12 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # Locked first, then judged: a retry of a failed key may be starting right now, and holds its row meanwhile.
-        # On MariaDB a plain SELECT shows the past; a SELECT that locks reads what is committed now.
+        # The rows are locked before they are judged, because a retry of a failed key may be starting right now, and
+        # holds its row. On MariaDB, a plain SELECT may show old rows, but a locking SELECT shows the committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
         seen = [Seen(row, row.steps.all(), row.now) for row in rows]
         gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
-        # Steps go by CASCADE. only(): the collector would load every stored body.
+        # CASCADE deletes the steps. Without only(), Django's collector would load every stored body.
         return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)

@@ -1,4 +1,4 @@
-"""What is known about a key and its steps, read once: for its page, for a list, for a command, and under its lock."""
+"""What is known about a key and its steps. The admin, the commands and the decisions use these facts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A row and its steps in the order in which they were first started, in the words of a decision."""
+    """A row and its steps, in the order in which the steps were first started."""
 
     @cached_property
     def in_doubt(self) -> list[str]:
-        """Names of the steps that were started and have no result, unless a worker is running them now."""
+        """The names of the steps that were started and have no result, unless a worker is running them now."""
         return [step.name for step in self.doubts]
 
     @cached_property
     def finished(self) -> list[str]:
-        """Names of the steps that have ended."""
+        """The names of the steps that have ended."""
         return [step.name for step in self.steps if step.finished_at is not None]
 
     @cached_property
@@ -36,16 +36,18 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """Names of the steps in doubt, and of those whose result a person has recorded."""
+        """The names of the steps in doubt, and of the steps whose result a person has recorded."""
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Whether a person has to say what was found outside, before this action is taken.
+        """Return whether a person must first confirm what was found outside, before the person may take this action.
 
-        A release makes calls in doubt again. Only the policy "retry" allows that without a look; a policy speaks of
-        calls, so never of a write in doubt, nor of what a key without a lease has committed. An answer by hand ends
-        all attention: a charge whose order is missing would be forgotten.
+        A release lets the retry make the calls in doubt again. Only the policy "retry" allows a release without a
+        confirmation. The policy is only about calls, so a release with a write in doubt always needs a confirmation. A
+        release of a key without a lease always needs a confirmation too, because its work has committed writes. An
+        answered key needs no attention any more, so an answer to a key with a finished call needs a confirmation:
+        otherwise, a charge without an order could be forgotten.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -54,9 +56,11 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Read what is known about these rows of one database, in their order: two queries. None if all are completed.
+    """Read what is known about these rows of one database, in two queries. The facts have the order of the rows.
 
-    results: also read what may be large: the results and errors of the steps, of completed keys, too.
+    If all rows are completed, no query is needed.
+
+    results: also read the results and errors of the steps, which may be large. Then completed keys are read too.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):

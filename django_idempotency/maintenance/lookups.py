@@ -1,8 +1,8 @@
-"""Finding keys: by the client's key, and the ones that need attention. For shells, the admin, alerts and commands.
+"""Find keys: by the client's key, or all keys that need attention. For shells, alerts, the admin and commands.
 
-Each function but the last returns a lazy QuerySet of `IdempotencyKey`: no key is read before you iterate, count or
-filter on. PostgreSQL is asked once in a process whether it has Citus. Times are compared with the database's clock. The
-conditions are those of the table of states.
+Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate, count or filter. Only
+`running_transactions` returns a list. The first call in a process asks PostgreSQL whether the extension Citus is there.
+Times are compared with the database's clock. The conditions come from the table of states.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
         The rows, oldest first. Empty for a text that cannot be a key.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     text = key_or_reference.strip()
     found = Q(pk__in=[])
@@ -53,7 +53,8 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose worker holds a lease that is not over.
 
-    Reads a partial index, which holds leased keys only: no query can see a key without a lease before its COMMIT.
+    Reads a partial index of leased keys. A running request of atomic mode is not found, because no query
+    sees its key before the COMMIT.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -62,7 +63,7 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         The rows. The lease that ends first comes first.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _in(IN_FLIGHT, using)
 
@@ -79,7 +80,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         The rows. The lease that ended first comes first.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _in(STUCK, using)
 
@@ -97,7 +98,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         The rows, in no order.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _in(IN_DOUBT, using)
 
@@ -105,7 +106,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds, with a finished call and without a doubt. The operation did not end.
 
-    Such a key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
+    A half-done key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -114,7 +115,7 @@ def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         The rows, in no order.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _in(HALF_DONE, using)
 
@@ -129,7 +130,7 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
         The rows, in no order.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _keys(using).filter(NEEDS_ATTENTION)
 
@@ -140,14 +141,14 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
     Reads the partial index of resources.
 
     Args:
-        text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). Capitals of the type do not matter.
+        text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). The type may have capital letters.
         using: database alias; default: the write alias of the key table.
 
     Returns:
         The rows, oldest first.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return _keys(using).filter(refers_to(text)).order_by("pk")
 
@@ -155,24 +156,24 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
     """Find open transactions that hold keys of atomic mode: the requests that run now.
 
-    Asks PostgreSQL for its locks: one query, and no table is read. A transaction counts if it has written the key table
-    and holds an advisory lock. So a transaction of yours with an advisory lock of its own counts too, while a step or a
-    cleanup runs in it.
+    One query asks PostgreSQL for its locks, and reads no table. A transaction counts if the transaction has written to
+    the key table and holds an advisory lock. So if your project uses advisory locks, a transaction of your project also
+    counts while a step or a cleanup runs in that transaction.
 
     Args:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The transactions, the oldest first. None: this database does not tell. Only PostgreSQL does.
+        The transactions, the oldest first. None: the database is not PostgreSQL, so the transactions are unknown.
 
     Raises:
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     return store_for(alias_for(using)).running()
 
 
 def refers_to(text: str) -> Q:
-    """The condition of `find_resource`. An id alone may have spaces, too; a type has none."""
+    """Return the condition of `find_resource`. A type has no spaces, but an id may have spaces."""
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
@@ -183,7 +184,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Narrow down to the keys whose state has not changed for that many seconds, the oldest state first.
+    """Return only the keys whose state has not changed for `older_than` seconds, the oldest state first.
 
     Raises `ValueError` for less than 0 and for more than a century.
     """
@@ -192,21 +193,21 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
-    """Raise `ValueError` for the first of these numbers that is not between both bounds."""
+    """Raise `ValueError` for the first number that is not between `least` and `most`."""
     for name, number in numbers.items():
-        if number is not None and not least <= number <= most:  # NaN is neither above nor below
+        if number is not None and not least <= number <= most:  # NaN fails this comparison too
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
             raise ValueError(f"{name} must be {bounds}, not {number!r}.")
 
 
 def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
-    """By its hashes, too: an id alone may name several rows of a partitioned table, or another tenant's row."""
+    """Return a query for this row by its hashes and id, because another partition or schema may have the same id."""
     rows = IdempotencyKey.objects.using(row._state.db)
     return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
 
 
 def _possible_keys(text: str) -> set[str]:
-    """The text as a key, and as the header that carries a key in quotes."""
+    """Read the text as a key, and as a header with a key in quotes."""
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

@@ -1,4 +1,4 @@
-"""Recovery without the client: each key that needs attention is taken over, and its `reconcile` is asked."""
+"""Recovery without the client: take over each key that needs attention, and ask its `reconcile` for the outcome."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
-"""Longer than the retries of a usual client, which should come first: a retry has the whole request."""
+"""A usual client has ended its retries by then. A retry should come first, because a retry has the whole request."""
 BY = "recover_idempotency_keys"
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
-"""The last error of a key without another one."""
+"""The last error of a key that has no other error."""
 Outcome = Literal["completed", "left", "failed", "passed", "would ask"]
 logger = logging.getLogger("django_idempotency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What came of one key, or of all keys of an operation about which nothing can be asked.
+    """The outcome for one key, or for all keys of an operation without a `reconcile` to ask.
 
     Attributes:
-        reference: names the key in logs. Empty: this is about all keys of the operation.
+        reference: the name of the key in logs. Empty if the outcome is for all keys of the operation.
         operation: the name of the operation.
         outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised), "passed" (another
             worker was faster) or "would ask" (a dry run).
-        reason: why, in words.
-        keys: how many keys this is about.
+        reason: the reason, in words.
+        keys: the number of keys with this outcome.
     """
 
     reference: str
@@ -80,9 +80,9 @@ class Recovered:
 
     Attributes:
         completed: how many keys were completed.
-        failed: of how many keys `reconcile` raised.
-        left: how many keys, claimed longer ago than `older_than`, still need attention.
-        complete: whether every key was looked at; else a limit or `stop` has ended the run.
+        failed: for how many keys `reconcile` raised.
+        left: how many keys still need attention, if they were claimed longer ago than `older_than`.
+        complete: True if the run has reached every key. False if a limit or `stop` has ended the run.
     """
 
     completed: int
@@ -103,30 +103,30 @@ def recover_idempotency_keys(
 ) -> Recovered:
     """Ask `reconcile` about each key that needs attention, in the place of a client that does not come back.
 
-    For cron, Celery beat or django.tasks. Several recoveries and retries may run at once: one of them gets the key.
-    Each key is taken over under its fence, in transactions of its own, and must not be inside another one. What
-    `reconcile` returns completes the key. After None, or an exception, the key waits as before. A key that was asked
-    about is asked about again after another `older_than`. Logs one line for each key that was asked about, and one for
-    each operation about whose keys nothing can be asked.
+    Call this function from cron, Celery beat or django.tasks. If several recoveries and retries run at the same time,
+    only one of them gets the key. Each key is taken over under its fence, in transactions of its own, so the caller
+    must not have an open transaction. If `reconcile` returns a result, the result completes the key. If `reconcile`
+    returns None or raises, the key waits as before. After another `older_than`, a recovery asks about the key again.
+    The log gets one line for each key, and one line for each operation without a `reconcile` to ask.
 
     Args:
         using: database alias; default: the write alias of the key table.
-        older_than: seconds, or a timedelta, since the state of the key has changed last.
+        older_than: seconds, or a timedelta, since the last change of the key's state.
         operations: names of operations, such as "POST orders/"; default: all.
-        max_seconds: stop after that many seconds, when the key at hand is done.
-        dry_run: only say what would be asked.
-        stop: once set, this event ends the run when the key at hand is done. A signal handler may set it,
+        max_seconds: after so many seconds, stop at the end of the current key.
+        dry_run: only report which keys would be asked about.
+        stop: when this event is set, the run stops at the end of the current key. A signal handler may set the event,
             but only for the first signal.
-        progress: called with what came of each key.
+        progress: called with the outcome of each key.
 
     Returns:
-        What was completed, and what needs attention still.
+        What was completed, and what still needs attention.
 
     Raises:
-        ValueError: for impossible numbers, or one text as `operations`.
-        IdempotencyConfigurationError: inside a transaction, for options of a view that cannot work, for an unknown
-            alias, or a database without a store.
-        DatabaseError: from the database. What was completed before stays completed.
+        ValueError: an impossible number, or one text as `operations`.
+        IdempotencyConfigurationError: a transaction is open, the options of a view are wrong, the alias is unknown, or
+            the database has no store.
+        DatabaseError: an error of the database. Keys that were completed before stay completed.
     """
     age = seconds_of(older_than)
     refuse_impossible(0, max_seconds=max_seconds)
@@ -137,7 +137,7 @@ def recover_idempotency_keys(
     if operations:
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
-    # What a view declares is registered when its module is imported.
+    # A view's declaration is registered when the view's module is imported.
     if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
@@ -151,13 +151,14 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # Also an operation without keys is told if nothing can be asked about it: it may be a typing error.
+    # An operation without keys is also reported if nothing can be asked about it, because its name may be wrong.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The oldest key last: it is the first to be popped. What was asked about has changed, and so is the youngest then.
+    # The oldest key comes last, because pop() takes the last key. After a question about a key, the key has changed, so
+    # the key is the youngest key.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -171,7 +172,7 @@ def recover_idempotency_keys(
 
 
 def _declared(operation: str) -> Declaration | str:
-    """Who can be asked about the keys of an operation; or why nothing can be asked."""
+    """Return the declaration whose `reconcile` can be asked about an operation's keys, or why there is none."""
     found = registered(operation)
     if not found:
         return (
@@ -188,7 +189,7 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # The stored fingerprint stays. A key that is gone, or completed meanwhile, is left alone.
+    # The stored fingerprint does not change. A key that is deleted or completed in the meantime is not touched.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
@@ -198,7 +199,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """`reconcile` in the place of the work. None leaves the key to the next retry, with the steps as they are."""
+        """Ask `reconcile` in the place of the work. After None, the next retry gets the key and its steps."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -211,7 +212,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        if not store.connection.in_atomic_block:  # as in a TestCase
+        if not store.connection.in_atomic_block:  # a TestCase is in an `atomic()` block
             store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
         return "failed", f"reconcile raised {describe(error)}"
     if not isinstance(outcome, Finished):
@@ -229,11 +230,11 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
 
 
 def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
-    """Add what `reconcile` has found out to the key's trail, which lives longer than the log of this run."""
+    """Add the answer of `reconcile` to the key's trail, because the trail is kept longer than the log of this run."""
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            with suppress(NotDecryptable):  # what reconcile has found out is kept all the same
+            with suppress(NotDecryptable):  # the answer of reconcile is stored with the key in any case
                 same_row(row).update(decisions=with_decision(held, made))
 
 

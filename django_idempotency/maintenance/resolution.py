@@ -1,9 +1,9 @@
-"""What a person may decide about a key that is stuck, in doubt or half done. The admin's buttons, and yours.
+"""What a person may decide about a key that is stuck, in doubt or half done, in the admin or in your own code.
 
-Each decision is about a row as the person has seen it, and is one transaction (inside an outer `atomic()`: a
-savepoint). It first locks the key's row, under the condition that the key has failed, or that its lease is over by the
-database's clock, or that the key is in progress without a lease. It changes the row so that a worker that wakes up
-later fails at its fence.
+Each decision is about a row as the person has seen the row. A decision is one transaction, or a savepoint inside an
+outer `atomic()`. A decision first locks the key's row. The key must be failed, or its lease must be over by the
+database's clock, or the key must be in progress without a lease. Then the decision changes the row, so that the fence
+stops a worker that wakes up later.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 DECIDED = "A decision ended this attempt."
-"""The last error of a key without another one: every failed row has an error, for the partial index of failed rows."""
+"""The last error of a key that has no other error. Each failed row needs an error for the index of failed rows."""
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
     """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
 
-    Do this if these steps did not happen and their worker is dead, or if making them again does no harm. Of a key in
-    progress without a lease, everything runs again: first undo what its work has committed. Steps that have a result
-    keep it. One transaction (inside an outer `atomic()`: a savepoint).
+    Release a key if the steps in doubt did not happen and their worker is dead, or if making the steps again does no
+    harm. For a key in progress without a lease, the whole work runs again, so first undo what the work has committed.
+    Steps with a result keep the result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         key: the row as the person has seen it.
-        by, reason: who decides, and why. Kept with the key: see `maintenance.decisions`.
-        confirmed: whether the person has said that what is in doubt did not happen. False: such keys are refused.
+        by, reason: who decides, and why. Both texts are kept with the key, see `maintenance.decisions`.
+        confirmed: True if the person has said that the steps in doubt did not happen. False: a key that needs such a
+            confirmation is refused.
 
     Raises:
-        NotResolvable: if a worker holds a live lease, if the key is completed or deleted, if an attempt or a decision
-            has changed it since it was read, or if it needs a word that was not given. Nothing was changed.
-        NotDecryptable: if the trail of decisions cannot be decrypted. Nothing was changed.
+        NotResolvable: a worker holds a live lease, the key is completed or deleted, an attempt or a decision has
+            changed the key since it was read, or a needed confirmation is missing. Nothing was changed.
+        NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
     """
     with _locked(key, "release", confirmed) as facts:
         _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt))
@@ -65,24 +66,25 @@ def record_outcome(
     """Give a step in doubt the result that the books show. The next retry goes on from there.
 
     A result that a person has recorded can be corrected in the same way, until the key is completed. The trail of
-    decisions keeps the replaced result. One transaction (inside an outer `atomic()`: a savepoint).
+    decisions keeps the replaced result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         key: the row as the person has seen it.
         step: the name of the call, or of the write.
         value: what the step would have returned: JSON, or a saved model instance.
-        by, reason, confirmed: as for `release_for_retry`. A record needs no word.
+        by, reason, confirmed: as for `release_for_retry`. A record needs no confirmation.
 
     Raises:
-        NotResolvable: as for `release_for_retry`, and if the step is not in doubt and has a result that no person
-            recorded. Nothing was changed.
-        NotDecryptable: if the trail of decisions cannot be decrypted. Nothing was changed.
-        ResultNotStorable: if the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
+        NotResolvable: as for `release_for_retry`. Also if the step is not in doubt, unless a person has recorded its
+            result before. Nothing was changed.
+        NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
+        ResultNotStorable: the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
     """
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # Compared here: the database may ignore capitals, accents and spaces at the end. `seal` ignores nothing.
+        # The names of steps are compared in Python, because the database may ignore capital letters, accents and spaces
+        # at the end. `seal` does not ignore such differences.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -96,21 +98,21 @@ def record_outcome(
 def close_with(
     key: IdempotencyKey, snapshot: Snapshot, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Complete the key with this response: retries get it, and nothing runs again.
+    """Complete the key with this response: retries get the response, and nothing runs again.
 
-    One transaction (inside an outer `atomic()`: a savepoint).
+    Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         key: the row as the person has seen it.
-        snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now
+        snapshot: status 200 to 499, headers and body. The response is kept for the project's default `ttl` from now
             on. A key that would expire later keeps its time.
         by, reason: as for `release_for_retry`.
-        confirmed: whether the person has said that the calls are settled: the order exists, or no money is kept.
-            False: keys with finished calls, or with a doubt, are refused.
+        confirmed: True if the person has said that the calls are settled: the order exists, or no money is kept. False:
+            keys with finished calls, or with a doubt, are refused.
 
     Raises:
         NotResolvable, NotDecryptable: as for `release_for_retry`. Nothing was changed.
-        ValueError: for a status that is not 200 to 499.
+        ValueError: the status is not from 200 to 499.
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
@@ -123,11 +125,12 @@ def close_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What came of a decision about many keys.
+    """The outcome of a decision about many keys.
 
     Attributes:
         resolved: how many keys were resolved.
-        refused: how many had changed since they were read, have a worker with a live lease, or need a word.
+        refused: how many keys had changed since they were read, have a worker with a live lease, or need a
+            confirmation.
     """
 
     resolved: int
@@ -137,20 +140,21 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    Decides about the rows as they were read. A key that has changed since is refused. A queryset that was read already
-    is not asked again: list it first, and exactly the listed keys are decided about.
+    The decision is about the rows as the rows were read. A key that has changed since the read is refused. If a
+    queryset was read already, the queryset is not read again. So if you list a queryset first, the decision is about
+    exactly the listed keys.
 
-    Each key is resolved in a transaction of its own (inside an outer `atomic()`: a savepoint). An error leaves the keys
-    before it resolved.
+    Each key is resolved in a transaction of its own, or in a savepoint inside an outer `atomic()`. After an error, the
+    keys before the error stay resolved.
 
     Args:
         keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
-        args: what the decision needs: a step and its result, or a response.
-        words: `by`, `reason` and `confirmed`, as the decision understands them.
+        args: the arguments of the decision: a step and its result, or a response.
+        words: `by`, `reason` and `confirmed`, as for the decision.
 
     Returns:
-        How many keys were resolved, and how many refused.
+        How many keys were resolved, and how many were refused.
 
     Raises:
         ValueError, TypeError, NotDecryptable: as the decision does.
@@ -168,7 +172,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the key's row until the transaction ends, if it may be decided about and is as the person has seen it."""
+    """Lock the key's row until the transaction ends, if a decision is possible and the row has not changed."""
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
@@ -184,10 +188,10 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Take the key away from its worker, and add the decision to the trail, with what is in doubt now.
+    """Take the key away from its worker, and add the decision and the steps in doubt to the trail.
 
-    No fence of the attempt holds any more. The view may have a longer `ttl` than the project: a late retry must not
-    find the key gone.
+    After this change, no fence of the old attempt holds any more. If the view has a longer `ttl` than the project, the
+    key keeps the longer time, so that a late retry still finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {
@@ -202,5 +206,5 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """On the row's own database, never on a replica."""
+    """Return the steps in the row's own database, and never in a replica."""
     return IdempotencyStep.objects.using(row._state.db).filter(key=row)

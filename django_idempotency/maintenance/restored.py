@@ -1,4 +1,4 @@
-"""After a restore of an older database state: what the other side knows is made known to the keys again."""
+"""After a restore of an older database, store again which external calls were made under a key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
 
 ENTERED = "The results of its calls were entered, such as after a restore."
-"""The last error of such a key."""
+"""The last error of a key whose results were entered."""
 LEASE = 60
-"""Seconds. Never over: the claim ends in the transaction that makes it."""
+"""The lease in seconds. The lease never runs out, because the claim ends in the same transaction."""
 
 
 def remember_calls(
@@ -24,23 +24,24 @@ def remember_calls(
 ) -> bool:
     """Record that external calls were made under a key, so that no retry makes these calls again.
 
-    Afterwards the key is half done: the client's next retry, or a recovery, goes on behind these calls. A key that the
-    table has lost is made; of one that is there, what has no result yet gets its result. A second run changes nothing
-    more. One transaction (inside an outer `atomic()`: a savepoint).
+    Afterwards the key is half done, so the client's next retry, or a recovery, goes on after these calls. If the table
+    has lost the key, the key is made anew. If the table still has the key, each step without a result gets its result.
+    A second run with the same results changes nothing. Runs in one transaction, or in a savepoint inside an outer
+    `atomic()`.
 
     Args:
-        scope: as the endpoint's `scope=` returns it; of a user, `scope_of_user(user)`.
+        scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: what each call has returned, by the name of its step: JSON, or a saved model instance.
+        results: the result of each call, by the name of its step: JSON, or a saved model instance.
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        Whether the results are known now. False: the key is completed or at work, or a write is in doubt.
+        True if the results are known now. False: the key is completed or at work, or a write is in doubt.
 
     Raises:
         ResultNotStorable: a result cannot be kept. Nothing was changed.
-        IdempotencyConfigurationError: for an unknown alias, or a database without a store.
+        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     identity, ttl = identify(scope=scope, operation=operation, key=key), resolve().ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, repeats_calls=True, policy="hold")
@@ -53,7 +54,7 @@ def remember_calls(
         for name, result in results.items():
             if name not in known:
                 store.journal.start_call(claim, name, again=False)
-            # Changes nothing if the step has a result.
+            # If the step has a result already, this call changes nothing.
             store.journal.finish_call(claim, name, encode_step(result))
         store.journal.fail(claim, wanted, ENTERED)
     return True

@@ -1,1 +1,1 @@
-"""How work runs once: in one transaction (atomic), or under a lease."""
+"""Run work once, either in one transaction (atomic mode) or under a lease (leased mode)."""

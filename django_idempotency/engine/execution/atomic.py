@@ -1,4 +1,4 @@
-"""The atomic promise: claim, business write and stored result commit together, or not at all."""
+"""The atomic promise: claim, business write and stored result commit together, or all of them are rolled back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work once for its key: claim, run and keep the result in one transaction.
+    """Run the work once for its key: one transaction claims the key, runs the work and keeps the result.
 
-    Inside an outer `atomic()` that is a savepoint.
+    Inside an outer `atomic()`, there is one savepoint instead of one transaction.
 
     Raises:
-        Exception: what the work raises and `work.answer` does not answer; what COMMIT and `on_commit` callbacks raise;
-            database errors of the claim.
+        Exception: an exception of the work to which `work.answer` has no answer; an exception of the COMMIT or of an
+            `on_commit` callback; a database error of the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim = claimed(store, attempt.claim, wanted.wait)
@@ -60,22 +60,26 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None:
-            raise  # the error of the COMMIT, or of a callback of `on_commit`
+            raise  # the error comes from the COMMIT, or from an `on_commit` callback
         finished = attempt.answer(work, error)
         if finished is None:
             raise
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    return attempt.keep(finished, finished.snapshot)  # the writes are rolled back, and the answer is final
+    # The writes of the work are rolled back, but the answer is final, so the answer is kept under a second claim.
+    return attempt.keep(finished, finished.snapshot)
 
 
 @dataclass
 class _Attempt(NoBridgeAbove):
-    """The transaction of one attempt. It begins with the claim, and ends with the `with` block.
+    """The transaction of one attempt. The transaction begins with the claim, and ends with the `with` block.
 
-    connection: that of this thread.
-    outermost: whether the attempt is the whole transaction, so nothing of a caller is lost with it. It is not inside
-        another `atomic()` block, and not where the caller has switched autocommit off.
+    connection: the connection of this thread.
+    outermost: whether the attempt is the whole transaction.
+
+    If the attempt is the whole transaction, a rollback does not touch the writes of a caller. An attempt inside another
+    `atomic()` block is not the whole transaction. If the caller has switched autocommit off, the attempt is not the
+    whole transaction either.
     """
 
     store: Store
@@ -84,7 +88,7 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim in a new transaction. It stays open for a `Claimed`, and has ended for all other outcomes."""
+        """Claim in a new transaction. The transaction stays open for a `Claimed`, and ends for all other outcomes."""
         store, wanted, connection = self.store, self.wanted, self.connection
         block = transaction.atomic(using=store.alias)
         block.__enter__()
@@ -96,7 +100,7 @@ class _Attempt(NoBridgeAbove):
                 self._block = block
                 return claim
             if not self.outermost:
-                # Back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
+                # Roll back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
@@ -109,27 +113,32 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """The work has raised. If its transaction was over before, what it has written since then is committed."""
+        """Hold the key if the work has raised an exception after the end of its own transaction.
+
+        What the work has written after that end is committed already, so a retry must not run.
+        """
         with suppress(Error):  # the caller must see the error of the work
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
     def _hold(self) -> None:
-        """Claim the key outside of every transaction. So it is held for a person, and no retry writes again.
+        """Claim the key outside of every transaction, so that the key waits for a person, and no retry writes again.
 
         See Note [A committed claim without a lease].
         """
-        self.connection.needs_rollback = False  # there is nothing to roll back
+        self.connection.needs_rollback = False  # no transaction is open, so there is nothing to roll back
         self.store.claim(self.wanted)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
-        """Whether the writes of the work may be committed. A refusal (4xx) needs no writes, and is kept without them.
+        """Return whether the writes of the work may be committed.
 
-        Return commits, as in Django. The one exception: a returned 5xx rolls back, so that a retry starts clean.
+        A view that returns a response commits its writes, as in Django. There are two exceptions. A returned 5xx rolls
+        back, so that a retry starts without old writes. A returned refusal (4xx) is kept without its writes, if the
+        database has discarded the writes.
 
         Raises:
-            TransactionBroken: the database has discarded writes, and the answer promises them. Or the work has ended
-                its transaction, and each of its statements since then was committed by itself.
+            TransactionBroken: the database has discarded writes, but the answer promises these writes. Or the work has
+                ended its transaction, and the database has committed each later statement of the work by itself.
         """
         if self.store.has_ended(self.connection, claim):
             self._hold()
@@ -155,23 +164,24 @@ class _Attempt(NoBridgeAbove):
     # --- after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """The answer of a duplicate, if this transaction was rolled back because another one has committed this key.
+        """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
 
-        On one server the claim finds the other transaction. Nodes of a Galera cluster find it at COMMIT, or when they
-        end a statement of the work. None: the error is about something else.
+        On one server, the claim already finds the other transaction. The nodes of a Galera cluster find the other
+        transaction only at COMMIT, or at the end of a statement of the work. None: the error has another cause.
         """
-        # This flag is still set when a callback of `on_commit` raises: then our own transaction has committed.
+        # This flag is still set when an `on_commit` callback raises: then our own transaction has committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # A deadlock about rows of the work is the work's own error.
+        # If another request still runs the key, the deadlock was about rows of the work, so the error belongs to the
+        # work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """What the framework makes of the work's exception. Its writes and the claim are rolled back already."""
+        """Return the framework's answer to the work's exception. The writes and the claim are rolled back already."""
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -182,19 +192,19 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Whether the claim is committed, although its work has failed: the work has ended its own transaction."""
+        """Return whether a failed work has left a committed claim, because the work has ended its own transaction."""
         if not self.outermost or self.connection.connection is None:
-            return False  # the row, if there is one, is not committed yet, or the server cannot be asked
+            return False  # the row may exist, but is not committed yet; or the server cannot be asked
         try:
             return isinstance(self.store.look(self.wanted), InDoubt)
         except (Error, IdempotencyError):
             return False
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
-        """Keep an answer whose own transaction is gone, under a second claim. A request that was faster wins.
+        """Keep an answer under a second claim, because the first transaction is rolled back. A faster request wins.
 
         Raises:
-            TransactionBroken: if the database has rolled back the caller's writes, too. Then only the caller can go on.
+            TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.
         """
         if self.connection.needs_rollback:
             raise TransactionBroken(

@@ -1,4 +1,4 @@
-"""Between the event loop and the thread of the database connection: `def` and `async def` in one engine."""
+"""The bridge between the event loop and the thread of the database connection, for `def` and `async def` functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """For work in a transaction: its `async_to_sync` finds no bridge above it.
+    """A context for work in a transaction: an `async_to_sync` of the work does not see an outer `async_to_sync` call.
 
-    A task may outlive the work, such as one that `asyncio.gather` leaves behind at the first error. It gets a
-    `RuntimeError` for its next query. asgiref would hand that query to the bridge above (Django's own, around an async
-    view under WSGI, and around a sync middleware under ASGI), whose thread has the same connection. Our transaction has
-    ended there, perhaps by a rollback, so the query would commit by itself, and the retry would write again.
+    A task may live longer than the work: for example, `asyncio.gather` leaves tasks behind at the first error. With
+    this context, the next query of such a task raises a `RuntimeError`. Without this context, asgiref would hand the
+    query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and around a
+    sync middleware under ASGI. The thread of the outer call has the same connection, but our transaction has ended
+    there, perhaps by a rollback. So the query of the task would commit by itself, and the retry would write again.
     """
 
     def __enter__(self) -> None:
@@ -34,9 +35,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """A form of the coroutine function for callers in a thread, as asgiref's `async_to_sync` makes it.
+    """Turn a coroutine function into a plain function for callers in a thread, as asgiref's `async_to_sync` does.
 
-    One thing differs: see `NoBridgeAbove`.
+    The only difference to `async_to_sync` is the context `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +48,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A form of `function` for callers that cannot await. It awaits awaitable results, such as `objects.acreate(…)`."""
+    """Return a plain function that also waits for an awaitable result of `function`, such as `objects.acreate(…)`."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -56,12 +57,12 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    plain.__wrapped__ = function  # type: ignore[attr-defined]  # its signature says whether it asks for the operation
+    plain.__wrapped__ = function  # type: ignore[attr-defined]  # its signature tells whether it wants an operation
     return plain
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run another one in a thread. Either may return an awaitable."""
+    """Await a coroutine function, or run a plain function in a thread. The function may return an awaitable."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -69,19 +70,20 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """`run(work)` in the thread of the database connection, for a caller on the event loop: one hop.
+    """Run `run(work)` in the thread of the database connection, and await the result on the event loop.
 
-    A coroutine function runs on the event loop all the same. Its own `sync_to_async` calls come back to that thread,
-    and so into the transaction. If the caller is cancelled, the work is cancelled, and the exception rolls back.
+    A coroutine function `work` still runs on the event loop. Its own `sync_to_async` calls run in the thread of the
+    connection, and so inside the transaction. If the caller is cancelled, the work is cancelled too, and the exception
+    rolls the transaction back.
 
     Args:
-        run: called in the thread, with a form of `work` that does not have to be awaited.
-        work: `def` or `async def`.
+        run: called in the thread, with a plain function that runs `work`.
+        work: a `def` or `async def` function.
     """
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # A caller who was cancelled during the claim has no work yet to cancel, and the thread goes on.
+        # If the caller was cancelled during the claim, there was no work to cancel yet, and the thread goes on.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -90,7 +92,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # here too: of a loop that has ended meanwhile, no coroutine may be left behind
+        refuse_if_cancelled()  # if the event loop has ended, a new coroutine would never be awaited
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -101,24 +103,25 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await `work`. If this task is cancelled meanwhile, let `work` end first, and then go on with the cancellation.
+    """Await `work`. If this task is cancelled meanwhile, wait for the end of `work`, and then raise the cancellation.
 
-    A client that hangs up cancels its request. An external call that is under way would be cut off, and its outcome
-    would be unknown, although the other side may answer a moment later. A second cancellation cuts the work off.
+    When a client closes its connection, the server cancels the request. If the cancellation stopped a running external
+    call, the outcome of the call would be unknown, although the other side may answer a moment later. A second
+    cancellation stops the work.
 
     Args:
-        work: runs in a task of its own.
-        at_most: seconds to wait after the cancellation. Then the work is cut off.
+        work: a coroutine, which runs in a task of its own.
+        at_most: the seconds to wait after the cancellation. After that time, the work is stopped.
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # unlike `await task`, it does not pass a cancellation on
+        await asyncio.wait({task})  # a cancellation of `wait` does not cancel the task
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)
         finally:
             task.cancel()
         if task.done() and not task.cancelled():
-            task.exception()  # asyncio complains about exceptions that were never looked at
+            task.exception()  # asyncio warns about an exception that no code has read
         raise
     return task.result()

@@ -1,4 +1,4 @@
-"""Claiming a key: again after a deadlock, and for as long as a duplicate waits for the request that runs its key."""
+"""Claim a key. The claim is repeated after a deadlock, and while a duplicate waits for the running request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ..protocol.digests import Identity
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two claims of a waiting duplicate: soon enough for a fast view, few queries for a slow one."""
+"""Seconds between two claims of a waiting duplicate. The first pauses are short for the sake of fast views, and the
+later pauses are long to save queries."""
 
 
 def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """What resolved options ask for."""
+    """Make a claim request from resolved options."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,
@@ -34,7 +35,10 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Whether a transaction that begins now holds nothing of a caller. That of a `TestCase` counts as no caller's."""
+    """Return whether a transaction that begins now would hold no writes of a caller.
+
+    The transaction of a `TestCase` does not count as a caller's transaction.
+    """
     connection = store.connection
     if connection.in_atomic_block:
         blocks: Any = connection.atomic_blocks
@@ -43,14 +47,15 @@ def is_alone(store: Store) -> bool:
 
 
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """What the claim comes to. While another request runs the key, claim again for up to `wait` seconds.
+    """Return the outcome of the claim. While another request runs the key, claim again for up to `wait` seconds.
 
-    After a deadlock or a serialization failure, claim once more: nothing has run yet. Still, only a claim that is alone
-    may be repeated. Inside an outer `atomic()`, the database may have rolled back the writes of the caller as well, so
-    only the caller can start again. There a duplicate does not wait either.
+    After a deadlock or a serialization failure, claim once more, because the work has not run yet. A second claim is
+    possible only if the caller has no open transaction. Inside an outer `atomic()`, the database may have rolled back
+    the caller's writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate does not wait
+    either.
     """
     outcome: ClaimOutcome = Conflicted()
-    end = time.monotonic() + wait  # under other isolation levels, MySQL may hold the first claim up
+    end = time.monotonic() + wait  # computed now, because MySQL may delay the first claim under some isolation levels
     for _ in range(2):
         try:
             outcome = claim()
@@ -67,13 +72,13 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
 
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Claim again and again. The last claim comes at `end`, a time of `time.monotonic()`.
+    """Claim repeatedly until `end`, which is a time of `time.monotonic()`. The last claim is made at `end`.
 
-    Each claim begins and ends its own transaction, so that a pause holds no lock and no snapshot.
+    Each claim begins and ends its own transaction, so there is no lock and no snapshot during a pause.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
-        # Jitter, so that many duplicates do not ask at the same moment.
+        # The pause is random, so that many duplicates do not ask at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
         outcome = claimed(store, claim)

@@ -1,4 +1,4 @@
-"""The leased promises: the claim commits first, the work commits step by step, and a crash leaves a trace."""
+"""The leased promises: the claim commits first, then the work commits step by step, so a crash leaves a trace."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work under a lease, one worker at a time.
+    """Run the work under a lease, which only one worker holds at a time.
 
-    Commits the claim first, then runs the work with no transaction open. `Verdict.KEEP` completes the key. Anything
-    else, also an exception, leaves the key failed with its steps, so that the next retry runs at once. Only a worker
-    that dies makes the next retry wait for the lease.
+    Commits the claim first, then runs the work while no transaction is open. `Verdict.KEEP` completes the key. Any
+    other verdict, or an exception, marks the key as failed and keeps its steps, so that the next retry runs at once.
+    Only if the worker dies, the next retry must wait for the end of the lease.
 
     Raises:
-        IdempotencyConfigurationError: inside a transaction.
+        IdempotencyConfigurationError: a transaction is open already.
     """
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # An abandoned attempt: the project may have found out a final result.
+    # The earlier attempt was abandoned, so the project's `reconcile` may know a final result.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -51,9 +51,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt under a claim that is committed, and complete or fail the key.
+    """Run one attempt under a claim that is committed, and then complete or fail the key.
 
-    Any exception fails the key, also a cancellation: the retry need not wait for the lease.
+    Every exception fails the key, also a cancellation, so that the retry need not wait for the end of the lease.
     """
     about, end = claim.resource, "the end of a leased view"
     try:
@@ -69,7 +69,8 @@ def run_claimed(
         else:
             committed(store, end, partial(store.journal.fail, claim, wanted, finished.reason))
     except ClaimLost:
-        return store.look(wanted)  # a zombie: the worker that has taken over decides what this client is told
+        # This worker has lost its lease. The worker that has taken the key over decides what this client gets.
+        return store.look(wanted)
     except BaseException as error:
         try:
             committed(store, end, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
@@ -84,15 +85,15 @@ def run_claimed(
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Run `write` in a transaction that commits at its end. Inside the transaction of a `TestCase` it is a savepoint.
+    """Run `write` in a transaction that commits at its end. In a `TestCase`, the transaction is a savepoint.
 
     Args:
         what: the subject of the error message, such as "operation.call('charge')".
-        twice: if the database fails, run `write` again on a new connection. For writes that must not be lost, and are
-            safe to run twice: the server may have closed a connection that lay idle during a long call.
+        twice: if the database fails, run `write` again on a new connection, because the server may have closed a
+            connection that was idle during a long call. For a write that must not be lost, and may run twice.
 
     Raises:
-        IdempotencyConfigurationError: inside another transaction of the store's alias.
+        IdempotencyConfigurationError: another transaction is open on the store's alias.
     """
     if twice:
         return _reconnecting_once(store, lambda: committed(store, what, write))
@@ -113,7 +114,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # inside a TestCase there is no other connection
+            raise  # inside a TestCase, the test's transaction is open on this connection only
         store.connection.close()
         return write()
 
@@ -138,7 +139,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 
 
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    """With DEBUG, warn about each data change on the store's alias that no step covers: a retry would make it again."""
+    """With DEBUG, warn about each change of data outside of the steps, because a retry would make that change again."""
     if not settings.DEBUG:
         return nullcontext()
 
@@ -156,18 +157,18 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 
 
 class LeasedOperation(Operation):
-    """The operation of an attempt whose claim is committed. The journal keeps its steps, under its fence."""
+    """The operation of an attempt whose claim is committed. The journal keeps the steps of the operation."""
 
     writing = False
     _doubts: set[str]
     _kept: dict[str, str | None]
     _broke: BaseException | None = None
-    """What a `write` has raised."""
+    """The exception that a `write` has raised."""
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # The steps of earlier attempts: their workers cannot add steps any more.
+        # The steps of earlier attempts, and the steps of `reconcile`. A worker of an earlier attempt cannot add steps.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
@@ -196,7 +197,7 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            error = not_storable  # the money has moved: keep that fact first
+            error = not_storable  # the call has taken effect, so first record that the call is done
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
         self._doubts.discard(name)
@@ -206,18 +207,18 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt without the reason, too."""
-        with suppress(Exception):  # the call's own error is what the caller must see
+        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt with or without a reason."""
+        with suppress(Exception):  # the caller must see the error of the call, not an error of this note
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # The server may have closed a connection that lay idle during a slow read.
+        # The server may have closed a connection that was idle during a slow read.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # Of two tries, the first may have been committed, and its answer lost.
+            # The first of two tries may have been committed, although its answer was lost.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
@@ -239,9 +240,10 @@ class LeasedOperation(Operation):
         try:
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
-            # The function's error, or that of the COMMIT: a constraint may be checked there.
+            # The error comes from the function or from the COMMIT, where the database may check a constraint.
             self._broke, self.resource = error, about
-            # Its start is committed only if it has ended its own transaction. Then no 4xx may hide what it has written.
+            # The start of the write is committed only if the write has ended its own transaction. The changes of the
+            # write may then be committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -257,8 +259,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # What the function has written since its transaction ended is committed: the step must be, too.
-                with suppress(IntegrityError):  # it is, if the end was a COMMIT
+                # The function's transaction has ended, so what the function wrote after that end is committed. So the
+                # start of the step must be committed, too.
+                with suppress(IntegrityError):  # the step is committed already if the transaction ended with a COMMIT
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -270,23 +273,24 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Whether the final answer that a framework gives to this exception of the work may be kept.
+        """Return whether the framework's final answer to this exception of the work may be kept.
 
-        It may not if the exception may come from a call: then the answer is not final, with any status. And it may not
-        if the exception comes from a `write` that was rolled back after other steps: then no person would see what
-        these steps have done.
+        If an external call is in doubt, the exception may come from that call. While a call is in doubt, no answer is
+        final, with any status. If the exception comes from a `write` that was rolled back after other steps, the answer
+        may not be kept either, because then no person would see what the other steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Why no answer of the work may complete the key, although it is final. Empty: it may.
+        """Return why a final answer of the work may not complete the key, or "" if the answer may complete the key.
 
-        A call was made, and the work has answered as if nothing had happened: the work caught the error of a `write`,
-        or answered before it asked for the steps of an earlier attempt. If the key were completed, no person would see
-        that there is a charge without an order. Reads do not count. The rule does not bind `reconcile`.
+        A final answer is refused if a call was made, and the work then went on as if nothing had happened. For example,
+        the work caught the error of a `write`, or answered before it asked for the steps of an earlier attempt. If the
+        key were completed, no person would see that there is a charge without an order. Steps that only read do not
+        count. An answer of `reconcile` is not refused for these reasons.
         """
         if self._broke is None and not self._unasked:
-            return ""  # the usual end asks no database
+            return ""  # most attempts return here, before any query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

@@ -40,15 +40,15 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
 }
 DONE = 200
-"""The status that a result is kept under, so that the row reads like every other row."""
+"""The status code that is stored with a result, so that the row looks like the row of a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """What the work returned.
+    """The result of the work.
 
     Args:
-        value: the result, as JSON gives it back, or one model instance.
+        value: the returned value, as JSON gives it back, or one model instance.
         replayed: True if the work ran earlier, and did not run this time.
     """
 
@@ -61,14 +61,15 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
-    Without `lease`, `work()` runs in a transaction (inside yours: a savepoint) that also holds the key and the result.
-    With `lease`, `work(operation)` runs outside of any transaction. An exception of `work` rolls its
-    writes back, frees the key (leased: fails the key) and propagates.
+    Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint). The key and the result
+    are stored in this transaction. If `work` has a required parameter `operation`, `work` gets the `Operation`. With
+    `lease`, `work(operation)` runs outside of any transaction. If `work` raises, the exception propagates. Without
+    `lease`, the writes are rolled back and the key is free. With `lease`, the key is failed.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
-        payload: bytes or JSON. If given, the same key with another payload raises `PayloadMismatch`.
+        payload: bytes or JSON. If a payload is given, the same key with another payload raises `PayloadMismatch`.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
             `using`.
 
@@ -79,10 +80,10 @@ def run_once(
         OperationInProgress: another worker runs the same operation now.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
         PayloadMismatch: the key was used before, for another payload.
-        StoreBusy: the database could not be asked in time.
+        StoreBusy: the database did not answer in time.
         InvalidKey: the key cannot be used (a ValueError).
         ResultNotStorable: the result is neither JSON nor a saved model instance.
-        IdempotencyConfigurationError: the call cannot work as it is written.
+        IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
     alias, leased = alias_of(resolved), resolved.lease is not None
@@ -119,7 +120,7 @@ async def arun_once(
     """`run_once` for asynchronous callers.
 
     Args:
-        work: `def` or `async def`. Both run inside the transaction.
+        work: a `def` or `async def` function. Without `lease`, both kinds of function run inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options.get("operation")))
 
@@ -130,16 +131,17 @@ async def arun_once(
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
-    """Check keyword options. Raises `IdempotencyConfigurationError` for those that need a request."""
+    """Check keyword options. Raises `IdempotencyConfigurationError` for an option that needs a request."""
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
     return as_options(options)
 
 
 def operation_name(work: Any, given: str | None) -> str:
-    """The name of the operation: the option, or the dotted name of the function.
+    """Return the name of the operation: the option `operation`, or the dotted name of the function.
 
-    A function without a name of its own could be taken for another function, and would then never run.
+    A function without a name of its own is refused. A function without a name could be confused with another function,
+    and would then get the result of the other function.
     """
     if given is not None:
         return given
@@ -153,24 +155,24 @@ def operation_name(work: Any, given: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """The function of `run_once`, as the engine runs it."""
+    """The function of `run_once`, in the form in which the engine runs work."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Leased work is always given its operation; other work, if it asks for it."""
+        """Call the function, with the operation if the function is leased or has a required parameter `operation`."""
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
-        """Run the function and encode its result, in its transaction: what cannot be kept is rolled back."""
+        """Run the function and encode its result in one transaction. If encoding fails, the work is rolled back."""
         return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:
-        """Exceptions go on to the caller."""
+        """Return no answer, so that the exception propagates to the caller."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
@@ -179,17 +181,17 @@ class _Function:
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Whether the function has a parameter `operation` that must be given. One with a default has another meaning."""
+    """Return whether the function has a required parameter `operation`. An optional parameter has another meaning."""
     try:
         parameter = signature(function).parameters.get("operation")
-    except (TypeError, ValueError):  # of some functions that are written in C
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
         return False
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return parameter is not None and parameter.kind in named and parameter.default is Parameter.empty
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """What `reconcile` has returned, as the end of the work. Raises `IdempotencyConfigurationError`."""
+    """Convert the result of `reconcile` into the result of the work. Raises `IdempotencyConfigurationError`."""
     if not isinstance(result, Result):
         raise IdempotencyConfigurationError(
             f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
@@ -216,9 +218,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """What stands for a value that JSON does not have. Django cuts microseconds, so two payloads would be one."""
+    """Return text for a value that JSON does not have. Two times with different microseconds have different texts."""
     text = DjangoJSONEncoder().default(value)
-    # Only what was cut is written otherwise: the other fingerprints stay the same from release to release.
+    # Django's encoder cuts microseconds off. Only times with such digits are written with isoformat(), so that all
+    # other fingerprints stay the same in each release.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 
@@ -249,4 +252,4 @@ def _value(snapshot: Snapshot) -> Any:
     try:
         return decode(text)
     except (ValueError, KeyError, TypeError):
-        return text  # a person has closed the key with this text
+        return text  # a person has closed the key with a text that is not JSON

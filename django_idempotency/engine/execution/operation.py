@@ -1,6 +1,6 @@
-"""`Operation`: what the view and the function of `run_once` know about their attempt, and the named steps of it.
+"""`Operation` tells the view, or the function of `run_once`, about its attempt, and has methods for named steps.
 
-Atomic mode has no steps. `leased.LeasedOperation` keeps the steps.
+Atomic mode has no steps. In leased mode, `leased.LeasedOperation` keeps the steps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, finished, synchronous
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
-"""Characters: the widths of the columns."""
+"""The largest numbers of characters, which are the widths of the database columns."""
 MAX_STEP_BYTES = 1024 * 1024
-"""The result of a step is kept for each attempt to come, and read with all others. A megabyte is no receipt."""
+"""The limit for the result of a step. A result is stored for all later attempts, and each attempt reads all results. A
+result is meant to be a short receipt, such as the id of a charge."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Operation:
-    """One attempt at an operation: `request.idempotency` in the view. In atomic mode it has no steps.
+    """One attempt at an operation: `request.idempotency` in the view. In atomic mode, an operation has no steps.
 
     Args:
         key: the key that the client sent. None if the request has no key, or is not protected.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
-        request: what the view is called with. None without a client: in `run_once`, and in `recover_idempotency_keys`.
-        resource: what the operation is about: type and id, as `refer_to` has kept them. None: `refer_to` was never
+        request: the request of the view. None in `run_once` and in `recover_idempotency_keys`.
+        resource: type and id of what the operation is about, as `refer_to` has kept them. None: `refer_to` was never
             called.
     """
 
@@ -45,15 +46,16 @@ class Operation:
     _lease: float = 0
     _namespace: UUID | None = None
     _keyed: frozenset[str] = frozenset()
-    """The names of the steps whose derived key was asked for."""
+    """The names of the steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
     _kept: Mapping[str, str | None] = {}
-    """The steps of this and earlier attempts: those that were started and have no result, and the results."""
+    """The steps of this attempt and of earlier attempts. `_doubts` are the steps that were started and have no result.
+    `_kept` are the results of the finished steps."""
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """steps_on: alias of the database of a leased view. Its steps run, and nothing remembers them."""
+        """steps_on: the database alias of leased work without protection. Its steps run, but are not stored."""
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
         self._identity = identity
@@ -63,10 +65,10 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """The work begins, or begins again after `reconcile`: it may use each name, and gets what is recorded."""
+        """Begin the work, or begin again after `reconcile`. The work may use each name again and gets old results."""
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
-        """What is recorded, and the work has not asked for."""
+        """The names of the stored steps for which the work has not asked yet."""
 
     @property
     def reference(self) -> str | None:
@@ -75,22 +77,22 @@ class Operation:
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started and have no result: they may or may not have happened."""
+        """The names of calls that were started and have no result. Such a call may or may not have happened."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
         """The result of each finished step of this and earlier attempts, by the step's name.
 
-        A model instance is fetched again: this asks the database, and raises its `DoesNotExist`.
+        A model instance is fetched from the database again, so its `DoesNotExist` may be raised.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """An idempotency key for the other side: a UUID, the same in every attempt, another one for each name.
+        """An idempotency key for another service: a UUID, the same in every attempt, but another for each name.
 
-        Without a key of its own, the operation cannot recognise a retry: then it is stable within this request only.
+        Without a key of its own, the operation cannot recognise a retry, so the UUID is stable in one request only.
         """
         _check(name)
         self._keyed |= {name}
@@ -100,15 +102,16 @@ class Operation:
         return str(uuid5(self._namespace, name))
 
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
-        """Keep what the operation is about with the key: for the admin, the search, events and logs.
+        """Store with the key what the operation is about. The admin, the search, events and logs show this reference.
 
-        Atomic mode: the result carries it, so it costs no statement. Leased mode: one statement, under the fence. Call
-        it inside the function of `write`, and both commit together. A second call replaces the first one.
+        In atomic mode, the reference is stored together with the result and costs no statement. In leased mode, the
+        reference costs one statement, under the fence. Inside the function of `write`, the reference commits together
+        with the write. A second call replaces the first reference.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
                 characters without spaces.
-            id_: of a type: 1 to 255 characters, such as "59"; an int or a UUID is kept as its text.
+            id_: the id for a type: 1 to 255 characters, such as "59". An int or a UUID is kept as its text.
 
         Raises:
             LeaseLost: in leased mode, if another worker has taken the key over.
@@ -123,11 +126,11 @@ class Operation:
         await sync_to_async(self.refer_to)(what, id_)
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something outside: a payment gateway, a mail server, another service.
+        """Call another system: a payment gateway, a mail server, another service.
 
-        Commits "started", runs `function` with no transaction open, and commits the result. A later attempt gets this
-        result, and `function` is not called. An exception of `function` propagates and leaves the call in doubt: the
-        outcome is unknown (a timeout, for example). Return a clear refusal, such as a declined card.
+        Commits "started", runs `function` while no transaction is open, and commits the result. A later attempt gets
+        this result, and does not call `function`. An exception of `function` propagates and leaves the call in doubt,
+        because the outcome is unknown (a timeout, for example). Return a clear refusal, such as a declined card.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -138,9 +141,9 @@ class Operation:
 
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
-            ResultNotStorable: after the call, for a result that is not JSON, or longer than 1 MiB of JSON. The step is
+            ResultNotStorable: after the call, if the result is not JSON, or longer than 1 MiB of JSON. The step is
                 marked as done, without a value.
-            IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
+            IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "acall")
         known, value = self._start(name)
@@ -159,11 +162,11 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read something outside that changes nothing there: an exchange rate, the price of a parcel.
+        """Read from another system without changing that system: an exchange rate, the price of a parcel.
 
-        Runs `function`, then commits its result in one statement; inside a transaction, the result commits with that. A
-        later attempt gets this result. An interrupted fetch leaves no trace: it is never in doubt, and a key that has
-        only fetched needs no attention.
+        Runs `function`, then commits its result in one statement. Inside a transaction, the result commits with that
+        transaction. A later attempt gets this result. An interrupted fetch leaves no trace, so a fetch is never in
+        doubt, and a key with only fetches needs no attention.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -175,17 +178,17 @@ class Operation:
         Raises:
             LeaseLost: after the call, if another worker has taken the key over.
             ResultNotStorable: the result is not JSON, or longer than 1 MiB of JSON. Nothing is kept.
-            IdempotencyConfigurationError: for a name that is used twice.
+            IdempotencyConfigurationError: a name is used twice.
         """
         _refuse_coroutine(name, function, "afetch")
         known, value = self._look_up(name)
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Write to this database exactly once: what `function` writes commits together with the step's result.
+        """Write to this database exactly once: the writes of `function` commit together with the step's result.
 
         Opens a transaction, locks the key's row, runs `function`, and commits. A later attempt gets the result, and
-        `function` is not called.
+        does not call `function`.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -198,9 +201,9 @@ class Operation:
             LeaseLost: another worker has taken the key over. Everything is rolled back.
             ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
                 Everything is rolled back.
-            TransactionBroken: `function` lost what it had written first, and returned. The step is in doubt; or, after
-                a deadlock whose error `function` has caught, nothing was committed.
-            IdempotencyConfigurationError: for a name that is used twice, or inside a transaction.
+            TransactionBroken: the database has rolled back the first writes of `function`, but `function` returned. The
+                step is in doubt. If `function` has caught the error of a deadlock, nothing was committed.
+            IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "awrite")
         known, value = self._look_up(name)
@@ -209,7 +212,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again from now. For work that may take longer than `lease`.
+        """Start the lease again from now. Use `renew` if work takes longer than `lease`.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -226,8 +229,8 @@ class Operation:
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`.
 
-        A request that is cancelled first waits for the call and keeps its result, for the length of the lease at most.
-        So put a limit of time into `function`.
+        A request that is cancelled waits for the end of the call and keeps its result, but waits no longer than the
+        lease. So give `function` a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
@@ -250,7 +253,7 @@ class Operation:
             return value
         try:
             value = await awaited(function)
-        except Exception as error:  # not a cancellation: nothing more is awaited then
+        except Exception as error:  # a cancellation is not caught, because a cancelled task should await nothing more
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
             raise
@@ -272,10 +275,10 @@ class Operation:
         """`renew` for `async def` views."""
         await sync_to_async(self.renew)()
 
-    # --- how the steps run where nothing remembers them
+    # --- how the steps run if no database stores them
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Use the name. The result of an earlier attempt, if there is one."""
+        """Mark the name as used. Return the result of an earlier attempt, if there is one."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -298,20 +301,20 @@ class Operation:
     _keep_fetched = _finish
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Keep the reason why a call is in doubt."""
+        """Store the reason why a call is in doubt."""
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
         with transaction.atomic(using=self._steps_on):
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store it now. Nothing to do where the result carries it, or without a key."""
+        """Store the resource now. Without a key, or if the resource is stored with the result, nothing is done."""
 
 
 class AtomicOperation(Operation):
-    """Of a view, or of a work, without `lease`: everything happens in one transaction, so nothing is named a step.
+    """The operation of a view, or of other work, without `lease`. Everything runs in one transaction, without steps.
 
-    Each protected request makes one, so making it has to cost nothing.
+    Each protected request makes one such object, so the constructor must be fast.
     """
 
     def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -338,27 +341,27 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """Work that must run once, and how its result is judged."""
+    """Work that must run once, with the rules that judge its result."""
 
     def run(self, operation: Operation) -> Finished[T]:
-        """Do the work: in atomic mode, inside the transaction of the claim.
+        """Do the work. In atomic mode, the work runs inside the transaction of the claim.
 
         Args:
-            operation: the handle of the work. Only that of leased work has steps.
+            operation: the operation of this attempt. Only leased work can use steps.
 
         Raises:
-            Exception: what the work raises. Its writes are rolled back.
+            Exception: an exception of the work. The writes of the work are rolled back.
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
-        """What a framework answers to an exception of the work. Called after the rollback, while it is handled.
+        """Return the framework's answer to an exception of the work. The engine calls this method after the rollback.
 
         Returns:
-            The judged answer, or None if `error` should go on to the caller.
+            The judged answer, or None if `error` should propagate to the caller.
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project what became of an abandoned attempt.
+        """Ask the project for the outcome of an abandoned attempt.
 
         Returns:
             The final result, or None to run the work again.
@@ -366,8 +369,8 @@ class Work(Protocol[T]):
 
 
 def encode_step(value: Any) -> str:
-    """The text to keep of a step's result. Raises `ResultNotStorable` as `encode` does, and for too long a text."""
-    kept = encode(value)  # ASCII: a character is a byte
+    """Return the text to store for a step's result. Raises `ResultNotStorable` as `encode` does, or for a long text."""
+    kept = encode(value)  # the text is ASCII, so each character is one byte
     if len(kept) > MAX_STEP_BYTES:
         raise ResultNotStorable(
             f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
@@ -377,7 +380,7 @@ def encode_step(value: Any) -> str:
 
 
 def encode(value: Any) -> str:
-    """The text to keep. Raises `ResultNotStorable` for what is neither JSON nor a saved model instance."""
+    """Return the text to store. Raises `ResultNotStorable` for a value that is neither JSON nor a saved instance."""
     if isinstance(value, models.Model):
         if value.pk is None or value._state.adding:
             raise ResultNotStorable(f"{value!r} has not been saved, so it cannot be fetched again. Return it saved.")
@@ -385,7 +388,7 @@ def encode(value: Any) -> str:
     else:
         kept = {"value": value}
     try:
-        # NaN and Infinity are no JSON, although Python writes them.
+        # Python would write NaN and Infinity, but JSON does not have them.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotStorable(
@@ -395,7 +398,7 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """The value that was kept, or None if there was none. A model instance is fetched: raises its `DoesNotExist`."""
+    """Return the stored value, or None. A model instance is fetched again, so its `DoesNotExist` may be raised."""
     if text is None:
         return None
     kept = json.loads(text)
@@ -405,14 +408,14 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """The value as a retry will see it: a tuple becomes a list, a Decimal a string. A difference shows at once."""
+    """Return the value as a retry will get it. For example, a tuple becomes a list already in the first run."""
     return value if isinstance(value, models.Model) else decode(text)
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
-    """The type and the id to keep. Raises `IdempotencyConfigurationError` for what cannot be kept and found again."""
+    """Return type and id. Raises `IdempotencyConfigurationError` for a type or id that cannot be stored and found."""
     if isinstance(what, models.Model):
-        # An instance has its own id, once it is saved.
+        # A saved instance has its own id, so another id must not be given.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

@@ -1,4 +1,4 @@
-"""Where keys are stored: one store for each kind of database, behind one contract."""
+"""The stores keep the idempotency keys: one store for each kind of database. All stores have the same contract."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ _STORES = {
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""By the name that Django's connection shows for the database, or by the name of what is built into or on it. Imported
-late: a project has the drivers of its own databases only."""
+"""The store class for each database. The key is the name that Django's connection shows for the database, or the name
+of an extension of that database. A store is imported only when a database needs the store, because a project installs
+the drivers of its own databases only."""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that speak MySQL's protocol, and name themselves in their version. Their locks are not those of InnoDB."""
+"""Databases that speak MySQL's protocol and name themselves in their version. Their locks are not InnoDB's locks."""
 
 
 def alias_of(options: Idempotency) -> str:
-    """The alias to which keys are written with these options, which are resolved: theirs, or that of the routers."""
+    """Return the alias to which keys are written with these resolved options: `using`, or the alias of the routers."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 
 def alias_for(using: str | None) -> str:
-    """The alias where keys are looked for: `using`, or the alias to which the project writes keys by default."""
+    """Return the alias where keys are looked for: `using`, or the alias to which the project writes keys by default."""
     return using or alias_of(resolve())
 
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """The store of a database alias. The first call for an alias may ask the database what it is.
+    """Return the store of a database alias. The first call for an alias may ask the database which kind it is.
 
     Raises `IdempotencyConfigurationError` for an unknown alias, and for a database without a store.
     """
@@ -64,13 +65,16 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # MariaDB names itself in its version, too, and Django knows it.
+    # MariaDB also names itself in its version, but Django recognises MariaDB already.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 
 
 def _is_citus(connection: Any) -> bool:
-    """Whether the database has the extension. Asked beside Django: a project's `assertNumQueries` does not count it."""
+    """Return whether the database has the extension Citus.
+
+    The query does not go through Django's cursor, so a project's `assertNumQueries` does not count the query.
+    """
     connection.ensure_connection()
     with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")

@@ -1,4 +1,4 @@
-"""InnoDB, the engine of MariaDB and MySQL: its clock, its errors, and locks that are free at once or not at all."""
+"""InnoDB is the engine of MariaDB and MySQL. This module knows InnoDB's errors, and takes locks without waiting."""
 
 from __future__ import annotations
 
@@ -20,37 +20,43 @@ if TYPE_CHECKING:
 
 LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
-"""Errors of a statement that another transaction has held up. 3572 is MySQL's for NOWAIT."""
+"""Error codes of a statement that waited for another transaction. Code 3572 is MySQL's error for NOWAIT."""
 AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-"""For MariaDB. MySQL has no such limit of one statement."""
+"""A prefix that only MariaDB understands: MySQL cannot limit the lock wait of one statement."""
 SEEN = frozenset({1048, 1062})
-"""Errors meaning the key exists: 1048 (our subselect found it, so key_hash is NULL), or a duplicate entry."""
+"""Error codes which mean that the key exists already. In 1048, our subselect found the key, so key_hash is NULL. In
+1062, the INSERT met a duplicate entry."""
 ROLLED_BACK = frozenset({1020, 1213})
-"""The whole transaction is gone. 1020: another transaction has changed a row since our snapshot, under REPEATABLE READ
-with innodb_snapshot_isolation, MariaDB's default since 11.6. 1213: a deadlock. Galera has that code also for a
-transaction that another node was faster to commit."""
+"""Error codes which mean that the server has rolled back the whole transaction.
+
+1020: another transaction has changed a row since our snapshot. The server raises this error under REPEATABLE READ with
+    innodb_snapshot_isolation, which is MariaDB's default since 11.6.
+1213: a deadlock. Galera also raises this error if another node was faster to commit.
+"""
 
 
 class InnoDBStore(Store):
-    """READ COMMITTED, Django's default, is what the claim is made for: a plain read shows what is committed.
+    """The claim is made for READ COMMITTED, Django's default: under this level, a plain read shows committed rows only.
 
-    Under other levels a claim is as right, and conflicts more often. See the checks, and `docs/databases.md`.
+    Under other isolation levels a claim is also correct, but requests conflict more often. See the system checks and
+    `docs/databases.md`.
     """
 
     repeatable = rolled_back = ROLLED_BACK
     unmigrated = frozenset({1054, 1146})  # unknown column, no such table
     at_once: ClassVar[str] = ""
-    """Before a statement: makes its locks free at once, or not at all."""
+    """SQL before a statement, so that the statement does not wait for a lock: a lock that is not free is an error."""
     guard: ClassVar[str]
-    """The look at a key inside of its INSERT."""
+    """The SQL that looks for the key inside the INSERT of that key."""
     share: ClassVar[str]
-    """The SELECT of an identity, so that it shows what is committed under any isolation level, and does not wait."""
+    """The SQL that reads a key. Under every isolation level, the read shows committed rows, and does not wait."""
 
     def code(self, error: DatabaseError) -> object:
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Django has switched the server's autocommit off. A connection that was made anew behind its back has it on.
+        # Django has switched the server's autocommit off. If the driver connects again and Django does not notice, the
+        # new connection has autocommit on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -59,13 +65,13 @@ class InnoDBStore(Store):
 
     @property
     def _isolation(self) -> str:
-        """The isolation level of the project's settings, in lower case. Empty: the server's own."""
+        """Return the isolation level of the project's settings, in lower case, or "" for the server's default."""
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
     @property
     def reads_committed(self) -> bool:
-        """Whether transactions are READ COMMITTED. Then a read of a missing key locks nothing."""
+        """Return whether transactions are READ COMMITTED. Under READ COMMITTED, reading a missing key locks nothing."""
         return self._isolation == "read committed"
 
     def look(self, wanted: ClaimRequest) -> Known:
@@ -81,9 +87,10 @@ class InnoDBStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
-        # COMMITTED. A view that runs under an expired key would then block other new keys. So look first. Under READ
-        # COMMITTED, the INSERT itself can look. Elsewhere that look would lock the gap, and so would any look under
-        # SERIALIZABLE. Not INSERT ... SELECT: that statement may wait for the table's AUTO-INC lock, or hold it.
+        # COMMITTED. A view that runs under an expired key would then block other new keys. So the store looks for the
+        # key before the INSERT. Under READ COMMITTED, the INSERT itself can look for the key. Under other levels, a
+        # look inside the INSERT would lock the gap, and under SERIALIZABLE every look would lock the gap. The statement
+        # is not INSERT … SELECT, because INSERT … SELECT may wait for the table's AUTO-INC lock, or hold that lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -100,7 +107,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """A lock that was not free in time means that another transaction works on the key."""
+        """Raise `KeyLocked` if a lock was not free in time, because then another transaction works on the key."""
         try:
             yield
         except OperationalError as error:
@@ -109,7 +116,11 @@ class InnoDBStore(Store):
             raise KeyLocked from error
 
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
-        """Whether the caller's writes before the claim are gone. A mere conflict would hide that."""
+        """Return whether the server has rolled back what the caller wrote before the claim.
+
+        If the writes are lost, the error must propagate: an answer "conflict" would hide from the caller that the
+        writes are lost.
+        """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
             return False
@@ -117,12 +128,12 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """MariaDB: a lock wait on the unique index tells which key is in flight. A timeout of 0 cuts the wait short.
+    """On MariaDB, a lock on the unique index shows which key is in flight. Duplicates do not wait for that lock.
 
-    A duplicate of a running request would wait on the index record of the uncommitted row. With that timeout, the
-    duplicate gets error 1205 at once, which rolls back the one statement. The exception is a server with
-    innodb_rollback_on_timeout, where 1205 rolls back the transaction. The timeout is that of the statement: the
-    session keeps its own.
+    While a request is running, its row is not committed, and a duplicate request would wait for the lock of that row.
+    With a timeout of 0, the duplicate gets error 1205 at once, and the server rolls back the duplicate's statement
+    only. But a server with innodb_rollback_on_timeout rolls back the whole transaction after error 1205. The timeout
+    is set for one statement, so the timeout of the session does not change.
     """
 
     at_once = AT_ONCE
@@ -130,35 +141,38 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # A Galera node ends a transaction before the node shows what the winner has committed. So wait for that.
+        # A Galera node may end our transaction before the node shows what the winning transaction has committed. So
+        # this query waits until the node shows the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
 
 
 class MySQLStore(InnoDBStore):
-    """MySQL: a locking read that does not wait tells which key is in flight.
+    """On MySQL, a locking read that does not wait shows which key is in flight.
 
-    The locking read stands in the INSERT itself, so that a first request costs no statement more than elsewhere. It
-    locks the row alone (FOR UPDATE). So of several requests for one expired key, one gets the row, and none waits
-    for another.
+    The locking read is a part of the INSERT, so a first request needs no additional statement. The locking read locks
+    the row only (FOR UPDATE). So if several requests come for one expired key, one request gets the row, and the other
+    requests do not wait.
 
-    A duplicate that comes between the two halves of that statement, within some microseconds, waits for the first
-    request to end. So does each duplicate of a running request under another isolation level than READ COMMITTED:
-    there, the locking read would lock the gap in which the key is not. `innodb_lock_wait_timeout` limits both.
+    The statement has two halves, the locking read and the INSERT, with some microseconds between them. If a duplicate
+    request comes between the two halves, the duplicate waits until the first request ends. Under an isolation level
+    other than READ COMMITTED, each duplicate of a running request waits: a locking read would lock the gap around the
+    missing key, so the INSERT has no locking read there. `innodb_lock_wait_timeout` limits how long a duplicate waits.
 
-    A key may come again after it was deleted, and before InnoDB has purged the deleted row. Its INSERT then locks
-    the gap beside that row, and other new keys with a hash in that gap wait for its request to end.
+    A client may send a key again after the key was deleted, but before InnoDB has purged the deleted row. In this case,
+    the INSERT of the key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until the
+    request with the repeated key ends.
     """
 
-    # A derived table, because MySQL refuses to read the table that a statement writes (1093). A plain read would not
-    # do: inside of an INSERT it is a locking read that waits. SKIP LOCKED would not do: it returns no row for a key in
-    # flight.
+    # The SELECT is a derived table, because MySQL refuses to read the table that a statement writes (error 1093). A
+    # plain SELECT is not possible here, because inside an INSERT a plain SELECT becomes a locking read that waits. SKIP
+    # LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # What is committed can be read without a lock. Another transaction may hold the row only to answer a duplicate.
+        # A committed row can be read without a lock. The other transaction may hold the row just to answer a duplicate.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,36 +1,42 @@
-"""The journal of leased mode: the lease of a committed claim, and its steps, each under the fence of its attempt.
+"""The journal of leased mode keeps the lease of a committed claim, and the steps of the work.
+
+Each write of the journal is under the fence of its attempt: the write is refused if a newer attempt has the key.
 
 # Note [Fencing]
-A worker may sleep for a long time and wake up after its lease is over. So each of its transactions first locks or
+A worker may sleep for a long time and wake up after its lease is over. So each transaction of a worker first locks or
 changes the claimed row, under the condition that the row is still in progress at the worker's own attempt. A takeover,
-or an operator's decision, changes the attempt or the status under the same lock. So there are two cases only: the old
-worker commits before the change; or it finds no row, and `LeaseLost` rolls back what it was about to commit. To test
-without a lock whether the row is there would not be enough: both transactions could commit side by side.
+or an operator's decision, changes the attempt or the status under the same lock. So only two cases are possible. In the
+first case, the old worker commits before the change. In the second case, the old worker finds no row, and `LeaseLost`
+rolls back its transaction. A test without a lock would not be enough, because the old worker and the new worker could
+commit at the same time.
 
-The condition names the hashes of the identity, too. With a schema or a database for each tenant, the work may leave
-the connection in another tenant's schema (`SET search_path`, `USE`). There, id and attempt could match another key.
-The hashes also tell the database which partition holds the row.
+The condition names the hashes of the identity, too. If each tenant has a schema or a database, the work may leave the
+connection in another tenant's schema (`SET search_path`, `USE`). In the other schema, id and attempt could match
+another key. The hashes also tell the database which partition holds the row.
 
-The start of a call writes a new version of the row on every database. Under REPEATABLE READ, a takeover with an older
-snapshot fails on that version. Without it, the takeover would not see the call that is in doubt from now on. A lock
-alone leaves no version.
+The start of a call writes a new version of the row on every database. Under REPEATABLE READ, a takeover may have an
+older snapshot, which does not show the started call. The new version of the row makes that takeover fail. A lock
+without a write would not make the takeover fail, because a lock leaves no new version of the row.
 
 # Note [Lost answers]
 A connection may break after a statement was sent and before its answer has come. Then the transaction may have been
-committed, as with a COMMIT whose answer is lost. So each step must be right in both cases:
+committed: the COMMIT took effect, but its answer was lost. So each step must be right whether its transaction was
+committed or not:
 
-* The claim: the error propagates. If the claim was committed, the key waits for its lease. Nothing was done under it.
+* The claim: the error propagates. If the claim was committed, the key waits for its lease. No work was done for the
+  claim.
 * The start of a call: the error propagates, and nothing is called. If the start was committed, the call is in doubt.
-* The end of a call is sent again, on a new connection. If the first was committed, the second finds no unfinished step
-  under a fence that holds, and changes nothing.
+* The end of a call is sent again, on a new connection. If the first message was committed, the second message changes
+  nothing: the fence still holds, but there is no unfinished step any more.
 * A write: the error propagates, and the key is failed. The next attempt reads whether the step was committed.
-* The completion: the key is failed, and the next attempt finds its steps. If the completion was committed, the fence of
-  the failure does not hold, and the client gets the stored response.
+* The completion: the key is failed, and the next attempt finds the finished steps. If the completion was committed, the
+  key is not in progress any more. So the key cannot be failed, and the client gets the stored response.
 
 # Note [Writes in doubt]
-A local write records "started" in its own transaction, and its result at the end. So no other request ever sees that
-it was started, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw COMMIT). Then the step
-stays without a result in every case, also after `kill -9`. It is unknown what was committed: the key is held.
+A local write records "started" at the start of its own transaction, and its result at the end. So other requests never
+see a started write without a result, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw
+COMMIT). After such an end, the step of the write stays without a result in every case, also after `kill -9`. It is
+unknown what the write has committed, so the key is held for a person.
 """
 
 from __future__ import annotations
@@ -54,18 +60,19 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class Journal:
-    """The journal of one database alias. Each method works inside its caller's transaction, if there is one."""
+    """The journal of one database alias. If the caller has a transaction, each method works inside that transaction."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    # --- the claimed row: see Note [Fencing]
+    # --- the claimed row, see Note [Fencing]
 
     def fence(self, claimed: Claimed) -> None:
         """Hold the claimed row until the transaction ends. Raises `LeaseLost`.
 
-        PostgreSQL locks the row. The others change it: a Galera node compares with the other nodes what a transaction
-        has changed, and never what it has locked; and SQLite locks by writing.
+        PostgreSQL locks the row. The other databases change the row, for two reasons. A Galera node compares with the
+        other nodes which rows a transaction has changed, but not which rows the transaction has locked. SQLite can lock
+        only by writing.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -77,14 +84,14 @@ class Journal:
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
-        """Keep what the operation is about. Raises `LeaseLost`."""
+        """Store which resource the operation is about. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        """End an attempt without a final result: the next retry may run at once. Raises `LeaseLost`.
+        """End an attempt without a final result, so that the next retry may run at once. Raises `LeaseLost`.
 
-        error: kept in ASCII, other letters as escapes. A database may lack a letter, and because of that the key must
-            not wait for its lease.
+        The text `error` is stored in ASCII, with escapes for other letters. The reason is that a database may refuse
+        some letters, and a refused letter would make the key wait for the end of its lease.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -93,27 +100,29 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """The steps of the key by name: whether they are finished, and the result. Raises `LeaseLost`."""
+        """Return for each step name whether the step is finished, and the result of the step. Raises `LeaseLost`."""
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All of them at once: an attempt that cannot read what was done must do nothing.
+        # All results are read at once, because an attempt that cannot read what was done must do nothing.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
-            if name is not None  # a key without steps
+            if name is not None  # a key without steps has one row with NULL
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
-        """The kind of each step of the key, by its name."""
+        """Return the kind of each step of the key, by the name of the step."""
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
 
-        again: an earlier attempt has started the call already. The time of the first start and the error stay: a person
-            may have to look the first call up.
+        again: an earlier attempt has started the call already.
         keyed: the work has asked for the derived key of this step before the call, so the other side may know the call.
+
+        If the call is made again, the record keeps the time and the error of the first call, because a person may have
+        to look up the first call.
         """
         with self._atomic():
             self._change(claimed)
@@ -125,9 +134,9 @@ class Journal:
                 raise lease_lost()
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
-        """Record a call's result; None: the call is done, but its value could not be kept. Raises `LeaseLost`.
+        """Record a call's result. The result None means: the call is done, but its value is lost. Raises `LeaseLost`.
 
-        May be sent twice: see Note [Lost answers].
+        The caller may send the statement of `finish_call` a second time. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)
@@ -149,17 +158,17 @@ class Journal:
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Hold the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
 
-        It is the first statement in the transaction of the write. See Note [Writes in doubt].
+        Call this first in the transaction of the write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. It is the last statement in the transaction of the write.
+        """Record a local write's result. Call this last in the transaction of the write.
 
         Raises:
             LeaseLost: another worker has taken the key over.
-            TransactionBroken: the transaction is not the one in which the write was started.
+            TransactionBroken: the write was started in another transaction than the current transaction.
         """
         self.fence(claimed)
         if not self._finish(claimed, name, result):
@@ -172,16 +181,17 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the calls, and of the writes, that were started and have no result. Lock the key first.
+        """Return the names of the calls, and of the writes, that were started and have no result.
 
-        Reads what is committed now, also where a plain read shows an older snapshot.
+        The caller must lock the key first. The read shows what is committed now, even if a plain read would show an
+        older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
 
     def has_steps(self, row_id: int) -> bool:
-        """Whether the key has steps. Reads as `doubts` does."""
+        """Return whether the key has steps. The read shows what is committed now, as in `doubts`."""
         return bool(locked(self._steps(row_id)).values_list("pk")[:1])
 
     def delete_steps(self, row_id: int) -> None:
@@ -191,12 +201,12 @@ class Journal:
     # ---
 
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
-        """The claimed row, if it still belongs to this attempt."""
+        """Return the claimed row, if the row still belongs to this attempt."""
         rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # The time is always another one: without FOUND_ROWS, MySQL does not count a row that stays the same.
+        # `updated_at` changes every time, because without FOUND_ROWS, MySQL does not count a row that stays the same.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -214,18 +224,19 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # Not save(): a signal handler for all models must not run between a fence and its step.
+        # The step is not created by save(), because then a project's signal handler for all models would run between a
+        # fence and its step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """The statements commit together: with the caller's transaction, if there is one."""
+        """Make the statements commit together: with the caller's transaction, if there is a transaction."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock these rows until the transaction ends, as far as the database has such locks. Duplicates can read them.
+    """Lock these rows until the transaction ends, as far as the database has row locks. Duplicates can read the rows.
 
-    skip: pass over the rows that another transaction holds, where the database can do that.
+    skip: do not wait for rows that another transaction holds, but leave these rows out, where the database can do this.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

@@ -1,25 +1,30 @@
-"""PostgreSQL: the statements of a usual request, beside Django's cursors, in as few messages as the bare view takes.
+"""For PostgreSQL, send the statements of a usual request without Django's cursors, in fewer messages.
 
-Django sends BEGIN and COMMIT alone and waits for each answer. Here they travel with the claim and with the result, as
-pgjdbc and Npgsql send them, and without the work of a cursor. psycopg asks libpq before each statement whether a
-transaction is open. So psycopg needs no word about a BEGIN that it has not sent.
+A protected request then takes as many messages as the view without protection. Django sends BEGIN and COMMIT in two
+more messages, and waits for each answer. This module sends BEGIN in the same message as the claim, and COMMIT in the
+same message as the result. The drivers pgjdbc and Npgsql also do this. Before each statement, psycopg asks libpq
+whether a transaction is open. So psycopg notices the BEGIN of this module by itself.
 
 # Note [Where messages go beside Django's cursors]
-Only where nothing is promised about each statement: Django's own class of connections and psycopg's, with no method
-replaced; no execute wrapper and no query log; the outermost `atomic()` block, in the default isolation. Everywhere else
-the same statements go by Django's cursor: packages for tenants and tracers meet each of them.
+Packages for tenants and tracers must see each statement, so this module works only where no such tool is active. The
+connection must be of Django's own class and psycopg's own class, with no replaced method, no execute wrapper and no
+query log. The block must be the outermost `atomic()` block, in the default isolation. Otherwise the same statements are
+sent by Django's cursor.
 
 # Note [Prepared statements]
-The first claim of a connection is sent as text: a connection for one request would not earn a preparation. The second
-one prepares the statements by name, in the same message. Each name has a hash of its text, so that releases do not meet
-behind a pooler. What is known about a connection hangs on psycopg's connection, because a pool hands that on.
+The first claim of a connection is sent as text, because a connection for one request only would not save time by a
+preparation. The second claim of the connection prepares the statements by name, in the same message. Each name has a
+hash of its text, so that two releases behind one pooler never share a name. The state of a connection is an attribute
+of psycopg's connection, because a pool gives psycopg's connection to the next request.
 
-A statement may be gone (DISCARD ALL), be there already (another client behind a pooler), or have another result since a
-migration. A claim with such an error is rolled back and sent as text, and so is everything on this connection from then
-on. It is never repaired at the completion, where the view has run: that request fails, and nothing of it is committed.
+A prepared statement may be gone (DISCARD ALL). The name may be taken already (by another client behind a pooler). After
+a migration, the statement may have another result than before. A claim with one of these errors is rolled back and sent
+as text. From then on, this connection sends all statements as text. At the completion, the view has run already, so a
+completion with one of these errors is never repeated: the request fails, and nothing of the request is committed.
 
-A plan that was made while the table was empty reads the whole table, for as long as the connection lives. So prepared
-statements are planned with `enable_seqscan` off. They switch it on again themselves: the view must not notice.
+A query plan that PostgreSQL made while the table was empty reads the whole table, as long as the connection lives. So
+the prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan` on again
+themselves, because the setting must not change the queries of the view.
 """
 
 from __future__ import annotations
@@ -51,25 +56,26 @@ except ImportError:  # psycopg2, or no driver for PostgreSQL
     psycopg = None  # type: ignore[assignment]
 
 STATE = "_django_idempotency"
-"""The attribute of psycopg's connection with one of these. See Note [Prepared statements]."""
+"""The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05", "0A000"})
-"""invalid_sql_statement_name, duplicate_prepared_statement, feature_not_supported (another result than was planned)"""
+"""PostgreSQL's invalid_sql_statement_name, duplicate_prepared_statement and feature_not_supported. The last code means
+here that a statement has another result than at its preparation."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
-"""libpq's PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR"""
+"""The numbers of libpq's states PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
 LARGE = 64 * 1024
-"""Bytes of a body that travels as a binary parameter: as hexadecimal text it would go through the server's parser."""
+"""A body of more bytes is sent as a binary parameter, because the server's parser is slow on long hexadecimal text."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
-"""The modules of Django's own connections."""
+"""The modules with Django's own classes of connections."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
-"""Methods by which tools for debugging meet each statement."""
+"""The methods that debugging tools replace in order to see each statement."""
 PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """One of the statements.
+    """A statement that is sent as text first, and by the name of its preparation later.
 
-    text: has parameters as `%(name)s`, and `{seqscan_on}` where its result takes one more column.
+    text: the parameters are written as `%(name)s`. `{seqscan_on}` marks where a prepared statement gets another column.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -85,7 +91,7 @@ class Statement:
         self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}({arguments})".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """The statement as it is sent on this connection. One loop: each request fills two of them."""
+        """Return the statement as it is sent on this connection. A single loop saves time in each request."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, {}
         for name, placeholder in self._placeholders:
             value = values[name]
@@ -93,7 +99,7 @@ class Statement:
                 literals[placeholder] = b"NULL"
             elif isinstance(value, str):
                 if "\0" in value:
-                    # libpq would cut the text off there.
+                    # libpq would cut the text off at the NUL.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals[placeholder] = escape(value.encode())
             elif isinstance(value, bytes):
@@ -104,10 +110,13 @@ class Statement:
 
 
 def may_send(connection: Any, status: int) -> bool:
-    """Whether BEGIN or COMMIT may be sent beside Django's cursors. See the Note above.
+    """Return whether BEGIN or COMMIT may be sent beside Django's cursors.
 
-    status: IDLE: psycopg would send a plain BEGIN next, in a transaction that Django commits. IN_TRANSACTION: the end
-        of the current `atomic()` would send COMMIT, and nothing else, unless the connection needs a rollback.
+    See Note [Where messages go beside Django's cursors].
+
+    For BEGIN, `status` is IDLE. If the result is true, psycopg's next message would be a plain BEGIN, in a transaction
+    that Django commits. For COMMIT, `status` is IN_TRANSACTION. If the result is true, the end of the current
+    `atomic()` would send COMMIT only, unless the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -134,27 +143,30 @@ def _first_state(connection: Any, raw: Any) -> str:
     if kind.__module__ not in WRAPPERS or raw.cursor_factory is not Cursor or not all(map(_is_original, methods)):
         state = BY_CURSOR
     else:
-        # With a threshold, psycopg deallocates all prepared statements after any ROLLBACK.
+        # If `prepare_threshold` is set, psycopg deallocates all prepared statements after every ROLLBACK.
         state = NEW if raw.prepare_threshold is None else TEXT
     setattr(raw, STATE, state)
     return state
 
 
 def _is_original(method: Any) -> bool:
-    """Whether the method is Django's own: tools replace methods of classes, and copy their names and modules."""
+    """Return whether the method is Django's own.
+
+    The file of the code decides, because tools that replace methods also copy the names and modules of the methods.
+    """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
 
 def begin(connection: Any, claim: Statement, others: Sequence[Statement], values: Values) -> Any:
-    """Begin the transaction with the claim: its result.
+    """Begin the transaction in the same message as the claim, and return the result of the claim.
 
-    others: what the connection prepares together with the claim.
+    others: the statements that the connection prepares together with the claim.
     """
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The claim last: a connection that knows the claim knows the others.
+        # The claim is prepared last, so a connection that has prepared the claim has prepared the other statements.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -168,15 +180,19 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_read(connection: Any, read: Statement, values: Values) -> Any:
-    """Commit, then read in a transaction of its own: the result of the read."""
+    """Commit the current transaction, read in a new transaction, and return the result of the read."""
     return _send(connection, b"COMMIT; " + read.filled(connection.connection, values))
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
-    """Commit with this statement. `atomic()` then finds no transaction to commit, and runs the `on_commit` hooks."""
+    """Send this statement and COMMIT in one message.
+
+    At its end, `atomic()` then finds no transaction to commit, and runs the `on_commit` hooks.
+    """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
-        # psycopg's own cursor sends bytes as they are. `atomic()` commits: this message takes one statement only.
+        # psycopg's own cursor sends bytes as a binary parameter. A message with a binary parameter takes only one
+        # statement, so `atomic()` sends the COMMIT.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -184,7 +200,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 
 def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
-    """The first row, whose columns come as text. Numbers stay text."""
+    """Return the first row of a result. Each column arrives as text, and numbers stay text."""
     row: list[Any] = []
     for column, kind in enumerate(types):
         value = result.get_value(0, column)
@@ -198,7 +214,7 @@ def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """Undo the BEGIN if the error says that a prepared statement is lost: whether the claim can be sent again."""
+    """Undo BEGIN if the error says that a prepared statement is lost. Return whether the claim may be sent again."""
     raw = connection.connection
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False
@@ -209,7 +225,7 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _send(connection: Any, message: bytes) -> Any:
-    """Send one message, and return the last of its results. Raises Django's errors from psycopg's."""
+    """Send one message, and return its last result. psycopg's errors are raised as Django's errors."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         if _in_gevent():
@@ -219,13 +235,13 @@ def _send(connection: Any, message: bytes) -> Any:
             result = raw.pgconn.exec_(message)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             error = errors.error_from_result(result, "utf-8")
-            # Without a state, the error is libpq's own: the connection is lost.
+            # An error without an SQLSTATE comes from libpq itself: the connection is lost.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return result
 
 
 @cache
 def _in_gevent() -> bool:
-    """Whether gevent has patched this process: libpq's own waiting would block all of its greenlets."""
+    """Return whether gevent has patched this process. If libpq waited in gevent, libpq would block all greenlets."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

@@ -1,6 +1,6 @@
-"""PostgreSQL: an advisory lock tells which key is in flight, without waiting. The unique constraint guards.
+"""On PostgreSQL, an advisory lock shows which key is in flight, so no request waits. A unique constraint guards a key.
 
-The transaction that runs the view holds the advisory lock on `scope_hash`, so no duplicate ever waits on the row.
+The transaction that runs the view holds the advisory lock on `scope_hash`, so a duplicate never waits for the row.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 OUT_OF_SHARED_MEMORY = "53200"
 DIVISION_BY_ZERO = "22012"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
-"""An INSERT … SELECT does not tell the types of its parameters. The others are text."""
+"""The types of the parameters that are not text. PostgreSQL cannot guess these types in an INSERT … SELECT."""
 STATUS = list(COLUMNS).index("status")
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
 # Note [Which advisory locks are ours]
-# The number of our lock is a hash, and any application may take any number. A claim also writes the key table, and a
-# transaction keeps the table's lock until its end. So a transaction counts if it holds both. A statement more per
-# claim could mark our locks without doubt, and every request would pay for it.
+# The number of our advisory lock is a hash, and every application may use the same number. But a claim also writes to
+# the key table, and a transaction keeps its lock on the table until its end. So `RUNNING_SQL` counts a transaction only
+# if the transaction holds an advisory lock and has written to the key table. An additional statement for each claim
+# could mark our locks clearly, but would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -46,18 +47,18 @@ RUNNING_SQL = (
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""Parameter: table, the quoted name of the key table. See Note [Which advisory locks are ours]."""
+"""The parameter `table` is the quoted name of the key table. See Note [Which advisory locks are ours]."""
 
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # lock_not_available, query_canceled: the project's own lock_timeout or statement_timeout. Another transaction holds
-    # the table: a migration, VACUUM FULL.
+    # lock_not_available and query_canceled: the project's own lock_timeout or statement_timeout was over, because
+    # another transaction (a migration, VACUUM FULL) holds the table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: DatabaseError) -> object:
-        # psycopg 3, then psycopg2
+        # psycopg 3 has the attribute sqlstate, and psycopg2 has the attribute pgcode.
         return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
@@ -69,9 +70,10 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """The usual outcomes: a claim in one message, an answer to a duplicate in two. See `messages`.
+        """Handle the usual outcomes: a claim takes one message, and an answer to a duplicate takes two messages.
 
-        None: the row has failed, has to be taken over or resumed, or was deleted just now. No transaction is open then.
+        Returns None if the row has failed, must be taken over or resumed, or was deleted just now. When the method
+        returns None, no transaction is open any more.
         """
         values = values_of(wanted)
         claim, read, *others = self._statements.values()
@@ -100,8 +102,8 @@ class PostgreSQLStore(Store):
         try:
             messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # The statement divides by the number of rows that it has written. A division by zero of a deferred trigger
-            # comes with the COMMIT, which ends the transaction.
+            # The statement divides by the number of rows that it has written, so a lost claim is a division by zero. A
+            # deferred trigger may also divide by zero, but at the COMMIT, and the COMMIT ends the transaction.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
@@ -109,9 +111,9 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # The COMMIT behind it must not be reached unless one row was written.
+        # If no row was written, the division fails, and PostgreSQL does not run the COMMIT in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        # Of a key that is completed, in progress or not stored: no look at the steps.
+        # Only a completed key can be expired in this query, so the query need not look at the steps of the key.
         k = self._sql.k
         due = f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {self._sql.clock}"
         texts = {
@@ -132,15 +134,16 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # After a COMMIT that does no harm: the claim is committed, and the completion will find it.
+        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So the
+        # transaction counts as ended only if the claim is gone.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
         return self._fetch(own, values_of_claim(claimed)) is None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # psycopg 3 sends another BEGIN before the next statement, unless the view has switched its autocommit on.
-        # psycopg2 takes its own BEGIN for still in force.
+        # psycopg 3 sends another BEGIN before the next statement, unless the view has switched autocommit on. psycopg2
+        # does not notice the end of the transaction, and sends no other BEGIN.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
@@ -152,7 +155,7 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # The server may refuse to go on with the transaction, although Django does not know.
+        # The server may refuse all statements of the transaction, although Django has not noticed an error.
         raw: Any = connection.connection
         aborted = raw.info.transaction_status == IN_ERROR
         return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
@@ -161,9 +164,9 @@ class PostgreSQLStore(Store):
     def _insert_sql(self) -> str:
         """Insert a new row under the advisory lock, unless the key is stored already.
 
-        Returns no row at once if another transaction holds the advisory lock.
+        If another transaction holds the advisory lock, the statement returns no row at once.
 
-        Without NOT EXISTS, every replay would draw a number from the sequence, which is written to the WAL.
+        Without NOT EXISTS, every replay would take a number from the sequence, and write that number to the WAL.
         """
         sql = self._sql
         row = {**sql.new_row}
@@ -178,8 +181,8 @@ class PostgreSQLStore(Store):
     def _read_sql(self, expired: str, free: str = "") -> str:
         """Read the row, and try the advisory lock if no key is stored, or the stored row is `free` to be claimed.
 
-        Always returns one row; without a stored key its columns are NULL. The snapshot may be older than the lock.
-        So a lock without a stored key means only: try to insert again.
+        The statement always returns one row. If no key is stored, the columns of that row are NULL. The snapshot of the
+        read may be older than the lock. So if the lock is taken but no key is found, the store tries the INSERT again.
         """
         sql = self._sql
         return (
@@ -200,8 +203,8 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that two bounds on one column leave 0.5 % of the table. Then the planner may collect and
-        # sort all expired rows in every batch, and not walk the index.
+        # PostgreSQL guesses that two bounds on one column leave 0.5 % of the table. Because of this guess, the planner
+        # may collect and sort all expired rows in every batch. Walking along the index is faster.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 
@@ -221,20 +224,22 @@ class PostgreSQLStore(Store):
 class CitusStore(PostgreSQLStore):
     """PostgreSQL with the Citus extension: a schema for each tenant, and each schema on one of several nodes.
 
-    The key commits with the tenant's other rows on one node, in one phase. Where a view writes to several nodes, Citus
-    commits in two phases. Each statement here is a "router query": Citus sends it as it is to the node of the schema.
-    Citus may run an INSERT … SELECT on another node.
+    The key commits together with the tenant's other rows on one node, in one phase. If a view writes to several nodes,
+    Citus commits in two phases. Each statement of this class is a "router query": Citus sends the unchanged statement
+    to the node of the schema. This class uses no INSERT … SELECT, because Citus may run it on another node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # No messages of our own: the network between the nodes takes longer than that to the first of them.
+        # This class does not put several statements into one message, because the messages between the nodes take
+        # longer than the messages to the first node.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # The read takes the advisory lock on the node that has the row, on which all duplicates meet.
+        # The read takes the advisory lock on the node that has the row. All duplicates of a request are sent to the
+        # node that has the row, so they find the lock.
         if self._read(wanted) is not None:
             return None
         sql = self._sql

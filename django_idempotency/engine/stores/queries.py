@@ -1,7 +1,8 @@
-"""The statements of a claim: from the first look at a key to its result. Each is made once for each store.
+"""The SQL statements of a claim, from the first look at a key to the result of the request.
 
-All databases share them, and the INSERT of each is in its store. What is rare (a takeover) goes by Django's ORM. All
-parameters have names: see `values_of` and `values_of_claim`.
+A statement is built once for each store. All databases share these statements, but each store has its own INSERT. An
+action that is rare, such as a takeover, uses Django's ORM. All parameters have names: see `values_of` and
+`values_of_claim`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. What a float adds to them is rounding.
+    # SQLite's times have milliseconds. A float may have more digits than milliseconds need, but these digits come from
+    # rounding.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
-"""How many seconds are left until the time in a column."""
+"""SQL that computes how many seconds are left until the time in a column."""
 COLUMNS: dict[str, Callable[[Any], Any]] = {
     "id": int,
     "scope": str,
@@ -49,11 +51,12 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "resource_type": str,
     "resource_id": str,
 }
-"""What a read returns, and the type that each value becomes: drivers return bytes and truth values in several types."""
+"""The columns of a read, and the type to which each value is converted. The drivers return bytes and truth values in
+different types."""
 
 
 class Queries:
-    """SQL for claiming a key, and for keeping or giving up its claim. `k` are the columns of the keys, quoted."""
+    """The SQL that claims a key, completes a claim or releases a claim. `k` are the quoted columns of the key table."""
 
     def __init__(self, alias: str) -> None:
         connection = connections[alias]
@@ -68,12 +71,12 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """The clock plus the parameter of this name."""
+        """Return SQL for the clock plus the seconds in the parameter of this name."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """The values of a new row, by the quoted names of their columns."""
+        """The SQL values of a new row, by the quoted names of the columns."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -87,12 +90,12 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """Insert a new row with VALUES. instead: SQL that takes the place of a parameter."""
+        """Return an INSERT of a new row with VALUES. instead: SQL that replaces the parameter of this name."""
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> str:
-        """The values of `COLUMNS`. expired: SQL that says whether the row has expired."""
+        """Return SQL for the values of `COLUMNS`. expired: SQL that tells whether the row has expired."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -108,12 +111,15 @@ class Queries:
 
     @cached_property
     def seen(self) -> str:
-        """Whether the key is stored already."""
+        """Find out whether the key is stored already."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
     def fence(self) -> str:
-        """The claimed row still belongs to this attempt. An id alone could be another tenant's. See Note [Fencing]."""
+        """The condition that the claimed row still belongs to this attempt. See Note [Fencing].
+
+        The condition contains the hashes, because the same id could be a row of another tenant.
+        """
         k = self.k
         return (
             f"{self.same_hashes} AND {k['id']} = %(id)s AND {k['attempt']} = %(attempt)s "
@@ -122,7 +128,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """Store the response of the own claim. What is NULL of `ttl` and of the resource stays as it is stored."""
+        """Store the response of the own claim. If `ttl` or the resource is NULL, the stored values do not change."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -145,10 +151,10 @@ class Queries:
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """A row of `Queries.stored_key`."""
+    """Convert a row of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # Bytes: nothing of the row could be compared with the request.
+        # If text arrives as bytes, no value of the row can be compared with the request.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
@@ -161,7 +167,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def values_of(wanted: ClaimRequest) -> Values:
-    """The parameters of a claim, by name."""
+    """Return the parameters of a claim, by name."""
     identity = wanted.identity
     return {
         "key_hash": identity.key_hash,
@@ -178,7 +184,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """The parameters of `complete` and `release` that find the claimed row, by name."""
+    """Return the parameters by which `complete` and `release` find the claimed row, by name."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,
@@ -189,5 +195,5 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Who claims: the host and the process, which a fork changes."""
+    """Return the name of the worker: the host and the process id. A fork changes the process id."""
     return f"{gethostname()[:80]}:{pid}"

@@ -1,20 +1,22 @@
-"""Encryption at rest: what a response, a step or an error says, sealed for the row that holds it.
+"""Encryption at rest: responses, step results and error texts are encrypted ("sealed") before they are stored.
 
-Without `ENCRYPTION_KEYS`, everything is stored as it is, and nothing of this module costs more than a look at the
-setting. `cryptography` is imported with the first key.
+Without `ENCRYPTION_KEYS`, the texts are stored unencrypted, and this module costs no more than a look at the setting.
+The package `cryptography` is imported only if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before the setting stay plain, and must be read. What a client can shape must never decide
-which rows are plain. Sealed text begins with a mark. Plain headers are a JSON list, and plain results are a JSON
-object, so neither can begin with the mark. A plain body can: a view may echo a request. So the body has no mark of its
-own. Headers and body of a response are written by one statement, and the mark of the headers stands for both. Plain
-errors begin with the name of a class, and are only shown.
+Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But a client must not be able
+to make a row count as plain by sending a chosen text. So sealed text begins with a mark. Plain headers are a JSON list,
+and plain results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can
+begin with the mark, because a view may echo a request. So the body has no mark of its own. One statement writes the
+headers and the body of a response, so the mark of the headers also counts for the body. Plain error texts begin with
+the name of a class, and not with the mark. Error texts are only shown.
 
 # Note [What sealed text is bound to]
-AES-256-GCM with associated data: what is sealed opens in its own place only. Otherwise, a reader with access to the
-database could copy a stranger's response into a row of their own, and have it replayed. The place is the key, caller
-and operation (by the two hashes of the row), the column, and the name of the step. To a response belong the status
-code and the fingerprint of the row, too: a refusal cannot be made a success, nor an answer that of another payload.
+The cipher is AES-256-GCM with associated data: a sealed text can be opened only in the place for which it was sealed.
+Otherwise, a person with access to the database could copy the response of another user into a row of their own, and
+then get that response as a replay. The place consists of key, caller and operation (by the two hashes of the row), the
+column, and the name of the step. For a response, the place also contains the status code and the fingerprint of the
+row. So a refusal cannot be changed into a success, and a response cannot be moved to another payload.
 """
 
 from __future__ import annotations
@@ -38,41 +40,41 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
-"""What sealed text begins with. Another way of sealing gets another number."""
+"""Sealed text begins with this mark. Another way of sealing must get another number."""
 NONCE_BYTES = 12
-"""What NIST SP 800-38D recommends for GCM."""
+"""The length that NIST SP 800-38D recommends for GCM."""
 
 
 HEADERS = json.JSONEncoder(separators=(",", ":"))
-"""Writes headers as ASCII JSON. A list keeps their order, which jsonb would not promise."""
+"""Writes headers as ASCII JSON. A JSON list keeps the order of the headers, but jsonb does not promise an order."""
 Row = Claimed | Identity | IdempotencyKey
-"""What knows both hashes of a row: a claim, the identity of a request, or the model's instance."""
+"""An object with both hashes of a row: a claim, the identity of a request, or the model's instance."""
 Fact = str | int | bytes | memoryview | None
-"""What else a sealed text is bound to: the name of its step; the status code and the fingerprint of its response. What
-is empty counts as nothing."""
+"""Another fact to which a sealed text is bound: the name of the step, the status code or the fingerprint of the
+response. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """The text as it is stored in this place."""
+    """Encrypt the text for this place, or return the text unchanged if no encryption key is set."""
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
-    """The text that was stored in this place. Raises `NotDecryptable`."""
+    """Return the text that was stored in this place. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
     return _opened(row, column, stored.removeprefix(MARK), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Whether this text was encrypted. See Note [What tells sealed text from plain text]."""
+    """Return whether this text was encrypted. See Note [What tells sealed text from plain text]."""
     return stored is not None and stored.startswith(MARK)
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
-    """Headers and body as they are stored in this row."""
+    """Return the headers and the body as they are stored in this row."""
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
@@ -82,7 +84,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """The response that was stored in this row, of this identity. Raises `NotDecryptable`."""
+    """Return the response that was stored in this row, for this identity. Raises `NotDecryptable`."""
     if row.status_code is None:
         raise RuntimeError(f"Bug: idempotency key row {row.id} is 'completed' without a result.")
     headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
@@ -99,7 +101,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """What was sealed. No plain text has a name here: what is in a wrong place is never decrypted."""
+    """Decrypt a text. A text that was moved to another place is never decrypted."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
@@ -120,7 +122,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """See Note [What sealed text is bound to]."""
+    """Return the bytes that stand for the place of a text. See Note [What sealed text is bound to]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

@@ -1,4 +1,4 @@
-"""Whether a server is set up so that a claim and the business write can commit, or roll back, together."""
+"""Check whether the server is set up so that a claim and the business write commit together or roll back together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and the collations of the own tables that exist: both can get lost when a table is rebuilt."""
+    """Check the indexes and collations of the package's tables, which can get lost when a table is rebuilt."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -58,20 +58,21 @@ COLLATIONS = (
 # --- MariaDB and MySQL
 
 ENGINE = "InnoDB"
-"""The storage engine whose locks the stores rely on."""
+"""The stores need the locks of this storage engine."""
 WITHOUT_TRANSACTIONS = (
     "SELECT tables.table_name FROM information_schema.tables AS tables "
     "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "
     "WHERE tables.table_schema = DATABASE() AND engines.transactions <> 'YES'"
 )
-"""The tables of the database whose storage engine has no transactions."""
+"""This query returns the tables of the database whose storage engine has no transactions."""
 
 
 def check_engines(connection: Any) -> Iterator[CheckMessage]:
-    """Check the storage engines of the own tables and of the project's tables."""
+    """Check the storage engines of the package's tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
-        # `migrate` creates a missing table in the default engine. This check runs before it.
+        # `migrate` will create a missing table in the server's default engine. This check runs before `migrate`, so the
+        # query returns the default engine for a missing table.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
@@ -103,13 +104,14 @@ SELECT own.name, known.logicalrelid IS NOT NULL,
 FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
 LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
-"""Of each own table that exists: whether Citus knows it, whether its schema is distributed, whether any table is spread
-over the nodes, and whether the trigger of docs/citus_two_phase.sql is there. Not by the view `citus_tables`: that view
-is not in the schema of a tenant."""
+"""This query returns one row for each of the package's tables that exists. The columns tell whether Citus knows the
+table, whether the schema of the table is distributed, whether any table is spread over the nodes, and whether the table
+has the trigger of docs/citus_two_phase.sql. The query does not use the view `citus_tables`, because that view is not in
+the schema of a tenant."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check whether Citus keeps the keys where they commit, or roll back, together with the business write."""
+    """Check whether Citus keeps a key where the key and the business write commit together or roll back together."""
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
             kind = "known to Citus, but not in a distributed schema"
@@ -127,7 +129,7 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
 
 
 def rows_of(connection: BaseDatabaseWrapper, sql: str, params: Any = ()) -> list[Any]:
-    """All rows of a query."""
+    """Return all rows of a query."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return list(cursor.fetchall())

@@ -1,4 +1,4 @@
-"""SQLite: one writer at a time, so the transaction that writes holds every key."""
+"""SQLite has one writer at a time, so the transaction that writes holds every key."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNKNOWN = ("no such table:", "no such column:", "has no column named")
-"""SQLite has one code for all errors in a statement."""
+"""Texts in SQLite's errors for a missing table or column. SQLite has only one error code for all wrong statements."""
 
 
 class SQLiteStore(Store):
-    # The lock may be about another key: SQLite does not say.
+    # The lock may be for another key, because SQLite does not tell which key is locked.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 
     def code(self, error: DatabaseError) -> object:
-        # The low byte is the primary result code.
+        # The low byte of the error code is SQLite's primary result code.
         found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
         return next((words for words in UNKNOWN if words in str(error)), found)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits it. Django
-        # does not notice. From then on, SQLite commits each statement by itself.
+        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits the
+        # transaction. Django does not notice that the transaction has ended. After the end, SQLite commits each
+        # statement by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
@@ -49,5 +50,6 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # Times are compared as text, and the driver writes a time with more digits than the clock.
+        # Without `not_before`, each batch starts from the first key. SQLite compares times as text, and the driver
+        # writes a time with more digits than the clock, so a comparison with `not_before` would be wrong.
         return super().purge(batch_size)[0], None

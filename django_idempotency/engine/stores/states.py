@@ -1,17 +1,19 @@
-"""The states of a key: their names, what to do, and the one place that says which keys are in them.
+"""The states of a key. For each state, this module has a name, what a person does, and the rule that defines the state.
 
-A key can be in several states: failed and in doubt, for example. The first state in the table that fits is the worst.
-Each state has two forms. A query uses the condition, which compares with the database's clock. For a row that has been
-read, a function says the same.
+A key can be in several states: failed and in doubt, for example. In the table of states, the worst state comes first,
+and a key gets the first state that fits. Each state has two forms: a condition for a query, by the database's clock,
+and a function for a row that was read.
 
 # Note [Which index finds a state]
-Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with what
-its index holds: `locked_until IS NOT NULL`, `last_error IS NOT NULL` (every failed key has an error; a condition on
-`status` would end HOT updates), `finished_at IS NULL`.
+Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with the
+condition of its index: `locked_until IS NOT NULL`, `last_error IS NOT NULL` or `finished_at IS NULL`. Every failed key
+has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates, which
+are PostgreSQL's updates without a change of indexes.
 
-No such index holds a committed claim without a lease: every completion would have to change the index. The index on
-`expires_at` finds the claim when its `ttl` is over: keys in progress never expire, so a cleanup leaves few other rows
-there. Until then the key refuses each retry, see Note [A committed claim without a lease].
+No partial index holds a committed claim without a lease, because then every completion would have to change the index.
+The index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
+other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, a key without a lease
+refuses each retry, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -37,21 +39,23 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # Text that sorts as Django's own datetimes do. The percent signs are doubled for the parameters.
+    # SQLite stores times as text in the format of Django's datetimes, so times can be compared. The percent signs are
+    # doubled, because a statement with parameters reads a single percent sign as a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
     ),
 }
-"""How a database spells its clock, and the clock plus a parameter in seconds."""
+"""SQL of each database for its clock, and for its clock plus a parameter in seconds."""
 
 
 class Clock(Func):
-    """The database's time when it began the statement: one value for a statement, so that an index can be used.
+    """The database's time at the start of the statement. A statement has one time, so an index can be used.
 
-    Neither the start of the transaction nor the application's clock. Never later than now.
+    The time is neither the start of the transaction nor the time of the application's clock. The time is never later
+    than now.
 
-    plus: so many seconds later.
+    plus: the number of seconds to add.
     """
 
     arity = 0
@@ -67,18 +71,18 @@ class Clock(Func):
 
 
 CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
-"""Of a step: a call that has ended, so it took effect outside."""
+"""The condition for a step that is a finished call, so the call took effect outside."""
 UNFINISHED = Q(finished_at=None)
-"""Of a step: it was started, has no result, and may have taken effect."""
+"""The condition for a step that was started and has no result. The step may have taken effect."""
 EFFECT = Q(kind=Kind.CALL) | UNFINISHED
-"""Of a step: something may have happened that a retry must know of. Reads and finished writes do not count."""
+"""The condition for a step with an effect that a retry must know of. Reads and finished writes have no such effect."""
 
 
 class WhenAsked(Combinable):
-    """A query that is built when another query takes it in.
+    """A part of a query that is built only when a query uses the part.
 
-    A model may use the package, such as a page of Wagtail that answers requests. When its module is imported, no
-    relation can be resolved yet.
+    A model may use this package: for example, a Wagtail page is a model that answers requests. When the module of a
+    model is imported, Django cannot resolve relations yet.
     """
 
     conditional = True
@@ -91,7 +95,7 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """The key has such a step."""
+    """Return the condition that the key has a step for which `which` is true."""
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
@@ -109,7 +113,7 @@ _IDLE = FAILED | LAPSED
 class Seen:
     """A row that was read, with its steps.
 
-    now: the database's time, as `.annotate(now=Clock())` reads it with the row.
+    now: the database's time, which `.annotate(now=Clock())` reads together with the row.
     """
 
     row: IdempotencyKey
@@ -118,22 +122,22 @@ class Seen:
 
     @property
     def live(self) -> bool:
-        """A worker holds a lease that is not over."""
+        """Whether a worker holds the key under a lease that is not over."""
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
     def abandoned(self) -> bool:
-        """The key is in progress, and no worker holds it under a lease."""
+        """Whether the key is in progress, but no worker holds the key under a lease."""
         return self.row.status == Status.IN_PROGRESS and not self.live
 
     @property
     def unleased(self) -> bool:
-        """The key is in progress without a lease: its work has ended its own transaction."""
+        """Whether the key is in progress without a lease, because the work has ended its own transaction."""
         return self.row.status == Status.IN_PROGRESS and self.row.locked_until is None
 
     @property
     def idle(self) -> bool:
-        """A decision about the key is possible."""
+        """Whether a person may decide about the key: the key has failed, or is in progress without a live lease."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
@@ -148,21 +152,21 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The worst state of the key. That the key has expired is told by its time."""
+        """The worst state of the key. The value is never "expired": `expires_at` shows that a key has expired."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One state.
+    """A state that a key can have.
 
     Attributes:
-        name: as in the names of look-ups, metrics and options.
-        label: for people.
+        name: the name of the state in look-ups, metrics and options.
+        label: the name that people read.
         to_do: what a person does about such a key.
-        condition: the keys that are in the state. See Note [Which index finds a state].
-        fits: whether a row that was read is in the state. None: only a query can tell.
-        order: of the partial index that the database should walk.
+        condition: finds the keys that are in the state. See Note [Which index finds a state].
+        fits: tells whether a row that was read is in the state. None: only a query can tell.
+        order: the columns of the partial index that the database should walk along.
     """
 
     name: str
@@ -234,20 +238,20 @@ COMPLETED = State(
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
-"""The worst first."""
+"""All states, the worst state first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention. A key is in one of them at most, so their counts add up."""
 NEEDS_ATTENTION = LAPSED | _LISTED | (FAILED & HAS_EFFECTS)
-"""The keys that are in one of the states of `ATTENTION`."""
+"""The condition for all keys that need attention."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""The keys about which a decision is possible. No index finds them: narrow them down by their ids."""
+"""The condition for keys that a person may decide about. No index finds these keys, so a query must add ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:
-    """The condition as text for a statement about the key table alone, without parameters of its own."""
+    """Return the condition as SQL for a statement about the key table alone. The SQL has no parameters of its own."""
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    # Constants of ours: no client has written them.
+    # The values are constants of this module, so no value comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
     return re.sub("%s", lambda found: next(literals), sql)

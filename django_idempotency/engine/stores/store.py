@@ -1,8 +1,8 @@
-"""The contract of a store: claim a key, and keep or give up the claim.
+"""The contract of a store: a store claims a key, and completes or releases the claim.
 
-A store works on the connection of its alias, inside the transaction that its caller has opened. What the store writes
-commits or rolls back together with the business write. All times come from the database's clock. No claim waits for
-another request: `execution` asks again, with no transaction open in between.
+A store works on the connection of its alias, inside the transaction that the caller has opened. What the store writes
+commits or rolls back together with the business write. All times come from the database's clock. A store never waits
+for another request. The package `execution` claims again later instead, and no transaction is open between two claims.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import Resource, Snapshot
 
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
-"""What a takeover deletes of the expired key."""
+"""The columns of an expired key that a takeover empties."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # In a partitioned table only a sequence makes ids unique.
+    # The condition {still} is needed, because in a partitioned table ids are unique only by their sequence.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-    # Row by row through the index. For an IN list the optimizer may scan the table, and would wait for every row that
-    # another transaction holds.
+    # The join makes MySQL delete row by row through the index. For an IN list, the optimizer may scan the table, and
+    # would wait for every row that another transaction holds.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
 }
-"""Deletes the rows whose column is in a JSON list. Where an id can be of several rows: those {still} to be deleted."""
+"""SQL that deletes the rows whose column is in a JSON list. If several rows can have one id, {still} picks the rows to
+delete."""
 
 
 class KeyLocked(Exception):
-    """Another transaction is working on this key right now. Never leaves the stores."""
+    """Another transaction is working on this key right now. The stores catch `KeyLocked` themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """One open transaction that holds keys of atomic mode, most often one request.
+    """One open transaction that holds keys of atomic mode. Most often the transaction belongs to one request.
 
     Attributes:
-        pid: of the server process, as `pg_terminate_backend` takes it.
-        application_name: which of your services, as its connection says.
+        pid: the id of the server process, for `pg_terminate_backend`.
+        application_name: the name that your service has set on its connection.
         keys: how many keys the transaction holds.
-        seconds: since the transaction began. None if your role may not see this; members of `pg_read_all_stats` may.
+        seconds: the age of the transaction. None if your role may not see the age; members of `pg_read_all_stats` may.
         state: "active", or "idle in transaction" while the server waits for the worker. None as for `seconds`.
     """
 
@@ -72,17 +73,17 @@ class RunningTransaction:
 
 
 class Store(ABC):
-    """The key table of one database alias. Threads may share the object: it keeps nothing but its SQL."""
+    """The key table of one database alias. Threads may share a store, because the store keeps nothing but its SQL."""
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
     unmigrated: ClassVar[frozenset[object]]
-    """The codes of errors, see `code`.
+    """The error codes of the database, as `code` returns them.
 
-    repeatable: of a claim. It may succeed in a new transaction: a deadlock, a serialization failure.
-    rolled_back: the database has rolled the whole transaction back in favour of another one.
-    busy: of a claim. The database did not answer in time.
+    repeatable: errors of a claim that may succeed in a new transaction, such as a deadlock or a serialization failure.
+    rolled_back: the database has rolled back the whole transaction, so that another transaction can go on.
+    busy: errors of a claim for which the database did not answer in time.
     unmigrated: a table or a column is missing.
     """
 
@@ -91,38 +92,40 @@ class Store(ABC):
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
-        """This thread's connection."""
+        """Return this thread's connection."""
         return connections[self.alias]
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the current transaction has lost its writes, so that it can only be rolled back."""
+        """Return whether the current transaction has lost its writes, so that only a rollback is possible."""
         return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        """Whether the transaction that Django takes for open is over, so that each statement commits by itself.
+        """Return whether the transaction is over although Django thinks that the transaction is open.
 
-        claimed: the claim that the transaction began with.
+        When the transaction is over, the database commits each statement by itself.
+
+        claimed: the claim at the beginning of the transaction.
         """
         return self.has_no_transaction(connection)
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the driver has no open transaction, where Django has one. Asks the driver, not the server."""
+        """Return whether the driver has no open transaction, although Django has one. The server is not queried."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the driver has an open transaction, where Django has none: a raw BEGIN. Asks the driver alone."""
+        """Return whether the driver has an open transaction, but Django has none, as after a raw BEGIN."""
         return False
 
     @abstractmethod
     def code(self, error: DatabaseError) -> object:
-        """What the database calls this error."""
+        """Return the database's own code for this error."""
 
     def check(self) -> Iterable[CheckMessage]:
-        """System checks that query the database: whether its set-up can keep the promises."""
+        """Run the system checks that query the database: can the database, as it is set up, keep the promises?"""
         return check_tables(self.connection)
 
     def explain(self, error: DatabaseError) -> None:
-        """Raise `IdempotencyConfigurationError` if this error of a query of ours means a missing migration."""
+        """Raise `IdempotencyConfigurationError` if this error of our SQL means that a migration is missing."""
         if self.code(error) not in self.unmigrated:
             return
         routed = router.allow_migrate_model(self.alias, IdempotencyKey)
@@ -135,9 +138,9 @@ class Store(ABC):
     # --- what the engine calls
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim a key, or say why not. The first statement of its transaction. Database errors propagate."""
+        """Claim a key, or return why the key cannot be claimed. This must be the first statement of a transaction."""
         try:
-            # Two rounds: the row that stopped the first INSERT may have been deleted or completed since.
+            # A second round is needed if the row that stopped the first INSERT was deleted or completed since then.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -146,7 +149,7 @@ class Store(ABC):
         return Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
-        """The answer that a duplicate of this request would get now. Claims nothing and locks nothing."""
+        """Return the answer that a duplicate of this request would get now. The look claims and locks nothing."""
         stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
@@ -162,10 +165,12 @@ class Store(ABC):
     ) -> None:
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
-        ttl: seconds that the response is kept from now on. None: the time that was set at the claim stands.
-        resource: what the operation is about. None: what is stored stands.
-        last: nothing but the end of the caller's `atomic()` follows. So the store may send the COMMIT in one message
-            with the statement, and then errors of the COMMIT are raised here.
+        ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
+        resource: the type and id of what the operation is about. None keeps the stored resource.
+        last: whether this is the last statement of the caller's `atomic()`.
+
+        After the last statement, only COMMIT follows. So the store may send COMMIT in the message of the last
+        statement, and this method then raises the errors of COMMIT.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -182,26 +187,26 @@ class Store(ABC):
         write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
-        """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
+        """Delete the row, so that the key counts as new. Raises `ClaimLost` if the row is not the claim's any more.
 
-        The last statement of the caller's `atomic()`: the store may send the COMMIT with the statement, as `complete`
-        does with `last=True`.
+        This must be the last statement of the caller's `atomic()`, because the store may send the COMMIT in the same
+        message.
         """
         self._write_last("release", values_of_claim(claimed))
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        Returns the number of deleted keys, and the `not_before` for the next batch. With it, the next batch starts
-        where this one has stopped, and need not step over the rows that were deleted before: an old snapshot elsewhere
-        may keep their entries in the index for hours.
+        Returns the number of deleted keys, and the `not_before` for the next batch. With `not_before`, the next batch
+        starts where this batch has stopped. Without `not_before`, the next batch would step over the entries of deleted
+        rows, because an old snapshot of another transaction may keep these entries in the index for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
         mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
         rows = rows_of(
             connection,
-            # MySQL's optimizer may read the whole table, and lock every row of it.
+            # Without FORCE INDEX, MySQL's optimizer may read the whole table, and lock every row of the table.
             f"SELECT {id_}, {expires_at} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
             f"WHERE {sql.expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s "
             + (connection.ops.for_update_sql(skip_locked=True) if skips else ""),
@@ -213,36 +218,36 @@ class Store(ABC):
         return len(rows), rows[-1][1] if rows else not_before
 
     def running(self) -> list[RunningTransaction] | None:
-        """The open transactions that hold keys of atomic mode, the oldest first. None: this database does not tell."""
+        """Return the open transactions that hold keys of atomic mode, the oldest first, or None if they are unknown."""
         return None
 
     # --- what a database brings
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert the row. Its id, or None if the key is stored already or another transaction is inserting it."""
+        """Insert the row and return its id. None: the key is stored already, or another transaction is inserting it."""
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        """The committed row, or None if there is none. Raises `KeyLocked` if another transaction works on it."""
+        """Return the committed row, or None. Raises `KeyLocked` if another transaction works on the row."""
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """What a request is told while another transaction works on its key."""
+        """Return the answer for a request while another transaction works on its key."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Change the own claim by this statement of `Queries`. Raises `ClaimLost`."""
+        """Change the own claim by the statement of `Queries` with this name. Raises `ClaimLost`."""
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Like `_write`, but the store may send the COMMIT in one message with the statement."""
+        """Write as `_write` does. The store may send COMMIT in the same message as the statement."""
         self._write(name, values)
 
     # --- shared
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """One round. None: another transaction has changed or deleted the row in between."""
+        """Run one round of a claim. None: another transaction has changed or deleted the row in the meantime."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -257,7 +262,7 @@ class Store(ABC):
                 return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row as a new key, unless another request was faster."""
+        """Claim an expired row as a new key. None: another request was faster."""
         row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -266,12 +271,12 @@ class Store(ABC):
         return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, unless one of its calls is in doubt."""
+        """Begin the next attempt of a failed or abandoned key, unless a call of the key is in doubt."""
         row, _, lapsed = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
-            # The view was leased once. Work in atomic mode would repeat the finished steps, which it does not know.
+            # The key was used in leased mode once. Atomic mode does not know the finished steps, and would repeat them.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
@@ -279,12 +284,15 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
-        """Lock the row if nothing has changed since it was read: the row, whether it has expired, and has lapsed.
+        """Lock the row if the row has not changed since it was read.
 
-        Of several requests, one gets the lock. None and None for the others. No time is in the condition: in a small
-        table, the optimizer could choose the index on `expires_at`, and lock all of its range.
+        If several requests try to lock the row, one request gets the lock. Returns the row, whether the row has
+        expired, and whether the lease of the row is over. A request without the lock gets None for the last two values.
+
+        The query has no condition on a time. In a small table, a condition on a time could make the optimizer choose
+        the index on `expires_at`, and lock the whole range of that index.
         """
-        # An id alone could be another tenant's, in another schema.
+        # The query compares the hashes too, because in another schema the same id could be a row of another tenant.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
@@ -307,13 +315,13 @@ class Store(ABC):
         )
 
     def _fetch(self, sql: str, values: Any = None) -> Any:
-        """The first row, or None."""
+        """Return the first row of the result, or None."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # without values, the doubled percent signs of a clock would stay
+            cursor.execute(sql, values or {})  # without values, Django would send doubled percent signs as they are
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:
-        """How many rows the statement has changed."""
+        """Run the statement, and return how many rows the statement has changed."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql, values)
             return int(cursor.rowcount)

@@ -397,5 +397,4 @@ class TestSelected:
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
         assert statuses() == ["failed", "completed", "completed"]
         assert page.count("What is stored in &#x27;decisions&#x27;") == 1
-        assert "Keys: 2." in page
-        assert "or a worker holds them: 1." in page
+        assert ("Keys: 2." in page, "or a worker holds them: 1." in page) == (True, True)
