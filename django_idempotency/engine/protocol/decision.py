@@ -76,8 +76,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     that applies decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The row was found by its hashes, but it belongs to another caller or another key with the same hashes. Refuse,
-        # and show nothing of this row.
+        # The row was found by its hashes, but the row belongs to another caller or another key with the same hashes. So
+        # the request is refused, and sees nothing of this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()

@@ -23,7 +23,7 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. If the body is None, the response of this key is not stored.
+    """Status, headers and body of a final response. If the body is None, the key is completed without a response.
 
     The `repr` shows no headers and no body, because the `repr` may be written to a log.
     """
@@ -160,8 +160,8 @@ ClaimOutcome = Claimed | Completed | Refusal
 class Verdict(Enum):
     """What happens to the business write and to the key after the work has returned.
 
-    In leased mode the writes are committed already, step by step. So the package rolls no write back and frees no key
-    there, but marks the key as `failed` and keeps its steps.
+    In leased mode the writes are committed already, step by step. So in leased mode the package rolls no write back and
+    frees no key, but marks the key as `failed` and keeps the steps of the key.
     """
 
     KEEP = "commit the write, complete the key"

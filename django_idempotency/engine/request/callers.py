@@ -211,11 +211,12 @@ def _credential(request: Any) -> str | None:
             sent[header.lower()] = value
     if sent:
         # All credentials count, because tenants behind one gateway may send the same Authorization and other API keys.
-        return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
+        # The values are joined by a line feed, because no header can contain a line feed.
+        return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
-    # The scope is made of the cookie that was sent, not of request.session's key: if the first response is lost, the
-    # retry sends the old cookie again, even if the lost response had set a new cookie.
+    # The scope is made of the cookie that was sent, and not of request.session's key. If the first response sets a new
+    # cookie but is lost, the retry sends the old cookie again.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if not session:
         return None

@@ -1,4 +1,4 @@
-"""Fingerprints: 32 bytes, by which a retry is compared with the first request. They cover everything the client sent.
+"""Fingerprints are 32 bytes, by which a retry is compared with the first request. This module makes fingerprints.
 
 # Note [What Django has read is compared]
 A multipart form is compared by `request.POST` and `request.FILES`. Every other request is compared by `request.body`.
@@ -171,7 +171,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         # WSGI does not show a chunked body, so two different bodies would look the same.
         raise Refused(length_required())
-    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
+    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how many bytes have come
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):

@@ -63,7 +63,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
-        # The second claim of the request would always conflict with the first claim of the same request.
+        # The first protection has claimed the key already, so a second claim by the same request would be a conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."

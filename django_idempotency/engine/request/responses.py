@@ -40,7 +40,7 @@ decides."""
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """The stored form of a final response, rendered or streaming.
+    """The stored form of a final response. The response is rendered, or streams.
 
     Of a response that is too large, or that streams, only the status and the `Location` are stored. With
     `store_body=False` only the status is stored, because the `Location` may carry a secret too, such as an OAuth code

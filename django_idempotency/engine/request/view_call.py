@@ -24,7 +24,7 @@ from .responses import capture
 
 
 class ViewCall:
-    """A call of a view in its framework, as the pipeline and the engine see the call. Each `ViewCall` is a `Work`.
+    """A call of a protected view. The pipeline and the engine use this class for each framework. It is a `Work`.
 
     request: Django's request.
     asked_with: the request that the project's own callables (`scope`, `key`, …) get.
@@ -110,7 +110,7 @@ class ViewCall:
         return None if response is None else found(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
-        """Let the view find its operation, and `reconcile` its request."""
+        """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
         request: Any = self.request
         request.idempotency = operation
         if isinstance(operation, LeasedOperation):  # atomic mode has no `reconcile`, and needs no reference cycle
