@@ -128,7 +128,7 @@ class Idempotency:
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
-        """The option `on_abandoned`. None in atomic mode, where this option has no meaning."""
+        """The option `on_abandoned`. None in atomic mode, where `on_abandoned` has no meaning."""
         return None if self.lease is None else self.on_abandoned
 
     @cached_property

@@ -160,7 +160,7 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """The unsafe methods that a view class answers, such as POST, each with its handler's name and its handler.
+    """The unsafe methods of a view class, such as POST. Each method comes with the name of its handler and the handler.
 
     Args:
         actions: the actions of a viewset: for each verb the name of its handler.

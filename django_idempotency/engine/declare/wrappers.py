@@ -91,7 +91,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """The wrapper at this level. For `method_decorator`: all wrappers that it makes on a call, the outermost first."""
+    """The wrapper at this level. For `method_decorator`: all wrappers of a call, the outermost first."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
