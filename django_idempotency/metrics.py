@@ -32,7 +32,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from .engine.stores import alias_for
-from .engine.stores.states import EXPIRED, HALF_DONE, HARMLESS, IN_DOUBT, IN_FLIGHT, Clock
+from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .maintenance import running_transactions
 from .models import IdempotencyKey
 from .signals import key_event
@@ -43,7 +43,7 @@ STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
     "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
-    "stuck": (HARMLESS, "Keys whose lease is over, and that have called nothing outside."),
+    "stuck": (STUCK.condition, "Keys whose lease is over, and that have called nothing outside."),
 }
 """A stuck key with a call counts as in doubt or as half done, because these states are more urgent."""
 GAUGES = {
@@ -60,7 +60,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges that count the keys in the tables. Each scrape runs up to six short queries per database.
+    """Gauges of the keys that the tables hold now. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -96,7 +96,7 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome from now on, and register a `KeyCollector`. Call this once per process and registry.
+    """Count every outcome from now on, and register a `KeyCollector`. Call it once for each process and registry.
 
     It asks no database.
 

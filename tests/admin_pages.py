@@ -71,11 +71,11 @@ def address(key: IdempotencyKey, decision: str) -> str:
 def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
     """Look at the preview, press the button; the text of the page afterwards."""
     given = {
-        "release": {"confirmed": "on"},
+        "release": {},
         "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
         "answer": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},
     }[decision]
-    entered = {"seen": version(key), "reason": "T-7", **given, **data}
+    entered = {"seen": version(key), "reason": "T-7", "confirmed": "on", **given, **data}
     seen = client.post(address(key, decision), entered, follow=True)
     context: Any = seen.context or {}
     if not context.get("previewed"):
@@ -91,7 +91,7 @@ def page_of(client: Client, key: IdempotencyKey, decision: str) -> str:
 
 def preview(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> Any:
     """The page after the first click."""
-    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", **data})
+    return client.post(address(key, decision), {"seen": version(key), "reason": "T-7", "confirmed": "on", **data})
 
 
 def send(client: Client, action: str, rows: list[IdempotencyKey], **data: Any) -> Any:

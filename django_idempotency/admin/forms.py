@@ -182,7 +182,7 @@ class AnswerForm(DecisionForm):
         "other side first, and say in the reason what you have found."
     )
     previewed_fields = ("status", "content_type", "body")
-    word = _("The finished calls are settled: what they paid for exists, or the money went back.")
+    word = _("The calls are settled: what they paid for exists, or no money is kept.")
 
     status = forms.IntegerField(
         label=_("status code"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -142,6 +143,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """The timeline of the key, which has each decision. Django's history lacks the decisions of commands."""
+        if not self.has_view_permission(request, self.get_object(request, object_id)):
+            raise PermissionDenied
         return redirect("admin:django_idempotency_idempotencykey_change", object_id)
 
     def get_urls(self) -> list[Any]:

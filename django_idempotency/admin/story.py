@@ -18,7 +18,7 @@ WITHOUT_DECISION = {
         "The doubt stays: a charge without an order, or an order without a charge. Expires: %(expiry)s."
     ),
     "half_done": gettext_lazy("The work stays half done, if no retry comes. Expires: %(expiry)s."),
-    "stuck": gettext_lazy("No harm is done: the request did not run to its end, and no call was made."),
+    "stuck": gettext_lazy("No harm is done: the request has failed, and no call was made."),
     "in_flight": gettext_lazy("The worker ends, or a retry takes the key over after the lease."),
 }
 

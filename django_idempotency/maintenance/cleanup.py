@@ -17,7 +17,7 @@ from ..engine.conf import resolve
 from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
-from ..engine.stores.states import ATTENTION, EXPIRED, HARMLESS, STUCK, Clock
+from ..engine.stores.states import ATTENTION, EXPIRED, STUCK, Clock
 from ..models import IdempotencyKey
 from .lookups import refuse_impossible
 
@@ -35,7 +35,7 @@ class Cleanup:
         deleted: how many keys were deleted.
         batches: how many transactions that took.
         complete: whether every expired key is gone, except those that another transaction held.
-        stuck, in_doubt, half_done: how many keys are in these states. A key can be in several.
+        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted once.
         unstuck: how many stuck keys were failed, because they had called nothing outside. The next retry runs.
     """
 
@@ -128,7 +128,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
     Rows that another transaction holds are passed over, where the database can do that.
     """
     keys = IdempotencyKey.objects.using(alias)
-    found = locked(keys.filter(HARMLESS).order_by(*STUCK.order), skip=True)
+    found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
     ids = list(found.values_list("pk", flat=True)[:batch_size])
     return fail_harmless(keys.filter(pk__in=ids)) if ids else 0
 
@@ -138,7 +138,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
     They are kept for a `ttl` from now on, if the time that was set at the claim is over sooner.
     """
-    return keys.filter(HARMLESS).update(
+    return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
         locked_until=None,
         last_error=Value(FREED),
@@ -155,9 +155,8 @@ def preview(using: str | None = None) -> Cleanup:
     store = store_for(alias_for(using))
     with _explained(store):
         keys, found = IdempotencyKey.objects.using(store.alias), _attention(store)
-        expired, unstuck = keys.filter(EXPIRED.condition).count(), keys.filter(HARMLESS).count()
-    found["stuck"] -= unstuck
-    return Cleanup(deleted=expired, batches=0, complete=False, unstuck=unstuck, **found)
+        expired, unstuck = keys.filter(EXPIRED.condition).count(), found.pop("stuck")
+    return Cleanup(deleted=expired, batches=0, complete=False, unstuck=unstuck, stuck=0, **found)
 
 
 def _attention(store: Store) -> dict[str, int]:

@@ -50,7 +50,7 @@ class Facts(Seen):
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
             return on_hold or self.write_in_doubt or self.unleased
-        return action == "answer" and bool(self.called)
+        return action == "answer" and bool(self.called or self.doubts or self.unleased)
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:

@@ -68,19 +68,15 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys in progress that no worker holds.
+    """Find keys whose worker has died or is too slow, before any call. The next retry takes the key over.
 
-    Either the lease is over: the worker has died or is too slow. The next retry takes the key over. Or the work has
-    ended its own transaction (a raw COMMIT, DDL on MariaDB), and did not come to its end. Then retries are refused
-    until a person decides, the key is in doubt, too, and it is found here when its `ttl` is over.
-
-    Reads the partial index of leases, and the index of `expires_at`.
+    The lease of such a key is over. Reads the partial index of leases.
 
     Args:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows. Among those with a lease, the one that ended first comes first.
+        The rows. The lease that ended first comes first.
 
     Raises:
         IdempotencyConfigurationError: for an unknown alias, or a database without a store.
@@ -89,10 +85,10 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a step that was started and has no result. The step may have taken effect.
+    """Find keys that no worker holds, with a step that was started and has no result. The step may have taken effect.
 
-    Also found are keys in progress without a lease, as by `stuck`. Reads a partial index of unfinished steps. A key can
-    be both stuck and in doubt.
+    A key whose work has ended its own transaction (a raw COMMIT, DDL on MariaDB), and then failed or died, is found
+    when its `ttl` is over. Reads a partial index of unfinished steps, and the index of `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -107,7 +103,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find failed and stuck keys with a finished call. The call took effect outside, but the operation did not end.
+    """Find keys that no worker holds, with a finished call and without a doubt. The operation did not end.
 
     Such a key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
 

@@ -105,8 +105,8 @@ def close_with(
         snapshot: status 200 to 499, headers and body. It is kept for the project's default `ttl` from now
             on. A key that would expire later keeps its time.
         by, reason: as for `release_for_retry`.
-        confirmed: whether the person has said that what the finished calls did is settled: the order exists, or the
-            money went back. False: keys with finished calls are refused.
+        confirmed: whether the person has said that the calls are settled: the order exists, or no money is kept.
+            False: keys with finished calls, or with a doubt, are refused.
 
     Raises:
         NotResolvable, NotDecryptable: as for `release_for_retry`. Nothing was changed.

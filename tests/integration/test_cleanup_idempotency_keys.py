@@ -54,9 +54,7 @@ class TestCommand:
         make_keys(2, age=timedelta(0))
         make_leased("stuck", "in_progress", lapsed=True)
         make_leased("died", "in_progress", lapsed=True, call=False)
-        stuck = (
-            "Stuck, because no worker holds them: 1. Half done, because a call is finished and the operation is not: 1."
-        )
+        stuck = "Half done, because a call is finished and the operation is not: 1."
         dead = "1 key for retry: the workers died before any call."
         assert run("--dry-run") == f"Would delete 2 expired idempotency keys. Would free {dead} {stuck}\n"
         assert IdempotencyKey.objects.count() == 6
@@ -223,7 +221,7 @@ class TestLeasedKeys:
         make_leased("stuck", "in_progress", lapsed=True)
         make_leased("stuck in doubt", "in_progress", lapsed=True, doubt=True)
         assert run() == (
-            "Deleted 3 expired idempotency keys. Stuck, because no worker holds them: 2. "
+            "Deleted 3 expired idempotency keys. "
             "In doubt, because it is unknown what took effect: 2. "
             "Half done, because a call is finished and the operation is not: 2.\n"
         )

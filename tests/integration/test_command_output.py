@@ -89,8 +89,8 @@ def test_what_a_row_holds_makes_no_second_line() -> None:
     IdempotencyKey.objects.update(resource_type="order", resource_id=forged, operation="POST pay/\n59")
     key.steps.filter(finished_at=None).update(name="charge\n59")
     listed, left = io.StringIO(), io.StringIO()
-    call_command("resolve_idempotency_keys", "--state=in-doubt", "--close=410", "--reason=T-1", stdout=listed)
-    assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Retries", "Would"]
+    call_command("resolve_idempotency_keys", "--state=in-doubt", "--release", "--reason=T-1", stdout=listed)
+    assert [line.split()[0] for line in listed.getvalue().splitlines()] == [str(key.pk), "Would"]
     with pytest.raises(CommandError):
         call_command("recover_idempotency_keys", stdout=left)
     assert [line.split()[0] for line in left.getvalue().splitlines()] == ["1", "Completed"]

@@ -199,7 +199,7 @@ class TestMany:
     def _keys(self) -> None:
         make_leased("doubt 1", "failed", doubt=True)
         make_leased("doubt 2", "failed", doubt=True)
-        make_leased("stuck", "in_progress", lapsed=True)
+        make_leased("stuck", "in_progress", lapsed=True, call=False)
         make_leased("running", "in_progress", lapsed=False, doubt=True)
 
     def statuses(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ class TestMany:
             assert [(made.by, made.reason) for made in decisions_of(key)] == [("ada", "down")]
 
     def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
-        """A completed key, one with a live lease, one that needs a word. The others are resolved all the same."""
+        """A completed key, one with a live lease, one that needs a word. The other one is resolved all the same."""
         IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
         every = IdempotencyKey.objects.all()
         assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)

@@ -94,15 +94,15 @@ class TestList:
         """A replica may lag behind: it does not know yet that the call was started."""
         status, text = resolve("--operation=POST refund/", "--database=default")
         assert (status, "in doubt: call, " in text) == (0, True)
-        assert resolve(f"--id={text.split()[0]}", "--close=410", "--database=default")[0] == 0
+        assert resolve(f"--id={text.split()[0]}", "--close=410", SETTLED, "--database=default")[0] == 0
 
 
 class TestDecisions:
     @pytest.mark.parametrize(
         ("decision", "would", "done"),
         [
-            ("--close=410", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
-            ("--release", "Would decide about 1 key. Add --apply to do it.\n", "Decided about 1 key.\n"),
+            ("--close=410", "Would close 1 key. Add --apply to do it.\n", "Closed 1 key.\n"),
+            ("--release", "Would release 1 key. Add --apply to do it.\n", "Released 1 key.\n"),
         ],
     )
     def test_nothing_changes_without_apply(self, decision: str, would: str, done: str) -> None:
@@ -129,13 +129,13 @@ class TestDecisions:
         assert not get(key).steps.filter(finished_at=None).exists()
 
     def test_closing_passes_over_finished_calls(self) -> None:
-        """One charge without an order would be forgotten: it is asked what came of it."""
+        """And over calls in doubt: a charge without an order would be forgotten."""
         status, text = resolve("--close=410", "--older-than=0", "--apply")
-        assert (status, text.count(f" Passed over: look outside first, then add {SETTLED}.\n")) == (3, 1)
-        assert "Decided about 2 keys.\n" in text
-        assert [get(key).status for key in ("doubt", "half", "stuck")] == ["completed", "failed", "completed"]
-        assert resolve("--close=410", SETTLED, "--key=half", "--apply")[0] == 0
-        assert get("half").status == "completed"
+        assert (status, text.count(f" Passed over: look outside first, then add {SETTLED}.\n")) == (3, 2)
+        assert "Closed 1 key.\n" in text
+        assert [get(key).status for key in ("doubt", "half", "stuck")] == ["failed", "failed", "completed"]
+        assert [resolve("--close=410", SETTLED, f"--key={key}", "--apply")[0] for key in ("doubt", "half")] == [0, 0]
+        assert (get("doubt").status, get("half").status) == ("completed", "completed")
 
     @pytest.mark.parametrize(
         ("body", "media_type"), [('{"refunded": true}', "application/json"), ("refunded", "text/plain; charset=utf-8")]
@@ -160,7 +160,7 @@ class TestDecisions:
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
         (["--close=500", "--key=k"], "is no final answer"),
         (["--release", "--key=k", "--database=gone"], "database 'gone', which does not exist"),
-        (["--release", "--key=k", "--apply", "--reason= "], "--reason is missing"),
+        (["--release", "--key=k", "--apply", "--reason= "], "--apply needs --by"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_key_is_looked_for(arguments: list[str], message: str) -> None:
@@ -199,7 +199,7 @@ class TestMeanwhile:
         """By a retry or by another decision: exit status 3, and the others are decided about."""
         a_change = WhileListing(lambda: IdempotencyKey.objects.filter(key="stuck").update(**change))
         status, text = resolve("--close=410", SETTLED, "--older-than=0", "--apply", out=a_change)
-        assert (status, "Decided about 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
+        assert (status, "Closed 2 keys. Refused, because they had changed: 1.\n" in text) == (3, True)
         assert (get("half").status, get("stuck").status) == ("completed", "in_progress")
 
     @pytest.mark.parametrize("decision", DECISIONS)
@@ -241,7 +241,7 @@ class TestOneKeyOfTwoCallers:
 
     @pytest.mark.parametrize("named", [[], ["--key=order-4711"]])
     def test_the_number_chooses_one(self, named: list[str]) -> None:
-        assert resolve(f"--id={self.victim.pk}", *named, "--close=201", "--apply")[0] == 0
+        assert resolve(f"--id={self.victim.pk}", *named, "--close=201", SETTLED, "--apply")[0] == 0
         assert self.closed() == ["user:victim"]
         assert resolve(f"--id={self.victim.pk}", f"--id={self.other.pk}", "--close=410", "--apply")[0] == 3
         assert self.closed() == ["user:victim", "user:mallory"]
@@ -275,7 +275,8 @@ class TestWhyNot:
         assert listed() == ["doubt", "half", "open", "stuck"]
         IdempotencyKey.objects.filter(key="open").update(expires_at=timezone.now() + timedelta(days=1))
         assert listed() == ["doubt", "half", "stuck"]
-        assert [resolve(f"--key={key}", "--close=410", "--apply")[0] for key in ("plain", "open")] == [0, 0]
+        assert resolve("--key=open", "--close=410", "--apply")[0] == 3  # what it has committed is unknown
+        assert [resolve(f"--key={key}", "--close=410", SETTLED, "--apply")[0] for key in ("plain", "open")] == [0, 0]
         assert (get("plain").status, get("open").status) == ("completed", "completed")
 
 
@@ -295,7 +296,7 @@ class TestFromCode:
         for key, number in zip(("doubt", "half", "stuck"), (-5, -9, 1_000_059), strict=True):
             get(key).steps.update(key_id=number)
             IdempotencyKey.objects.filter(key=key).update(id=number)
-        assert self.close(id="1000059")[1].endswith("Decided about 1 key.\n")
+        assert self.close(id="1000059")[1].endswith("Closed 1 key.\n")
         assert [get(key).status == "completed" for key in ("doubt", "half", "stuck")] == [False, False, True]
 
     @pytest.mark.parametrize("name", ["operation", "state", "id"])

@@ -2,6 +2,7 @@
 
 * `kill at shop.order`: the worker kills itself when it has saved an instance of this model, before the COMMIT.
 * `pause at shop.order`: the worker waits there as long as the test holds an advisory lock.
+* `kill at the charge`: a project says by `at` where it has other places.
 * `kill after COMMIT`: the worker kills itself when the view has answered, so that the answer is lost.
 """
 
@@ -33,9 +34,14 @@ def faults(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _saved(sender: Any, **_: Any) -> None:
+    at(sender._meta.label_lower)
+
+
+def at(place: str) -> None:
+    """What happens here to the request of this thread."""
     fault = getattr(_request, "fault", None)
-    if fault == f"kill at {sender._meta.label_lower}":
+    if fault == f"kill at {place}":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault == f"pause at {sender._meta.label_lower}":
+    if fault == f"pause at {place}":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock_shared(%s), pg_advisory_unlock_shared(%s)", [PAUSE, PAUSE])

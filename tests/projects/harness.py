@@ -119,7 +119,7 @@ class Site:
             yield lambda number: eventually(f"{number} requests at the pause", lambda: paused() == number)
 
     def double_click(self, click: Callable[[], httpx.Response]) -> list[httpx.Response]:
-        """Both requests are at the pause, or wait for it, before the first one goes on."""
+        """Without protection, both requests are at the pause before the first one goes on."""
         with ThreadPoolExecutor(2) as pool:
             with self.holding() as paused:
                 clicks = [pool.submit(click) for _ in range(2)]
@@ -130,7 +130,7 @@ class Site:
 def hidden_fields(page: httpx.Response) -> dict[str, str]:
     """What a browser sends with the form beside the visitor's own words."""
     inputs = [dict(re.findall(r'(\w+)="([^"]*)"', tag)) for tag in re.findall("<input [^>]*>", page.text)]
-    return {each["name"]: html.unescape(each["value"]) for each in inputs if each.get("type") == "hidden"}
+    return {each["name"]: html.unescape(each.get("value", "")) for each in inputs if each.get("type") == "hidden"}
 
 
 def hang_up(request: httpx.Request, moment: Callable[[], None]) -> None:

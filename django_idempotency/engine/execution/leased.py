@@ -167,7 +167,7 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # The steps of earlier attempts, whose workers cannot add to them any more, and those of `reconcile`.
+        # The steps of earlier attempts: their workers cannot add steps any more.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}

@@ -62,8 +62,8 @@ def run_once(
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
     Without `lease`, `work()` runs in a transaction (inside yours: a savepoint) that also holds the key and the result.
-    A required parameter `operation` of `work` gets the `Operation`. With `lease`, `work(operation)` runs outside of any
-    transaction. An exception of `work` rolls its writes back, frees the key (leased: fails the key) and propagates.
+    With `lease`, `work(operation)` runs outside of any transaction. An exception of `work` rolls its
+    writes back, frees the key (leased: fails the key) and propagates.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".

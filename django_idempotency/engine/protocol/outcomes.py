@@ -51,7 +51,8 @@ class ClaimRequest:
         repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. True
             for the policy "retry", and also for "hold" if the project has a `reconcile`.
         policy: the option `on_abandoned`, which the row stores as information for people. None: the work has no lease.
-        known_only: insert no row, and take over no expired row. If the key has no other row, the outcome is `TooOld`.
+        known_only: insert no row, and take over no expired row. If the key has no row, or an expired row, the outcome
+            is `TooOld`. For late keys, and for the recovery.
     """
 
     identity: Identity

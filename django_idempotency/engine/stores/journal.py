@@ -149,13 +149,13 @@ class Journal:
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Hold the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
 
-        First in the transaction of the write. See Note [Writes in doubt].
+        It is the first statement in the transaction of the write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record a local write's result: last in the transaction of the write.
+        """Record the result of a local write. It is the last statement in the transaction of the write.
 
         Raises:
             LeaseLost: another worker has taken the key over.

@@ -1,7 +1,8 @@
 """The states of a key: their names, what to do, and the one place that says which keys are in them.
 
-A key can be in several states: stuck and in doubt, for example. The first state in the table that fits is the worst.
-Each state has two forms: a condition of a query, by the database's clock, and the same of a row that has been read.
+A key can be in several states: failed and in doubt, for example. The first state in the table that fits is the worst.
+Each state has two forms. A query uses the condition, which compares with the database's clock. For a row that has been
+read, a function says the same.
 
 # Note [Which index finds a state]
 Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with what
@@ -70,7 +71,7 @@ CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
 UNFINISHED = Q(finished_at=None)
 """Of a step: it was started, has no result, and may have taken effect."""
 EFFECT = Q(kind=Kind.CALL) | UNFINISHED
-"""Of a step: something may have happened that a retry must know of. Reads and finished writes are no such thing."""
+"""Of a step: something may have happened that a retry must know of. Reads and finished writes do not count."""
 
 
 class WhenAsked(Combinable):
@@ -160,7 +161,7 @@ class State:
         label: for people.
         to_do: what a person does about such a key.
         condition: the keys that are in the state. See Note [Which index finds a state].
-        fits: the same of one row that was read. None: only a query tells.
+        fits: whether a row that was read is in the state. None: only a query can tell.
         order: of the partial index that the database should walk.
     """
 
@@ -189,7 +190,7 @@ HALF_DONE = State(
         "A call took effect outside, and the operation did not end. The next retry goes on from there. If none comes, "
         "undo the call there and answer, or finish the work and answer."
     ),
-    condition=_IDLE & Q(has_step(CALLED)),
+    condition=_IDLE & Q(has_step(CALLED)) & ~Q(has_step(UNFINISHED)),
     fits=lambda seen: seen.idle and not seen.unleased and bool(seen.called),
 )
 STUCK = State(
@@ -198,7 +199,7 @@ STUCK = State(
     to_do=_(
         "No worker holds the key any more. The next retry takes it over; a cleanup fails it if nothing was called."
     ),
-    condition=LAPSED | _LISTED,
+    condition=LAPSED & ~HAS_EFFECTS,
     fits=lambda seen: seen.abandoned,
     order=("locked_until",),
 )
@@ -235,13 +236,11 @@ COMPLETED = State(
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
 """The worst first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
-"""The states that need attention."""
-NEEDS_ATTENTION = STUCK.condition | (FAILED & HAS_EFFECTS)
-"""The keys in one of them."""
+"""The states that need attention. A key is in one of them at most, so their counts add up."""
+NEEDS_ATTENTION = LAPSED | _LISTED | (FAILED & HAS_EFFECTS)
+"""The keys that are in one of the states of `ATTENTION`."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
 """The keys about which a decision is possible. No index finds them: narrow them down by their ids."""
-HARMLESS = LAPSED & ~HAS_EFFECTS
-"""The stuck keys that a cleanup fails: nothing outside has been called, and no write is in doubt."""
 
 
 def as_sql(condition: Q, alias: str) -> str:

@@ -164,8 +164,8 @@ class Store(ABC):
 
         ttl: seconds that the response is kept from now on. None: the time that was set at the claim stands.
         resource: what the operation is about. None: what is stored stands.
-        last: nothing but the end of the caller's `atomic()` follows, so the COMMIT may travel with the statement. Then
-            errors of the COMMIT are raised from here.
+        last: nothing but the end of the caller's `atomic()` follows. So the store may send the COMMIT in one message
+            with the statement, and then errors of the COMMIT are raised here.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -184,7 +184,8 @@ class Store(ABC):
     def release(self, claimed: Claimed) -> None:
         """Free the key, as if it had never been seen. Raises `ClaimLost` if the row is not the claim's any more.
 
-        The last statement of the caller's `atomic()`: the COMMIT may travel with it, as with the `last` of `complete`.
+        The last statement of the caller's `atomic()`: the store may send the COMMIT with the statement, as `complete`
+        does with `last=True`.
         """
         self._write_last("release", values_of_claim(claimed))
 
@@ -235,7 +236,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """The same. The COMMIT may travel with the statement."""
+        """Like `_write`, but the store may send the COMMIT in one message with the statement."""
         self._write(name, values)
 
     # --- shared

@@ -32,8 +32,8 @@ LOOKED_HELP = (
     "looked, and that what is in doubt did not take effect."
 )
 SETTLED_HELP = (
-    "With --close: also close keys with finished calls. You say that you have looked, and that the order exists or the "
-    "money went back."
+    "With --close: also close keys with calls that have finished or are in doubt. You say that you have looked, and "
+    "that the order exists or no money is kept."
 )
 SHOWN = 200
 """How many characters of a step's result are printed."""
@@ -51,7 +51,7 @@ class Command(IdempotencyCommand):
         chosen.add_argument("--operation", action="append", help="Such as 'POST pay/'. May be repeated.")
         chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all.")
         chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
-        chosen.add_argument("--key", help="A key or its reference in the log, also without need of attention.")
+        chosen.add_argument("--key", help="A key or its reference in the log, also if it needs no attention.")
         number = "The number of a row. May be repeated."
         chosen.add_argument("--id", action="append", type=int, metavar="N", help=number)
         chosen.add_argument("--database", help="Database alias; default: the write alias.")
@@ -62,8 +62,8 @@ class Command(IdempotencyCommand):
         decision.add_argument("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         decision.add_argument("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
         decision.add_argument("--body", default="", help="With --close. JSON if it begins with {, [ or a double quote.")
-        decision.add_argument("--reason", default="", help="Why, or the ticket.")
-        decision.add_argument("--by", default="", help="Who decides.")
+        decision.add_argument("--reason", default="", help="Why, or the ticket. --apply needs it.")
+        decision.add_argument("--by", default="", help="Who decides. --apply needs it.")
         decision.add_argument("--apply", action="store_true", help="Carry the decision out.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -83,7 +83,8 @@ class Command(IdempotencyCommand):
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if not action:
-            self.say(f"{counted(len(keys))}. Decide by --release or --close.")
+            decide = " Decide by --release or --close." if any(key.idle for key in keys) else ""
+            self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
             # Several callers may have used the same key.
@@ -102,8 +103,9 @@ class Command(IdempotencyCommand):
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
+        verb, done = ("release", "Released") if answer is None else ("close", "Closed")
         if not options["apply"]:
-            self.say(f"Would decide about {counted(len(rows))}. Add --apply to do it.")
+            self.say(f"Would {verb} {counted(len(rows))}. Add --apply to do it.")
             return len(rows)
         said = {name: options[name] for name in ("by", "reason")}
         if answer is None:
@@ -111,7 +113,7 @@ class Command(IdempotencyCommand):
         else:
             result = resolve_all(rows, close_with, answer, confirmed=options[SETTLED], **said)
         changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
-        self.say(f"Decided about {counted(result.resolved)}.{changed}")
+        self.say(f"{done} {counted(result.resolved)}.{changed}")
         return result.resolved
 
 
@@ -146,11 +148,12 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
 
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
+    doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
     return without_controls(  # text of a client may contain line breaks, and could look like another key's line
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
-        f"{row.worker or 'unknown'}, in doubt: {', '.join(key.in_doubt) or 'none'}, done: {', '.join(done) or 'none'}"
+        f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
         f"{about}."
     )
 
@@ -170,9 +173,8 @@ def _action(options: dict[str, Any]) -> str:
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
         raise CommandError("--apply: say what to decide, by --release or --close.")
-    for name, missing in (("by", "Say who decides."), ("reason", "Say why, or name the ticket.")):
-        if options["apply"] and not options[name].strip():
-            raise CommandError(f"--{name} is missing. {missing}")
+    if options["apply"] and not (options["by"].strip() and options["reason"].strip()):
+        raise CommandError("--apply needs --by, which says who decides, and --reason, which says why.")
     return action
 
 

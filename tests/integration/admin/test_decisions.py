@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_u
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DECISIONS = ("record", "answer", "release")
 CHANGED = "Nothing can be decided now: the keys have changed since you opened the page, or need no decision."
-ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}'}
+ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}', "confirmed": "on"}
 
 
 class TestWho:
@@ -283,9 +283,9 @@ class TestWord:
         IdempotencyStep.objects.update(result='{"value": "ch_7"}')
         page = page_of(operator, key, "answer")
         assert (SETTLED in page, "“charge” has ended" in page, "ch_7" in page) == (True, True, True)
-        assert "Look first." in decide(operator, key, "answer")
+        assert "Look first." in decide(operator, key, "answer", confirmed="")
         assert row().status == "failed"
-        assert "Answered by hand" in decide(operator, key, "answer", confirmed="on")
+        assert "Answered by hand" in decide(operator, key, "answer")
 
     @pytest.mark.parametrize("what", ["hold", "a write in doubt", "no lease"])
     @pytest.mark.parametrize("across", [{}, {"select_across": "1"}])

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
-from django_idempotency.engine.stores.states import EXPIRED, HARMLESS
+from django_idempotency.engine.stores.states import EXPIRED, STUCK
 from django_idempotency.maintenance import find_resource, half_done, in_doubt, needs_attention, stuck
 from django_idempotency.maintenance.erasure import of_scope
 from django_idempotency.models import IdempotencyKey
@@ -48,7 +48,7 @@ def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -
         (needs_attention(), 25, {failed, locked, expires}),
         (in_doubt(), 10, {doubt, expires}),
         (stuck(), 15, {locked, expires}),
-        (IdempotencyKey.objects.filter(HARMLESS), 5, {locked}),
+        (IdempotencyKey.objects.filter(STUCK.condition), 5, {locked}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
         (IdempotencyKey.objects.filter(EXPIRED.condition).order_by("expires_at")[:1], 0, {"idempotency_expires_idx"}),
         (IdempotencyKey.objects.filter(of_scope("user:auth.User:1")), 0, {"idempotency_scope_idx"}),

@@ -13,9 +13,9 @@ from django.utils import timezone
 from django_idempotency.engine.stores.states import (
     ATTENTION,
     EXPIRED,
-    HARMLESS,
     NEEDS_ATTENTION,
     STATES,
+    STUCK,
     UNDECIDED,
     Clock,
     Seen,
@@ -96,7 +96,7 @@ def test_a_decision_is_possible_about_each_idle_key(rows: Any) -> None:
 
 def test_only_keys_without_effects_are_harmless(rows: Any) -> None:
     """Their lease is over; what a call or a write may have done is unknown of none of them."""
-    names = set(IdempotencyKey.objects.filter(HARMLESS).values_list("key", flat=True))
+    names = set(IdempotencyKey.objects.filter(STUCK.condition).values_list("key", flat=True))
     assert names == {
         f"in_progress, lease over, ttl {ttl}, {steps}"
         for ttl in ("kept", "over")
@@ -104,7 +104,7 @@ def test_only_keys_without_effects_are_harmless(rows: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("condition", [EXPIRED.condition, NEEDS_ATTENTION, HARMLESS])
+@pytest.mark.parametrize("condition", [EXPIRED.condition, NEEDS_ATTENTION, STUCK.condition])
 def test_a_condition_can_stand_in_a_statement_by_hand(rows: Any, condition: Any) -> None:
     """The stores' own statements say the same as the look-ups."""
     table = IdempotencyKey._meta.db_table
