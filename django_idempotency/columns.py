@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class _Exact:
     """A text that is compared byte by byte on every database.
 
-    MySQL and MariaDB would take "abc" and "ABC ", or "a" and "á", for the same text. On PostgreSQL, only an index of
-    this collation finds the beginning of a text. The field sets the collation of its column, so a later `AlterField`
-    keeps the collation.
+    By default, "abc" and "ABC ", or "a" and "á", are equal texts for MySQL and MariaDB. On PostgreSQL, only an index
+    with the collation "C" can find texts by their beginning. The field sets the collation of its column, so a later
+    `AlterField` keeps the collation.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -29,7 +29,7 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """The collation that compares bytes and does not ignore spaces at the end. None: the database has no other one."""
+    """The collation that compares bytes and does not ignore spaces at the end. None: the default collation does so."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
@@ -44,10 +44,10 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """An index of the few rows in which one column is set. While no key needs attention, it is nearly empty.
+    """An index of the few rows in which one column is set. The index is nearly empty while no key needs attention.
 
     MySQL and MariaDB have no partial indexes, so they get a plain index. With `models.Index(condition=…)`, Django would
-    print a warning there.
+    print a warning on MySQL and MariaDB.
 
     Args:
         set_column: the column that is not NULL in the rows of the index. With "-" before its name, the column is NULL.

@@ -36,7 +36,8 @@ class IdempotencyKey(models.Model):
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index has two numbers instead of three texts: half the size, and each database compares alike.
+    # The unique index has two numbers instead of three texts, because numbers need half the size, and each database
+    # compares numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -55,13 +56,14 @@ class IdempotencyKey(models.Model):
     # Bytes, because a column for text or JSON would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
-    # What the operation is about: see `Operation.refer_to`.
+    # The object that the operation is about: see `Operation.refer_to`.
     resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
     resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
     # A JSON list of the decisions of people and commands, the oldest first: see `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # The time of the last change of status, attempt or decisions. A person decides about the version of this time.
+    # The time of the last change of status, attempt or decisions. If this time has changed since a person saw the key,
+    # the person's decision is refused.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -73,7 +75,8 @@ class IdempotencyKey(models.Model):
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             models.Index(fields=["scope"], name="idempotency_scope_idx"),  # to erase what is stored about one caller
-            # On PostgreSQL, no index has a column that a completion changes, so that a completion changes no index.
+            # On PostgreSQL, no index contains a column that the completion of an atomic key changes, so the completion
+            # changes no index.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             IndexWhereSet(  # every failed key has an error
                 fields=["created_at"],
@@ -91,11 +94,12 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """A name without the key. The key may be a secret, and the admin's log keeps this text for ever."""
+        """The operation and the reference of the key. The key itself is left out, because it may be a secret, and the
+        admin's log keeps this text for ever."""
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read from the row's own database, also for deferred fields. The routers might name a replica."""
+        """Read the row again from its own database, also for deferred fields, because routers may choose a replica."""
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
@@ -125,7 +129,7 @@ class IdempotencyStep(models.Model):
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view had asked for the derived key before the call. Only then the other side may know the key.
+    # Whether the view had asked for the derived key before the call. If not, the other side cannot know this key.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

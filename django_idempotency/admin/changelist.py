@@ -105,7 +105,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """The filter by operation. It offers the operations of the keys that the list can show."""
+    """The filter by operation. The filter offers the operations of the keys that the list can show."""
 
     title = _("operation")
     parameter_name = "operation"

@@ -1,4 +1,4 @@
-"""The decisions. Each has a button on the page of a key, a text that explains it, and a form for the operator."""
+"""The decisions. Each decision has a button on the page of a key, an explanation, and a form for the operator."""
 
 from __future__ import annotations
 

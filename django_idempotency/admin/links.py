@@ -39,7 +39,7 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """The same on each page: the key, and its reference beside it."""
+        """The key, with its reference beside it. Each page shows this text."""
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property

@@ -1,4 +1,4 @@
-"""The admin pages of keys. They change nothing, except by a decision about a key that no worker holds."""
+"""The admin pages of keys. These pages change keys only by decisions, and only keys that no worker holds."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """The timeline of the key, which has each decision. Django's history lacks those of commands and functions."""
+        """The timeline of the key, which has each decision. Django's history lacks the decisions of commands."""
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
         return redirect("admin:django_idempotency_idempotencykey_change", object_id)

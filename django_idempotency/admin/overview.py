@@ -105,7 +105,7 @@ def latest(keys: Keys, count: int) -> Keys:
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the first of the other keys with the same request about the same resource: perhaps a second charge."""
+    """Return other keys with the same request about the same resource, because each may be a second charge."""
     if row.resource_id is None or row.fingerprint is None:
         return []
     about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)

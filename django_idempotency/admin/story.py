@@ -131,7 +131,7 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What a person should do about this key. A slow worker can still make its call, so it must be dead first."""
+        """What a person should do about this key. First the worker must be dead: a slow worker can still make calls."""
         if self.unreadable:
             return _(
                 "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "

@@ -62,7 +62,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """The key by which the other side may know a call. A write has none, because it sends nothing outside."""
+    """The key by which the other side may know a call. A write has none, because a write sends nothing outside."""
     if not keyed:
         return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
@@ -70,7 +70,7 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the steps in doubt by name, with what the other side may know them by."""
+    """Return the steps in doubt by name, each with the key by which the other side may know the step."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
@@ -102,7 +102,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the names and the results of the finished steps. A person needs them before a decision."""
+    """Return the names and the results of the finished steps. A person needs the results before a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 

@@ -40,9 +40,9 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft say that servers publish it.
+    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft ask servers to publish it.
 
-    It leaves out the unprotected endpoints that `allowed` accepts.
+    The specification leaves out the unprotected endpoints that `allowed` accepts.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]

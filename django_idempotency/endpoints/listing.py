@@ -178,7 +178,8 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one answer for each method of the function's `require_http_methods`, else one answer without a method."""
+    """Yield one answer for each method of the function's `require_http_methods`. Without this decorator, yield
+    one answer without a method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
     # Django's decorators keep the methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))

@@ -1,4 +1,5 @@
-"""Private. Nothing outside this package may import from here: modules and names change without notice.
+"""This package is private. No code outside of `django_idempotency` may import from here, because names change without
+notice.
 
-The public names are in `django_idempotency` and in the folders beside this one.
+The public names are in `django_idempotency` and in the folders beside `engine`.
 """

@@ -1,4 +1,4 @@
-"""What the commands share: output that harms nothing, and a run over several databases that a signal can end."""
+"""The base classes of the commands: safe output, and a run over several databases that a signal can end."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
 
 NEED_ATTENTION = 3
-"""Exit status. 1 is Django's for errors, 2 is argparse's."""
+"""The exit status if keys need attention. Django uses the status 1 for errors, and argparse uses 2."""
 NO_ENGINE = "django.db.backends.dummy"
-"""That of `"default": {}`, which Django advises where each app has an alias of its own."""
+"""The engine of `"default": {}`. Django's documentation has this setting for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MOMENT = 1.0
-"""Seconds. Signals within it are one wish: `timeout` of GNU sends its signal to the process, and then to its group."""
+"""Signals within this number of seconds count as one signal, because the program `timeout` sends its signal twice: to
+the process, and then to the process group."""
 
 
 class IdempotencyCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """An error of the options or of the database is told without a traceback."""
+        """Run the command. An error of the options or of the database is printed without a traceback."""
         try:
             return super().execute(*args, **options)
         except DatabaseError as error:  # the lines after the first one may quote a row
@@ -38,18 +39,18 @@ class IdempotencyCommand(BaseCommand):
             raise CommandError(str(error)) from error
 
     def say(self, text: str) -> None:
-        """Print at once, and as an escape what the output's encoding lacks, or what a terminal obeys.
+        """Print a text at once. Control characters, and characters that the output cannot encode, become escapes.
 
-        Operations, steps and errors, which commands quote, may hold any character. None may harm a run.
+        Commands print operations, steps and errors, which may hold any character. No character may stop a command.
         """
-        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # that of io.StringIO is None
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # the encoding of io.StringIO is None
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # a pipe would hold the line back until the end
+        self.stdout.flush()  # a pipe would keep the line until the command ends
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """Works on databases one after the other. A signal ends the run when the key or batch at hand is done."""
+    """A command that works on one database after the other. After a signal, it finishes the present key or batch."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
@@ -91,9 +92,9 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
-        """Work on one database. `name` begins each line that is printed.
+        """Work on one database. Each printed line begins with `name`.
 
-        Returns the last line, for cron's mail, and whether the exit status says that keys need attention.
+        Returns the last line to print, and whether the exit status must say that keys need attention.
         """
         raise NotImplementedError
 
@@ -103,15 +104,15 @@ def counted(count: int, noun: str = "key") -> str:
 
 
 def several(given: Any) -> Any:
-    """The values of an option that may be repeated, as a list; None: not given.
+    """The values of an option that may be repeated, as a list. None: the option was not given.
 
-    `call_command(…, key="abc")` gives the value itself.
+    A call such as `call_command(…, key="abc")` gives a single value, of which a list is made.
     """
     return [given] if isinstance(given, str | int) else given
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """The aliases that the command was given. None is the one that keys are written to."""
+    """The database aliases that the command was given. None stands for the alias that keys are written to."""
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
     real = [name for name in connections if connections[name].settings_dict["ENGINE"] != NO_ENGINE]
@@ -123,9 +124,9 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 
 @contextmanager
 def stoppable(stop: Event) -> Iterator[list[int]]:
-    """Collect signals, so that what is running is finished before the process ends.
+    """Collect signals, so that the present work is finished before the process ends.
 
-    A signal that comes a `MOMENT` later raises `SystemExit` in what is running, which may hang.
+    A second signal that comes more than `MOMENT` seconds later raises `SystemExit`, because the work may hang.
     """
     received: list[int] = []
     first = math.inf
@@ -136,7 +137,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # A second signal can interrupt `set()`, which holds a lock: a second `set()` would wait for it for ever.
+            # Only the first signal calls `set()`. A second signal can interrupt this `set()`, which holds a lock, so a
+            # second `set()` would wait for the lock for ever.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)
@@ -144,7 +146,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # not the main thread: signals are the business of the program that called us
+        yield received  # outside the main thread, the calling program handles signals itself
         return
     try:
         yield received

@@ -89,7 +89,7 @@ class Request:
 
     def _body(self, carried: Any) -> Any:
         """Return the data to send. `carried` is the data that carries the key: some fields, or a whole body."""
-        data = copy.deepcopy(self.data)  # because a client reads a file to its end
+        data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs a copy
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body

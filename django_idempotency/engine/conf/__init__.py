@@ -1,4 +1,4 @@
-"""Options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
+"""The options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
 from .options import Idempotency, Keywords, OnceKeywords, as_options, for_methods

@@ -1,4 +1,4 @@
-"""How one option or setting is declared: its default and the check of its value, in one place."""
+"""Each option and setting is declared with its default and with the check of its value. Here are the checks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Any
 from ...exceptions import IdempotencyConfigurationError
 
 Check = Callable[[Any], str | None]
-"""Returns None for a possible value, else the sentence that tells the reader what to give."""
+"""A check returns None for a possible value, and for another value the sentence that says what to give."""
 
 MAX_SECONDS = 100 * 365 * 86400
-"""A century. Some databases cannot add a longer interval to the clock."""
+"""The longest duration: a century. Some databases cannot add a longer interval to the current time."""
 
 
 class Unset:
-    """Stands for an option that is left to the next layer: action, class, base classes, settings, default."""
+    """The value of an option that this layer does not set, so the next layer decides.
+
+    The layers are, in their order: action, class, base classes, settings, default.
+    """
 
 
 def option(default: Any, check: Check) -> Any:
-    """A field of `Idempotency`. Its default applies after all layers, so a layer itself begins as `Unset`."""
+    """A field of `Idempotency`. The default of an option is used only if no layer has set the option."""
     return field(default=Unset, metadata={"default": default, "check": check})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """A field of `Settings`. No error quotes a secret."""
+    """A field of `Settings`. With `secret`, no error message quotes the value."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
@@ -70,7 +73,7 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """A check for these values. True is not 1 here, and 1.0 is not 1."""
+    """A check for these values. The type counts too, so neither True nor 1.0 is accepted for 1."""
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
@@ -82,7 +85,7 @@ def of_type(kind: type) -> Check:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))  # of a list, a tuple was made
+SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))  # a list was already made a tuple
 NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
 METHODS = must(
@@ -130,7 +133,8 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """A check for a callable that is not awaited. The coroutine of an `async def` function would count as true."""
+    """A check for a callable that is not awaited. An `async def` function is refused, because its coroutine would count
+    as true."""
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
     return CALLABLE(value)

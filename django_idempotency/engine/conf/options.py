@@ -1,4 +1,4 @@
-"""Options of one protected endpoint, each checked by itself."""
+"""The options of one protected endpoint. Each option is checked when it is given."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
 NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
-"""Client errors that mean "not now" or "not you": the same request may succeed later."""
+"""Client errors that are not final, because the same request may succeed later or with other credentials."""
 
 
 def is_final(response: Any) -> bool:
-    """The default `record`: below 500 and none of the statuses that a later retry may turn into a success."""
+    """The default of `record`: a response is final if its status is below 500 and is not in `NOT_FINAL`."""
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
@@ -31,12 +31,12 @@ COMPARED = check.must(
 )
 
 
-# eq=False: two layers are the same only if they are one object, which makes them cheap cache keys.
+# With eq=False, two layers are equal only if they are the same object, so a cache compares layers fast.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """How one endpoint is protected.
 
-    An option that is left out falls through to the next layer. Durations are `timedelta` or seconds.
+    An option that is left out comes from the next layer. Durations are `timedelta` or seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -47,28 +47,28 @@ class Idempotency:
         methods: the HTTP methods that are protected. Others pass through.
         wait: how long a duplicate of a running request waits for its result before the conflict answer.
         in_progress_status: 409 or 429. With a lease also 202, with the `Location` of a status page.
-        mismatch_status: 422 or 409.
-        lease: None: one transaction around the view. A duration: leased mode, for views that call an external service.
-            The duration says how long a claim stands when its worker has died.
+        mismatch_status: 422 or 409, for a key that is used again with another payload.
+        lease: None: the view runs in one transaction. A duration: leased mode, for views that call an external service.
+            If a worker dies, its claim ends after this duration.
         on_abandoned: may an external call be made again while its first outcome is unknown?
         reconcile: `callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs
-            `operation`. Returns the final response, or None to run again. `operation.request` is the request, or None
-            when `recover_idempotency_keys` asks.
+            `operation`. Returns the final response. With None, the view runs again. `operation.request` is the request,
+            or None when `recover_idempotency_keys` asks.
         scope: `callable(request) -> str`, which identifies the caller.
         anonymous: "shared" or "refuse", for callers without any credential.
         operation: the name of the operation. Default: method and route.
         key: `callable(request) -> str | None` that reads the key. Default: the header.
-        late_keys: "refuse": keys must be UUIDs of version 7. A key that is older than `ttl`, or more than five minutes
-            ahead, and has no stored result is refused, and its request does not run again.
-        fingerprint: what a retry must repeat. Default: method, path, query string, content type and body.
-            A tuple of names compares these fields of the body alone. `callable(request) -> bytes`: what it returns,
-            in place of the body. With None, nothing is compared.
-        record: `callable(response) -> bool`: is this outcome final?
+        late_keys: "refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is
+            older than `ttl`, or more than five minutes ahead.
+        fingerprint: the parts of a request that a retry must repeat. Default: method, path, query string, content type
+            and body. A tuple of names: only these fields of the body are compared. `callable(request) -> bytes`: the
+            returned bytes are compared in place of the body. None: nothing is compared.
+        record: `callable(response) -> bool`, which returns True if this response is final.
         may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
         store_body: False keeps a tombstone instead of the response.
         max_body_bytes: a larger response, or a streaming one, leaves a tombstone.
         using: the database alias of the business write. Default: the write alias.
-        observe: claim and log what would have been refused or replayed, but do neither: a gradual rollout.
+        observe: True runs each request, and only logs which requests would have been refused or replayed.
     """
 
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1))
@@ -93,7 +93,7 @@ class Idempotency:
     using: str | None = option(None, check.or_none(check.NAME))
     observe: bool = option(False, check.YES_OR_NO)
 
-    if not TYPE_CHECKING:  # a dataclass would not say which names exist
+    if not TYPE_CHECKING:  # the error of a dataclass would not list the names that exist
 
         def __new__(cls, **options):
             for name in options:
@@ -111,7 +111,7 @@ class Idempotency:
             )
 
     def given(self) -> dict[str, Any]:
-        """The options that this layer decides."""
+        """The options that this layer sets."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
 
     @cached_property
@@ -128,12 +128,12 @@ class Idempotency:
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
-        """`on_abandoned`, where it has a meaning."""
+        """The option `on_abandoned`. None in atomic mode, where `on_abandoned` has no meaning."""
         return None if self.lease is None else self.on_abandoned
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """May a call in doubt be made again? Only in leased mode, where the call repeats the same derived key."""
+        """Whether a call in doubt may be made again. In leased mode, a repeated call sends the same derived key."""
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
 
@@ -144,7 +144,7 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """The layer that protects these methods only. Always the same object, because layers are cache keys."""
+    """The layer that protects only these methods. The function is cached, because layers themselves are cache keys."""
     return Idempotency(methods=methods)
 
 
@@ -163,11 +163,11 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# --- the options as keyword arguments, which type checkers read here and nowhere else. A test compares them.
+# --- the options as keyword arguments, for type checkers. A test compares these classes with `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):
-    """Options that need no request: those of `run_once`, `arun_once` and `once`."""
+    """Options that need no request: the options of `run_once`, `arun_once` and `once`."""
 
     ttl: timedelta | float
     wait: timedelta | float

@@ -1,4 +1,4 @@
-"""The project's `IDEMPOTENCY` setting, and one set of options out of all layers."""
+"""The project's `IDEMPOTENCY` setting is read here, and all layers of options are merged into one `Idempotency`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The `IDEMPOTENCY` setting: facts about the whole project, beside the project's default options.
+    """The `IDEMPOTENCY` setting: settings of the whole project, and the project's default options.
 
     Attributes:
         header: name of the request header that carries the key.
         replayed_header: name of the response header that says "true" or "false".
-        docs_url: the page about the project's keys: `type` and `Link` of error answers.
+        docs_url: the project's page about its keys. Error answers name the page in `type` and `Link`.
         key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
-        credential_headers: request headers that identify a caller without a user: all that were sent, together.
-        harmless_decorators: decorators that decide nothing about the caller, and so may stand below the protection.
-        error_response: `callable(request, problem) -> HttpResponse`: the project's own errors.
+        credential_headers: request headers that identify a caller without a user. All headers that were sent count.
+        harmless_decorators: decorators that decide nothing about the caller, so they may stand below the protection.
+        error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
         store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
-        encryption_keys: Fernet keys. The first encrypts responses, step results and errors at rest; all decrypt.
-        runbook_url: where the project's own runbook is: the admin links it beside a key that needs attention.
+        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors; all keys decrypt
+            them.
+        runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
         enabled: False lets every request pass through. For a test, never in production.
     """
 
@@ -53,7 +54,7 @@ class Settings:
 
 @lru_cache(maxsize=64)
 def meta_name(header: str) -> str:
-    """The name of a request header in `request.META`. Each request asks for the same few."""
+    """The name of a request header in `request.META`."""
     return "HTTP_" + header.upper().replace("-", "_")
 
 
@@ -66,7 +67,7 @@ LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """Read the `IDEMPOTENCY` setting. Names are upper case, as Django's are. Lower case is accepted too."""
+    """Read the `IDEMPOTENCY` setting. Names are in upper case, but names in lower case are accepted too."""
     raw = getattr(django_settings, "IDEMPOTENCY", {})
     if not isinstance(raw, Mapping):
         raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting must be a dict, not {raw!r}.")
@@ -95,9 +96,9 @@ def _value(name: str, written: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def resolve(*layers: Idempotency) -> Idempotency:
-    """Merge the layers, nearest first, over the project's settings and the defaults: every option has a value.
+    """Merge the layers, nearest first, with the project's settings and the defaults. Then every option has a value.
 
-    The result is cached for these layer objects. Changing the setting (`override_settings`) empties the cache.
+    The result is cached for these layer objects. A change of the setting (`override_settings`) empties the cache.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -107,7 +108,8 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # A project's default may be meant for its leased views. On a view without a lease it is a mistake.
+            # In the project's settings, the option may be meant for leased views. On a view without a lease, the option
+            # is a mistake.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

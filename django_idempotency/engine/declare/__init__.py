@@ -1,1 +1,1 @@
-"""What happens when code is imported: a view gets its protection, or is refused."""
+"""When a module of the project is imported, its views get their protection here, or are refused."""

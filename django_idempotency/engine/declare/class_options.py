@@ -1,4 +1,4 @@
-"""The mixin for class-based views, and options on classes: what `idempotency` on a class means, nearest first."""
+"""The mixin for class-based views, and the options in the attribute `idempotency` of a class and its base classes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
-"""What the attribute may hold; None: not protected."""
+"""The values that the attribute `idempotency` may have. None: the class is not protected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
-"""Every `View` has the handlers that are left out, or is given them."""
+"""Handlers that a view must define itself. `head`, `options` and `trace` are left out, because Django may add them."""
 INHERIT = Idempotency()
-"""Decides nothing: the settings and the defaults apply."""
+"""These options set nothing, so the settings and the defaults apply."""
 
 
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a class-based view once for each idempotency key: `FormView`, `APIView`, …
 
-    Handlers run in a transaction that the mixin opens. They may be `def`, or in plain Django `async def`.
+    Handlers run in a transaction that the mixin opens. Handlers may be `def`, or in plain Django `async def`.
 
     The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
-    the handler is wrapped. So every other `dispatch`, such as that of an access mixin, and the REST framework's
-    authentication, permissions, throttles and content negotiation come first, for a replay too.
+    the handler is wrapped. So access mixins, and the REST framework's authentication, permissions, throttles and
+    content negotiation, run before the mixin, for a replay too.
 
     Args:
-        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`; None:
-            not protected. Other options fall through to the base classes, the settings and the defaults.
-        idempotency_actions: the same by the name of a handler, such as a standard action of a viewset.
+        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
+            class is not protected. Missing options come from the base classes, the settings and the defaults.
+        idempotency_actions: such options by the name of a handler, for example a standard action of a viewset.
 
     Raises:
         IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
@@ -71,7 +71,8 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # Django copies what decorators have set on dispatch, such as csrf_exempt. Our dispatch hides the next one.
+            # Django copies to the view what decorators have set on `dispatch`, such as csrf_exempt. The mixin's own
+            # `dispatch` hides the decorated `dispatch` of a base class, so its attributes are copied here.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -86,10 +87,12 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for it.
+            # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for an
+            # asynchronous handler.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # Set on the instance, which lives for one request. The framework's dispatch() calls it last.
+        # The protected handler is set on the instance, because the instance serves only this request. The framework's
+        # dispatch() calls the handler last.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -101,9 +104,9 @@ class IdempotencyMixin:
         return protected_form(handler, partial(view_call, options))(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Options:
-        """The options for this request, asked after authentication; None: not protected.
+        """The options for this request. None: the request is not protected.
 
-        Override it to decide by `self.request` or `self.action`.
+        The method is called after authentication. Override the method to decide by `self.request` or `self.action`.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -111,44 +114,45 @@ class IdempotencyMixin:
         return resolve(*layers) if layers else None
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
-        """The options of the handler for this request; None: not protected."""
+        """The options of the handler for this request. None: the request is not protected."""
         given = checked(self.get_idempotency_options())
         if given is None:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            refuse_handler(handler)  # as_view() could not know
+            refuse_handler(handler)  # as_view() did not know the methods that the view protects
         return options
 
 
-# drf-spectacular would make the docstring the description of each operation of the project.
+# The class gets no docstring, because drf-spectacular would copy the docstring into the description of each of the
+# project's operations.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Options) -> Idempotency | None:
-    """Raises `IdempotencyConfigurationError` for options that cannot work."""
+    """The options as an `Idempotency`. Raises `IdempotencyConfigurationError` for options that cannot work."""
     return None if value is None else as_options(value)
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
-    """What a class with a mixin declares; None: not protected, or no mixin.
+    """The declaration of a class with the mixin. None: the class is not protected, or has no mixin.
 
     Args:
-        attributes: those of the view, or those that `as_view()` will give it.
-        name: of the handler: a verb, or the action of a viewset.
+        attributes: the attributes of the view, or the attributes that `as_view()` will give to the view.
+        name: the name of the handler: a verb, or the action of a viewset.
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, IdempotencyMixin) else ()
     return Declaration(layers, cls, decides_by_request(cls)) if layers else None
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Whether a class with a mixin may decide otherwise for a request."""
+    """Whether the class overrides `get_idempotency_options`, so that its options may differ from request to request."""
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
 
 def _methods(declaration: Declaration) -> Collection[str]:
-    with suppress(IdempotencyConfigurationError):  # its options contradict each other: E007 reports that
+    with suppress(IdempotencyConfigurationError):  # if options contradict each other, the check E007 reports them
         return declaration.options.methods
     return ()
 
@@ -156,10 +160,10 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """The unsafe methods that a view class answers, such as POST, each with its handler's name and its handler.
+    """The unsafe methods of a view class, such as POST. Each method comes with the name of its handler and the handler.
 
     Args:
-        actions: those of a viewset: verb to name.
+        actions: the actions of a viewset: for each verb the name of its handler.
     """
     for verb in attributes.get("http_method_names", cls.http_method_names):
         name = verb if actions is None else actions.get(verb, "")
@@ -168,7 +172,7 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """The option layers of a class with a mixin, nearest first, up to the first None. Empty: not protected.
+    """The option layers of a class with the mixin, nearest first, up to the first None. Empty: it is unprotected.
 
     The order is: the view's own attribute, the handler, the class, its base classes. See `class_declaration`.
     """
@@ -180,7 +184,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 @lru_cache(maxsize=1024)
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
-    """The `idempotency` attributes along the MRO.
+    """The `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
     `nearest` is part of the cache's key, because a test may replace the attribute of a class.
     """

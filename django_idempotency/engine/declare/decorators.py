@@ -1,4 +1,4 @@
-"""The decorators `idempotent` and `once`: a function gets its protected form, one engine for `def` and `async def`."""
+"""The decorators `idempotent` and `once`. The same engine protects `def` functions and `async def` functions."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Run a view at most once for each idempotency key, and replay its response to retries.
 
-    Opens the transaction that the view runs in. Inside an outer `atomic()` that is a savepoint.
+    Opens the transaction in which the view runs. Inside an outer `atomic()`, the view runs in a savepoint.
 
-    Use it bare, with options as keyword arguments, or with an `Idempotency`, on a function view, a handler method, an
-    `@action` method, or a function under `@api_view`; `method_decorator` works. It must stand below everything that
-    decides who the caller is.
+    Use the decorator bare, with options as keyword arguments, or with an `Idempotency`, on a function view, a handler
+    method, an `@action` method, or a function under `@api_view`; `method_decorator` works. The decorator must stand
+    below all code that decides who the caller is.
 
     Raises:
-        IdempotencyConfigurationError: where it could not protect the view. Raised at decoration if that can be known
-            then, else on the first request, before the view runs.
+        IdempotencyConfigurationError: the view cannot be protected. Raised at decoration if that is known then,
+            otherwise on the first request, before the view runs.
     """
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    register(Declaration((layer,)))  # now, because method_decorator decorates on each request
+    register(Declaration((layer,)))  # at import, because method_decorator decorates the view later, on each request
     return partial(_protect, (layer,))
 
 
@@ -75,7 +75,10 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Find the request: the second argument of a method, or one by name. Frameworks have requests of their own."""
+    """Find the request among the arguments: the first or the second argument, or the keyword argument `request`.
+
+    The request may also be a request of the REST framework or of Django Ninja.
+    """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if isinstance(candidate, HttpRequest):
@@ -91,10 +94,10 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """The protected form of `view`, which runs in a transaction of its own. Of `async def` views see `in_thread`.
+    """The protected form of `view`, which runs in a transaction of its own. For `async def` views, see `in_thread`.
 
     Args:
-        make_call: returns the `ViewCall` of one call, from the view, its positional and its keyword arguments.
+        make_call: makes a `ViewCall` of the view, its positional arguments and its keyword arguments.
     """
 
     def protected(*args: Any, **kwargs: Any) -> Any:
@@ -126,15 +129,15 @@ def once(
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
-    Works on `def` and `async def`. The function returns the result of its first run. With `lease` it gets the
-    `Operation` as the keyword argument `operation`; without, only if it has such a parameter, and the caller leaves it
-    out. See `run_once` for the transaction.
+    The function may be `def` or `async def`. Each call with the same key returns the result of the first run. The
+    function gets its `Operation` as the keyword argument `operation` with `lease`, and also without `lease` if it has
+    such a parameter. The caller does not pass `operation`. See `run_once` for the transaction.
 
     Args:
         scope: a string, or a callable with the function's own arguments.
-        key: such a callable that returns the key: a str, an int or a UUID.
-        payload: such a callable, or None to compare nothing.
-        options: as for `run_once`.
+        key: a callable with these arguments, which returns the key: a str, an int or a UUID.
+        payload: a callable with these arguments. None: payloads are not compared.
+        options: the options of `run_once`.
 
     Raises:
         NotRun: as `run_once` does, when the function is called.

@@ -1,6 +1,6 @@
-"""Where the decorator must not stand: above the code that decides who the caller is.
+"""The decorator must not stand above the code that decides who the caller is. This module refuses such places.
 
-Above that code a response would be replayed to another caller, or to a token that was revoked meanwhile.
+In such a place, a response could be replayed to another caller, or to a caller whose token has been revoked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Refuse at decoration what is already known: no view, or the wrong place."""
+    """Refuse, when the decorator is applied, an object that is not a view, and a decorator in a wrong place."""
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
@@ -57,7 +57,10 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """What may decide who the caller is: the bound operation of Django Ninja, a view class, a decorator; or None."""
+    """The code below the decorator that may decide who the caller is, or None.
+
+    Such code is an operation of Django Ninja, a view class, or another decorator.
+    """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -66,18 +69,23 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Have Django Ninja refuse a view of plain Django when it makes an operation of it."""
-    # By its name, so that nothing is imported. A new list: wraps() has shared the old one with the view.
+    """Let Django Ninja raise our error if the project makes an operation of a view for plain Django."""
+    # The attribute is set by its name, so that Django Ninja is not imported. The list is new, because wraps() has
+    # copied a reference to the view's own list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse on a request what shows only then: a decorated operation of Django Ninja, the class of a `dispatch`."""
+    """Refuse, on a request, wrong places that are not known earlier.
+
+    These are a decorated operation of Django Ninja, and a decorated `dispatch` in a class that has checks below it.
+    """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # A method gets its instance first; method_decorator hands over a partial of the bound method.
+        # The view's instance is the first argument of a method. method_decorator passes a partial of the bound method
+        # instead, and this method has the instance.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -88,7 +96,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Why the protected `dispatch` of this class stands too high, or None. Also asked by the system check."""
+    """Why the decorator on the `dispatch` of this class stands too high, or None. The system check asks this too."""
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
@@ -103,10 +111,10 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """What stands below a protected `dispatch` and may decide who the caller is, or None.
+    """The code below a protected `dispatch` that may decide who the caller is, or None.
 
     Args:
-        classes: those of the view's MRO that stand below the protection.
+        classes: the classes of the view's MRO that stand below the protection.
     """
     if is_drf_view(view_class):
         return (
@@ -120,7 +128,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A dispatch stands before the handlers, perhaps to check who is calling. Without handlers one dispatch answers.
+    # Each `dispatch` of the project runs before the handlers, and may check who is calling. If the class has no
+    # handlers, the last `dispatch` answers the request, so this `dispatch` is not counted as a check.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -129,19 +138,22 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Why the decorator of this handler stands too high, or None. Also known on the first request."""
+    """Why the decorator on this handler stands too high, or None. The first request would be refused for it too."""
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
-    """Refuse a handler that a mixin protects, above all its decorators, if one of them may check who is calling."""
+    """Refuse a handler of the mixin if one of the handler's decorators may check who is calling.
+
+    The mixin's protection stands above all decorators of the handler, so a replay would skip the check.
+    """
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
         raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """The decorator of this function that may decide who the caller is, and what to do about it; or None."""
+    """The decorator of this function that may decide who the caller is, with advice for the developer, or None."""
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -158,7 +170,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """By name, so that nothing is imported: is it an APIView?"""
+    """Whether the class is an `APIView`, by its name, so that the REST framework is not imported."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

@@ -1,4 +1,5 @@
-"""What protects a callable: one declaration, which listing, checks, OpenAPI and recovery read."""
+"""The declaration of a protected callable: its options and its place. The listing, the checks, OpenAPI and the recovery
+read this declaration."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from ..request.view_call import found
 from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
-"""On a protected callable: its `Declaration`."""
+"""The attribute of a protected callable that holds its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
 """The decorator on a method with one of these names protects this HTTP method."""
 FRAMEWORKS = {
     "ninja": "django_idempotency.ninja.operations",
     "rest_framework": "django_idempotency.rest_framework.adapter",
 }
-"""Our module for each framework, by name, because the engine imports nothing that stands above it."""
+"""For each framework, the name of our module. The engine imports the module only by this name, because the module
+imports the engine."""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -33,8 +35,8 @@ class Declaration:
 
     Attributes:
         layers: the options, nearest first.
-        target: the protected callable, the view class or the operation of Django Ninja; None: not known yet.
-        by_request: `get_idempotency_options()` of the view may decide otherwise for a request.
+        target: the protected callable, the view class or the operation of Django Ninja. None: not known yet.
+        by_request: the view overrides `get_idempotency_options()`, so its options may differ from request to request.
         once: the callable is a function of `once`, and no view.
     """
 
@@ -45,18 +47,21 @@ class Declaration:
 
     @property
     def options(self) -> Idempotency:
-        """Every option has a value. Raises `IdempotencyConfigurationError` for options that contradict each other."""
+        """The resolved options, in which every option has a value.
+
+        Raises `IdempotencyConfigurationError` for options that contradict each other.
+        """
         return resolve(*self.layers)
 
     def options_for(self, method: str) -> Idempotency | None:
-        """The options for this HTTP method; None: not protected. Raises as `options` does."""
+        """The options for this HTTP method. None: the method is not protected. Raises the same error as `options`."""
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def finished(self, returned: Any) -> Finished[Any]:
-        """What `reconcile` has returned without a request, as the end of the operation.
+        """The result of `reconcile`, called without a request, as the end of the operation.
 
         Raises:
-            IdempotencyConfigurationError: for what `reconcile` must not return.
+            IdempotencyConfigurationError: `reconcile` must not return this value.
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
@@ -68,12 +73,12 @@ class Declaration:
 def frameworks() -> list[Any]:
     """Our modules for the frameworks that the project itself has imported. Each module has three functions:
 
-    * `view_call(request, view, args, kwargs, options)`: the `ViewCall` of a protected view, if `request` is one of this
-      framework, else None.
-    * `declared(callback)`: method, view and `Declaration` of what a URL's callback answers, if it is one of this
-      framework and no class, else None.
-    * `response(returned, declaration)`: the response that `reconcile` has returned without a request, if it is one of
-      this framework, else None.
+    * `view_call(request, view, args, kwargs, options)`: the `ViewCall` of a protected view. None: `request` is not a
+      request of this framework.
+    * `declared(callback)`: each method of a URL's callback, with its view and `Declaration`. None: the callback is a
+      class, or does not belong to this framework.
+    * `response(returned, declaration)`: the response that `reconcile` has returned without a request. None: the
+      returned value does not belong to this framework.
     """
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
@@ -86,36 +91,37 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Let recovery find what has both an `operation` and a `reconcile` of its own. Others cannot be found by a name."""
-    given: dict[str, Any] = {}  # without the project's settings, which cannot be read at import
+    """Let recovery find the declaration by its `operation`, if it has both an `operation` and a `reconcile`."""
+    given: dict[str, Any] = {}  # the project's settings are left out, because they cannot be read at import
     for layer in reversed(declaration.layers):
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # `method_decorator` decorates again on each request, and a function of `once` may be defined again.
+        # The same view may be registered again, because `method_decorator` decorates on each request, and a function of
+        # `once` may be defined in each call of another function. Then the new declaration replaces the old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
 def registered(operation: str) -> list[Declaration]:
-    """The declarations of imported modules with this `operation` and a `reconcile`. Import the URLconf before."""
+    """The declarations with this `operation` and a `reconcile`, in all imported modules. Import the URLconf first."""
     return list(_registered.get(operation, {}).values())
 
 
 def declaration_of(callable_: Any) -> Declaration | None:
-    """What protects this callable, or the callable below its decorators; None: not protected."""
+    """The declaration of this callable, or of the callable below its decorators. None: the callable is unprotected."""
     *levels, innermost = unwrapped(callable_)
     # An object with a protected __call__ is a view too.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # method_decorator decorates on each call. Until then the mark does not know the method.
+            # method_decorator applies the decorator on each call, so at import the declaration has no method yet.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """The layers of a method with this name: the decorator on a method called `put` protects PUT."""
+    """The layers, with the HTTP method of a handler's name: the decorator on a handler called `put` protects PUT."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())
@@ -123,7 +129,7 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
-    """What a decorator was called with: its options, and the view; None: the decorator gets the view next.
+    """The options and the view with which a decorator was called. The view is None if the view comes in a second call.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

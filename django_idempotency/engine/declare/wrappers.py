@@ -1,13 +1,14 @@
-"""What a callable is below its decorators, and which decorators may stand below the protection: a short list.
+"""The decorators of a callable, and the short list of decorators that may stand below the protection.
 
-The decorators of the list decide nothing about who is calling. A decorator is seen if it uses `functools.wraps`. What a
-view checks in its own code cannot be seen.
+The decorators of the list decide nothing about the caller. The package sees each decorator that uses `functools.wraps`.
+The package cannot see a check in the view's own code.
 
 # Note [A wrapper is known by its code]
-A name can be copied, and `functools.wraps` does that. So a wrapper is named by its code and by the module that the code
-belongs to, which nothing copies: the code of a wrapper begins with the name of the decorator that contains it. Two of
-Django's own makers share one code for many decorators. Their wrappers are named by the class of the middleware or of
-the context manager that they enclose.
+`functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not tell which decorator has
+made the wrapper. But `functools.wraps` does not copy the code object and its module. The qualified name of the code
+begins with the name of the decorator, so the package takes this name. Two functions of Django and Python make many
+decorators with the same code. Wrappers of these decorators are named by the class of their middleware or of their
+context manager.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ..conf import get_settings
 
 VIEWS = "django.views.decorators"
 PROXY = "ObjectProxy"
-"""The base class of wrapt's proxies, which tracing packages put around functions, some with their own copy of wrapt."""
+"""The base class of wrapt's proxies. Tracing packages put such proxies around functions. The class is known by its name
+alone, because some packages have their own copy of wrapt."""
 HARMLESS = frozenset(
     {
         "asgiref.sync.AsyncToSync",
@@ -41,12 +43,13 @@ HARMLESS = frozenset(
         PROXY,
     }
 )
-"""Some answer before the view (`condition`, `require_http_methods`), but they do not look at the caller."""
+"""Decorators that may stand below the protection, because they do not look at the caller. Some of them may answer in
+place of the view, such as `condition` and `require_http_methods`."""
 OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """The callable, then what is below its decorators, as far as `functools.wraps` and `partial` show it."""
+    """The callable, then each callable below it, as far as `functools.wraps` and `partial` show them."""
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -68,7 +71,7 @@ def dotted_name(function: Any) -> str:
 
 
 def method_name(view: Any) -> str:
-    """The name of a function that was defined in a class body, else the empty string."""
+    """The name of a function that was defined in a class body. For another function, the empty string."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 
@@ -77,7 +80,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
     """The dotted name of a decorator of this function that is not on the list, or None.
 
     Args:
-        below: only those below the innermost protection of ours count.
+        below: count only the decorators below this package's own innermost decorator.
     """
     names = [_name(wrapper) for level in unwrapped(function) for wrapper in _wrappers(level)]
     ours = [index for index, name in enumerate(names) if name.startswith(OURS)]
@@ -88,23 +91,23 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """The wrapper at this level; or those that `method_decorator` applies on each call, the outermost first."""
+    """The wrapper at this level. For `method_decorator`: all wrappers of a call, the outermost first."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # as Django itself does it, when it makes the method
+        *made, _ = unwrapped(decorator(_dummy))  # Django decorates a dummy too, when Django makes the method
         yield from made
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """Is decorated to see what a decorator makes."""
+    """A function that does nothing. To see the wrappers of a decorator, the package decorates this function."""
 
 
 def _name(wrapper: Any) -> str:
-    """What names the decorator that has made this wrapper. See Note [A wrapper is known by its code]."""
+    """The dotted name of the decorator that has made this wrapper. See Note [A wrapper is known by its code]."""
     if any(base.__name__ == PROXY for base in type(wrapper).__mro__):
         return PROXY
     if not hasattr(wrapper, "__code__"):
@@ -123,6 +126,6 @@ def _of_class(cls: type) -> str:
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
-    """What a function holds in its closure, by name."""
+    """The variables in the closure of a function, by name."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}

@@ -1,1 +1,1 @@
-"""The rules, as pure functions and values: no Django, no database, no clock."""
+"""The rules of the package, as pure functions and values. The rules use no Django, no database and no clock."""

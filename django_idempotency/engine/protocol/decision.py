@@ -1,12 +1,13 @@
 """The decision table: what a stored key means for a request that brings the same key.
 
-A store reads the row, asks these functions, and carries out what they decide.
+A store reads the row, asks these functions, and carries out their decision.
 
 # Note [A committed claim without a lease]
-In atomic mode, the claim commits together with its result: other requests never see the claim in progress. If they do,
-the work has ended its own transaction in the middle (a raw COMMIT, DDL on MariaDB, `executescript` on SQLite) and did
-not come to its end. What the work wrote before that COMMIT is durable, so no retry may run. The outcome is `InDoubt`,
-not `Conflicted`: "still being processed, retry later" would be wrong for ever. A person has to look.
+In atomic mode, the claim is committed together with its result, so other requests never see the claim in progress. If
+another request sees such a claim, the work has ended its own transaction in the middle (with a raw COMMIT, with DDL on
+MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote before
+this COMMIT stays in the database, so no retry may run. The outcome is `InDoubt` and not `Conflicted`, because a client
+that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
 """
 
 from __future__ import annotations
@@ -32,12 +33,11 @@ class Status(StrEnum):
 class StoredKey:
     """One row of the key table, as a store has read it.
 
-    expired: the row counts as if its key had never been seen. Never true of a key in progress or in doubt.
+    expired: the row counts as if its key had never been seen. A key in progress or in doubt never expires.
     lapsed: the row has a lease, and the lease is over.
     unleased: the row is in progress and has no lease. See Note [A committed claim without a lease].
     lease_left: seconds until the lease is over. Not positive: the row has no lease, or the lease is over.
-    response: decrypts the stored response of this row. Called for a replay only: a key that has expired needs no
-        decryption.
+    response: decrypts the stored response of this row. The function is called for a replay only.
     """
 
     id: int
@@ -72,11 +72,12 @@ Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
-    """What to do about a request whose key is stored already. The first rule that applies decides."""
+    """What to do about a request whose key is stored already. The rules are tried in their order, and the first rule
+    that applies decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The row was found by hashes alone, and two identities share 128 bits of SHA-256. Fail closed: show nothing of
-        # the other caller's row.
+        # The row was found by its hashes, but the row belongs to another caller or another key with the same hashes. So
+        # the request is refused, and sees nothing of this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
@@ -92,16 +93,17 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
 def resumed(
     stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
 ) -> outcomes.Claimed | outcomes.InDoubt:
-    """What resuming a locked row comes to.
+    """The outcome for a request that resumes a locked row.
 
     Args:
         stored: the row.
         wanted: the request.
-        calls: names of the calls in doubt. They may be made again if the request allows that.
-        writes: names of the writes in doubt. They are never repeated: no other side would recognise the repetition.
+        calls: names of the calls in doubt. They may be made again if the request allows repeated calls.
+        writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The attempt keeps its number, so that its worker, if still alive, can record the call's result.
+        # The row keeps the number of its last attempt. So if the worker of this attempt is still alive, the worker can
+        # store the result of the call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

@@ -1,4 +1,5 @@
-"""An error for operators: its class and its place in the code. Its message may hold a secret, and is not stored."""
+"""Errors as text for operators: the class of the error, and the place in the code. An error's message is not stored,
+because the message may hold a secret."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from traceback import walk_tb
 from .digests import CONTROLS
 
 MAX_LENGTH = 500
-"""Characters. A class may have any name."""
+"""The most characters of such a text. A limit is needed because the name of a class may be very long."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-"""The folders of code that is not the project's own."""
+"""The folders of Python and of installed packages, whose code is not the project's own."""
 OURS = "django_idempotency."
 
 
@@ -31,8 +32,8 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """The text on one line, with an escape for each control character, which a terminal would obey.
+    """The text on one line, with an escape in place of each control character, because a terminal would obey them.
 
-    No database takes half a surrogate pair, and PostgreSQL no NUL. They count as control characters.
+    NUL and half surrogate pairs are escaped too: no database stores half a surrogate pair, and PostgreSQL no NUL.
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,4 +1,4 @@
-"""What a client may send as an idempotency key."""
+"""The syntax of idempotency keys, as clients may send them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import time
 from uuid import UUID, uuid4
 
 MAX_LENGTH = 255
-"""Stripe's limit, and the widest text that every supported database indexes without special care."""
+"""The most characters of a key. Stripe has the same limit, and every supported database can index a text of this
+length."""
 
 MAX_AHEAD = 300
-"""Seconds that a client's clock may be ahead. A key of a later time would be accepted for longer than its `ttl`."""
+"""Seconds that a client's clock may be ahead. A key from the far future would be accepted for longer than `ttl`."""
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 # RFC 9651 section 3.3.3: printable ASCII in quotes; only the quote and the backslash may be escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# A parameter is ignored, so any visible characters will do for a value that is neither a string nor bytes.
+# Parameters are ignored, so a value that is neither a string nor bytes may have any visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -27,24 +28,24 @@ _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
 
 class InvalidKey(ValueError):
-    """The text is not an idempotency key; the message says what is wrong with it."""
+    """The text is not an idempotency key. The error's message says what is wrong with the text."""
 
 
 def gettext_noop(sentence: str) -> str:
-    """Mark a sentence for translators. `engine.request.problems` translates it: this package does not import Django."""
+    """Mark a sentence for translators. `engine.request.problems` translates it: this folder does not import Django."""
     return sentence
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key that a header field carries. Raises `InvalidKey`.
+    """Return the key that a header field carries. Raises `InvalidKey` if there is none.
 
-    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc` (Stripe, Adyen) is
-    the same key, unless `require_quoted`.
+    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc` (as Stripe and
+    Adyen have it) is the same key. With `require_quoted`, the bare form is refused.
 
-    value: the field as the server hands it over.
+    value: the value of the header, as the server hands it over.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
-        return value  # nearly every key
+        return value  # nearly all keys have this form
     text = value.strip(" \t")
     if text.startswith('"'):
         if (match := _QUOTED_KEY.fullmatch(text)) is None:
@@ -73,12 +74,12 @@ def check_key(key: str) -> str:
 
 
 def is_uuid(key: str) -> bool:
-    """A ready `KEY_VALIDATOR`: is the key a UUID, as section 2.2 of the draft recommends?"""
+    """A function for the setting `KEY_VALIDATOR`. It accepts only UUIDs, which section 2.2 of the draft recommends."""
     return _UUID.fullmatch(key) is not None
 
 
 def new_key() -> str:
-    """A UUID of version 7: a key that `late_keys="refuse"` takes, too."""
+    """A new UUID of version 7. Endpoints with `late_keys="refuse"` accept such a key too."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 
@@ -90,9 +91,10 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Whether a key of `check_dated` may have been used before and be forgotten by now, or claims to be of the future.
+    """Whether a UUID of version 7 is older than `ttl_seconds`, or is from the future.
 
-    The first 48 bits are its milliseconds since 1970 (RFC 9562 section 5.7). `now`: seconds since 1970.
+    If the key is older, its row may have been deleted already. The first 48 bits of the UUID are the time in
+    milliseconds since 1970 (RFC 9562 section 5.7). `now` is in seconds since 1970.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

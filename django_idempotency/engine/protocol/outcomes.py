@@ -1,4 +1,5 @@
-"""What a store is asked, what a claim comes to, and what the work under a claim comes to: two closed sets."""
+"""The request to a store, the outcomes of a claim, and the outcomes of the work under a claim. The outcomes of a claim
+and of the work are two closed sets."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ from .digests import Identity
 
 T = TypeVar("T")
 SHORTEST_RETRY_AFTER = 1
-"""Seconds. An atomic request ends with its transaction. When that will be is unknown, and mostly soon."""
+"""The shortest `Retry-After`, in seconds. An atomic request has no lease, and usually ends soon."""
 LONGEST_RETRY_AFTER = 60
-"""Seconds. A worker that lives may end long before its lease. And several client libraries ignore a longer wait."""
+"""The longest `Retry-After`, in seconds. The running request may end long before the end of its lease, and several
+client libraries ignore a longer wait."""
 Headers = tuple[tuple[str, str], ...]
 Resource = tuple[str, str]
-"""What an operation is about: a type and an id."""
+"""The object that an operation is about: its type and its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body, the key is completed and the response not stored.
+    """Status, headers and body of a final response. If the body is None, the key is completed without a response.
 
-    Its `repr` shows no headers and no body, because logs may have it.
+    The `repr` shows no headers and no body, because the `repr` may be written to a log.
     """
 
     status_code: int
@@ -31,25 +33,26 @@ class Snapshot:
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
-        """The first header of that name (case-insensitive), if there is one."""
+        """The value of the first header with this name (case-insensitive), or None."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """The request to run something once.
+    """The request to run a piece of work once.
 
     Args:
         identity: scope, operation and key.
         fingerprint: 32 bytes, a hash of the payload. None: payloads are not compared.
         ttl: seconds that the result is kept.
         wait: seconds that a duplicate of a running request waits for its result.
-        lease: seconds that a committed claim is valid unless it is renewed. None: the claim lives in its transaction.
-        repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. With
-            the policy "hold" it may, too, if the project can tell what became of the call (`reconcile`).
-        policy: the work's `on_abandoned`, which the row keeps for people. None: the work has no lease.
-        known_only: never insert a row, and never take over an expired one. If the key has no row, or an expired one,
-            the outcome is `TooOld`. For late keys, and for the recovery.
+        lease: seconds after which a committed claim ends if the claim is not renewed. None: the claim is not committed
+            before its result.
+        repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. True
+            for the policy "retry", and also for "hold" if the project has a `reconcile`.
+        policy: the option `on_abandoned`, which the row stores as information for people. None: the work has no lease.
+        known_only: insert no row, and take over no expired row. If the key has no row, or an expired row, the outcome
+            is `TooOld`. For late keys, and for the recovery.
     """
 
     identity: Identity
@@ -64,13 +67,15 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The key is ours: run the work, then complete, release or fail row `id`. `attempt` is the fencing token.
+    """This request has claimed the key: run the work, then complete, release or fail row `id`.
 
-    key_hash, scope_hash: of the identity. With them, a statement cannot meet another tenant's row with the same id.
-    abandoned: the worker of an earlier attempt died, or its lease ended before its work.
+    attempt: the fencing token.
+    key_hash, scope_hash: hashes of the identity. Each statement names them besides the id, so that it cannot change
+        another tenant's row with the same id.
+    abandoned: the worker of an earlier attempt died, or the earlier attempt's lease ended before its work.
     in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
-    resource: what an earlier attempt has referred to.
-    fingerprint: that of the row. What is sealed is bound to it.
+    resource: the object that an earlier attempt has referred to.
+    fingerprint: the fingerprint of the row. Sealed values of the row are bound to this fingerprint.
     """
 
     id: int
@@ -95,7 +100,7 @@ class Completed:
 class Mismatched:
     """An earlier request has used the key with another payload.
 
-    resource: what that request has referred to, if it was the same caller's.
+    resource: the object that the earlier request has referred to, if the same caller sent that request.
     """
 
     resource: Resource | None = field(default=None, compare=False)
@@ -105,8 +110,9 @@ class Mismatched:
 class Conflicted:
     """Another request is doing the work right now.
 
-    lease_left: seconds until the lease of that request is over. 0: the request has no lease, or a transaction hides it.
-    resource: what that request has referred to by now.
+    lease_left: seconds until the lease of the running request is over. 0: that request has no lease, or its row
+        is not committed yet.
+    resource: the object that the running request has referred to.
     """
 
     lease_left: float = field(default=0, compare=False)
@@ -114,21 +120,22 @@ class Conflicted:
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds after which a retry is worth its while.
+        """Whole seconds after which the client should retry.
 
-        If the worker has died, the key is free when the lease is over. To come back earlier would only cost attempts.
+        If the worker has died, the key is free when the lease is over, so an earlier retry would be refused again.
         """
         return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An earlier attempt was interrupted, and what it did may have taken effect. A person or `reconcile` decides.
+    """An earlier attempt was interrupted, and its work may have taken effect. A person or `reconcile` decides.
 
-    An external call has no result under `on_abandoned="hold"`, or the work has ended the transaction of its own key.
+    There are two cases: an external call has no result under `on_abandoned="hold"`, or the work has ended the
+    transaction of its own key.
 
-    attempt: of the key. It tells one doubt from the next.
-    resource: what the operation has referred to.
+    attempt: the number of the key's last attempt, by which two doubts about one key are told apart.
+    resource: the object that the operation has referred to.
     """
 
     attempt: int = field(default=0, compare=False)
@@ -142,11 +149,11 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """No row knows the key, and the key is too old to be a new one: it may have run before its row was cleaned up."""
+    """No row has this key, and the key is too old to be new. Its request may have run before its row was deleted."""
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
-"""What a stored key may mean for a request that must not run."""
+"""The outcomes for a request that must not run because its key is stored already."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 
@@ -154,8 +161,8 @@ ClaimOutcome = Claimed | Completed | Refusal
 class Verdict(Enum):
     """What happens to the business write and to the key after the work has returned.
 
-    Leased work has committed its writes step by step. In leased mode, a key that is not kept is `failed`, with its
-    steps.
+    In leased mode the writes are committed already, step by step. So in leased mode the package rolls no write back and
+    frees no key, but marks the key as `failed` and keeps the steps of the key.
     """
 
     KEEP = "commit the write, complete the key"
@@ -165,9 +172,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work returned. `snapshot` is stored under `Verdict.KEEP`; `reason` says why nothing is stored.
+    """The work has returned. With `Verdict.KEEP` the `snapshot` is stored, otherwise `reason` says why it is not.
 
-    resource: what the work has referred to.
+    resource: the object that the work has referred to.
     """
 
     value: T
@@ -178,4 +185,4 @@ class Finished(Generic[T]):
 
 
 Outcome = Finished[T] | Completed | Refusal
-"""The outcome of running something once."""
+"""All outcomes of running a piece of work once."""

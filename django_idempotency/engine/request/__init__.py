@@ -1,1 +1,1 @@
-"""What happens when a request is served. `pipeline` reads as the contract does, from top to bottom."""
+"""What happens when a request is served. The module `pipeline` has the steps of a request in their order."""

@@ -24,8 +24,8 @@ SCHEMES = frozenset(
         *("private-token", "ssws", "token", "x-api-key"),
     }
 )
-"""Authorization schemes whose value is the same in a request and its retry, in lower case. Of others, such as Digest,
-DPoP and HMAC signatures, a retry may have a new value, and would be another caller."""
+"""Authorization schemes, in lower case, whose value is the same in a request and in its retry. With other schemes, such
+as Digest, DPoP and HMAC signatures, the retry may have a new value, so the retry would look like another caller."""
 ANONYMOUS = "anonymous"
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
@@ -34,12 +34,12 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
     """The caller's scope.
 
-    May run the project's own queries for `request.user`.
+    Reading `request.user` may run queries of the project.
 
     Args:
         request: the request that option callables get.
         options: resolved.
-        authenticated: the scope of the caller whom the framework's own authentication has found, if it has.
+        authenticated: returns the scope of the caller whom the framework's own authentication has found, or None.
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
@@ -64,7 +64,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
 
 def is_authenticated(user: Any) -> bool:
-    """Is this user authenticated? Authenticators may return any object.
+    """Whether this user is authenticated. The user may be any object, because authenticators may return any object.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -80,13 +80,13 @@ def is_authenticated(user: Any) -> bool:
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:
-    """The scope of `request.auth`, as a framework's authenticator set it: a token, a user, another model.
+    """The scope of `request.auth`. A framework's authenticator has set `request.auth` to a token, a user or a row.
 
     Args:
-        authenticator: the name of the authenticator, if another one may set the same text for another caller.
+        authenticator: the name of the authenticator, if another authenticator may set the same text for another caller.
 
     Raises:
-        IdempotencyConfigurationError: the object does not identify the caller. All callers would share one scope.
+        IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
     """
     if isinstance(auth, str) and auth:
         return credential_scope("auth", f"{authenticator}\n{auth}" if authenticator else auth)
@@ -98,15 +98,15 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     if _is_access_token(auth):
         return _token_scope(auth)
     scope = scope_of_user(auth)
-    # Some models of tokens have the token itself as their primary key: the REST framework's own, and sessions.
+    # In some models the primary key is the secret token itself: in the REST framework's `Token`, and in sessions.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
 
 def _token_scope(token: Model) -> str:
-    """The scope of an OAuth 2 access token: its client, and its user if there is one. No query.
+    """The scope of an OAuth 2 access token: its client, and its user if the token has a user. Runs no query.
 
-    The row itself does not last: a client may get a new token before it retries.
+    The scope does not name the token's row, because a client may get a new token before the client retries.
 
     Raises:
         IdempotencyConfigurationError: the token belongs to no client and no user.
@@ -121,7 +121,7 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """The client that acts for the user: two clients of one user are two callers. None: no token names a client."""
+    """The client that acts for the user. Two clients of one user are two callers. None: no token names a client."""
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
     if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
@@ -131,7 +131,7 @@ def _client(request: Any, user: Any) -> str | None:
     if not _is_access_token(token):
         token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
     if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
-        # OAuth2TokenMiddleware keeps the user alone.
+        # OAuth2TokenMiddleware sets only the user, so the token must be read again.
         backends = import_module("oauth2_provider.oauth2_backends")
         _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
         token = getattr(verified, "access_token", None)
@@ -139,14 +139,17 @@ def _client(request: Any, user: Any) -> str | None:
 
 
 def _owner(row: Model, name: str) -> str | None:
-    """Name, model and primary key of what a foreign key points at, or None."""
+    """Name, model and primary key of the row that a foreign key points at, or None."""
     field: Any = row._meta.get_field(name)
     value = getattr(row, field.attname)
     return None if value is None else f"{name}:{_place(field.related_model, row)}:{value}"
 
 
 def _is_access_token(auth: Any) -> bool:
-    """By name, so that nothing is imported: is it a token of django-oauth-toolkit, or of the project's own model?"""
+    """Whether `auth` is a token of django-oauth-toolkit or of the project's own token model.
+
+    The classes are compared by their names, so that django-oauth-toolkit is not imported.
+    """
     return any((base.__module__, base.__name__) == ACCESS_TOKEN for base in auth.__class__.__mro__)
 
 
@@ -167,25 +170,28 @@ def scope_of_user(user: Any) -> str:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    # Of a lazily wrapped user, such as Django's own, type() is the wrapper. __class__ is the user's class.
+    # Django wraps request.user lazily. Then type(user) is the wrapper, but user.__class__ is the user's own class.
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
 
 
 def acting_for(account: str) -> str:
-    """How the scopes of all clients that act for a user begin: an index finds them, and no other user's begin so."""
+    """The text with which the scopes of all clients of a user begin. No scope of another user begins with this text.
+
+    The index of the scopes finds all scopes that begin with the text.
+    """
     return f"for:{quote(account, safe=':/.@')}+"
 
 
 def _place(model: Any, row: Model) -> str:
-    """The model of a row and, where it is not the default, the database that the row belongs to.
+    """The model of a row, with the alias of the row's database if that database is not the default.
 
-    Two databases may hold two people with one primary key.
+    The alias is needed because two databases may hold two people with the same primary key.
     """
-    # A proxy model is another view of the same account.
+    # A proxy model shows the same accounts as its concrete model, so their scopes must be equal.
     label: str = model._meta.concrete_model._meta.label
-    # Where the row is written, not where it was read: a retry may read another replica.
+    # The database where the row is written, because a retry may read the row from another replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
@@ -204,12 +210,13 @@ def _credential(request: Any) -> str | None:
         if value:
             sent[header.lower()] = value
     if sent:
-        # All of them: tenants behind one gateway may send the same Authorization and different API keys.
-        return credential_scope("+".join(sent), "\n".join(sent.values()))  # no header holds a line feed
+        # All credentials count, because tenants behind one gateway may send the same Authorization and other API keys.
+        # The values are joined by a line feed, because no header can contain a line feed.
+        return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
-    # The cookie as it was sent, not request.session's key. A retry sends the old cookie, even if the lost response
-    # had set a new one.
+    # The scope is made of the cookie that was sent, and not of request.session's key. If the first response sets a new
+    # cookie but is lost, the retry sends the old cookie again.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if not session:
         return None
@@ -220,7 +227,7 @@ def _credential(request: Any) -> str | None:
 
 
 def _authorization(value: str) -> str:
-    """The value of `Authorization` with its scheme in lower case. Empty if it holds no credential."""
+    """The value of `Authorization` with its scheme in lower case. Empty if the value holds no credential."""
     first, *rest = value.split(maxsplit=1)
     scheme = first.lower()
     if not rest:
@@ -233,8 +240,8 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """The CSRF secret of a browser, if Django has really checked the secret of this request.
 
-    A browser has the secret before it sends its first form, and keeps it. The session cookie may come with the first
-    answer, so that the second click would be another caller.
+    A browser gets the CSRF secret before its first form, and keeps the secret. The session cookie may come only with
+    the first answer, so with the session cookie as the scope, the second click would count as another caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None

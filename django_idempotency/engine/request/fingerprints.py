@@ -1,14 +1,15 @@
-"""Is this the same request? 32 bytes that stand for everything the client asked for.
+"""Fingerprints are 32 bytes, by which a retry is compared with the first request. This module makes fingerprints.
 
 # Note [What Django has read is compared]
-A multipart form is compared by `request.POST` and `request.FILES`. Of every other request `request.body` is read first,
-so the view, its parser and the check of a signature can read the body again. Nothing is put in the place of Django's
-stream. So a view that reads the stream of a form, or sets upload handlers, passes `fingerprint=`.
+A multipart form is compared by `request.POST` and `request.FILES`. Every other request is compared by `request.body`.
+Django keeps `request.body`, so the view, its parser and the check of a signature can read the body again. The package
+does not replace Django's stream. So a view that reads the stream of a form, or sets upload handlers, needs the option
+`fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are written as one JSON text, in which the order of names and white space make no difference. What is not
-JSON, such as a file, is an object with one name that begins with NUL. Names of clients that begin with NUL get another
-NUL, so that no client can write such an object.
+JSON and forms are written as one JSON text, in which the order of names and white space make no difference. A value
+that is not JSON, such as a file, is written as an object with one name, and this name begins with NUL. If a client
+sends a name that begins with NUL, the name gets a second NUL. So no client can send an object that looks like a file.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
-"""A larger JSON or form body is compared by its bytes. Parsed, a form of `%41%41…` takes 85 times its size, and JSON up
-to 40 times. So a body of this size costs at most 11 MiB and 20 ms; the 2.5 MiB that Django accepts would cost 200 MiB.
-A constant: a setting that changes would give a retry another fingerprint."""
+"""A larger JSON or form body is not parsed here, but compared by its bytes. Parsing a form may need 85 times its size
+(`%41%41…`), and parsing JSON 40 times. So parsing a body of 128 KiB needs at most 11 MiB and 20 ms, but parsing the
+2.5 MiB that Django accepts would need 200 MiB. This limit is not a setting, because with a changed limit a retry would
+get another fingerprint."""
 CSRF_FIELD = "csrfmiddlewaretoken"
-"""The token is new in each page, so it is not a part of the request that is compared."""
+"""The CSRF token is new in each page, so the token is left out when requests are compared."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
 NUL = "\0"
 """See Note [One form for equal values]."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
-"""Django's own errors, after which it shows an empty body to the view."""
+"""Django's own errors while it reads a form. After such an error, Django shows an empty body to the view."""
 
 
 class Unparsable(Exception):
@@ -58,21 +60,21 @@ class Unparsable(Exception):
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """The fingerprint under `options.fingerprint`; None: requests are not compared.
+    """The fingerprint of a request, made as `options.fingerprint` says. None: requests are not compared.
 
     See Note [What Django has read is compared].
 
-    The first part of each digest is the version of what is compared. Another version never equals a stored one.
+    The first part of each digest is the version of this method. Fingerprints of two versions are never equal.
 
     Args:
         request: Django's request.
         options: resolved.
         asked_with: the request that option callables get.
-        parsed: returns what the framework's parser has made of the body, or raises `Unparsable`. None: the body is
-            parsed here.
+        parsed: returns the data that the framework's parser has made of the body, or raises `Unparsable`. None: the
+            body is parsed here.
 
     Raises:
-        IdempotencyConfigurationError: the body is gone, or the project's callable did not return bytes.
+        IdempotencyConfigurationError: the body cannot be read again, or the project's callable did not return bytes.
         BadRequest: the body is shorter than the client has said.
         Refused: the body cannot be compared.
     """
@@ -80,7 +82,7 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").upper(), request.get_full_path()
-    # A middleware may choose a URLconf for each host. Then one path may be two views.
+    # A middleware may choose a URLconf for each host, and then one path may lead to different views.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -102,7 +104,7 @@ def fingerprint_of(
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
     """The parameters of the content type, and the charset by which Django decodes the body.
 
-    The boundary is left out, because each retry has a new one. No charset is the same as Django's default.
+    The boundary is left out, because each retry has a new boundary. A missing charset means Django's default charset.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -114,16 +116,16 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
-    """The body's value, if it is JSON or a form. Else the digest of its bytes."""
+    """The value of the body if the body is JSON or a form, otherwise the digest of its bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        with suppress(Unparsable):  # a view without a parser for forms has left the body unread
+        with suppress(Unparsable):  # if the view has no parser for forms, the body is still unread
             return _form(request, parsed)
     body: bytes | None = None
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
-    except RawPostDataException:  # a parser has consumed the stream: no error if it is the framework's
+    except RawPostDataException:  # a parser has read the stream, which is an error only without a framework
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -138,12 +140,13 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
 
 
 def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
-    """Fields and file contents of a multipart form. Files are hashed in pieces, and rewound."""
+    """Fields and file contents of a multipart form. Files are hashed in pieces, and then rewound for the view."""
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
-    except (LookupError, ValueError) as error:  # a charset that does not exist, or that is none of text
+    except (LookupError, ValueError) as error:  # the charset does not exist, or is not a charset for text
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # Django makes the handlers immutable when it parses a form. Else the stream was taken in another way.
+    # Django makes the upload handlers immutable when Django parses a form. If the form is empty and the handlers are
+    # still mutable, then code of the project has read the stream without Django's parser.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -159,23 +162,23 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
-    """Refuse a body of which the server has shown only a part: its complete retry would be another request.
+    """Refuse a body if the server has shown only a part of the body, because the complete retry would look different.
 
-    Gunicorn passes on what it got before the client hung up as if that were the whole body.
+    If a client hangs up while it sends the body, Gunicorn shows the first part as if it were the whole body.
     """
     said = request.META.get("CONTENT_LENGTH", "")
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         # WSGI does not show a chunked body, so two different bodies would look the same.
         raise Refused(length_required())
-    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how much of a form has come
+    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how many bytes have come
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
-        return  # an ASGI server hands over a form only when it is complete
-    # A middleware that decompresses leaves the length of what was sent.
+        return  # an ASGI server hands over a form only when the form is complete
+    # A middleware that decompresses the body does not change Content-Length, which is the length before that.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
@@ -184,14 +187,15 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """What the framework's parser has made of JSON or a form, so that no body is parsed twice.
+    """The data that the framework's parser has made of JSON or a form. So JSON and forms are not parsed twice.
 
-    A parser of another type may return any object, of any size: a few bytes of YAML can stand for millions of values.
+    Other content types are not read here, because their parsers may return objects of any kind and size. For example, a
+    few bytes of YAML can become millions of values.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # a parser without data may leave the reading to the view
+        raise Unparsable  # if a parser returns no data, the view may read the body itself
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -200,15 +204,15 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # Else any client could make a view that never parses spend seconds and hundreds of megabytes.
+        # Parsing a large body takes seconds and hundreds of megabytes, even if the view itself never parses the body.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-            # A name can hold NUL only as an escape: the decoder refuses it elsewhere.
+            # A name in JSON can hold NUL only as the escape \u0000, because the decoder refuses a raw NUL.
             return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
         if content_type == FORM:
-            # latin-1 gives each byte its own character, for any charset.
+            # With latin-1 each byte becomes one character, so different bytes stay different in any charset.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -216,18 +220,18 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(UserString):
-    """A number with a fraction, as it was written. As floats, two different amounts could become equal."""
+    """A number with a fraction, as the client wrote it. As floats, two different numbers could become equal."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise Unparsable  # parsers disagree which of two equal names counts
+        raise Unparsable  # if a name stands twice in an object, some parsers take the first value and some the last
     return value
 
 
 def _escaped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """See Note [One form for equal values]."""
+    """The object, with a second NUL before names that begin with NUL. See Note [One form for equal values]."""
     return {NUL + name if name.startswith(NUL) else name: value for name, value in _unique(pairs).items()}
 
 
@@ -236,7 +240,7 @@ _ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
 
 
 def plain(value: Any) -> Any:
-    """A value of a framework's parser, in which different values stay different.
+    """The value of a framework's parser as plain JSON data. Different values stay different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -265,7 +269,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> dict[str, Any]:
-    """What is not JSON. See Note [One form for equal values]."""
+    """A value that is not JSON, as an object. See Note [One form for equal values]."""
     if isinstance(value, (Number, Decimal)):
         return {f"{NUL}number": str(value)}
     if isinstance(value, bytes):
@@ -277,7 +281,7 @@ def _tagged(value: Any) -> dict[str, Any]:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of its type, such as the charset, may change what the view makes of it.
+    # The parameters of the file's content type, such as the charset, may change how the view reads the file.
     return {f"{NUL}file": [value.name, value.content_type, value.content_type_extra or {}, hasher.hexdigest()]}
 
 
@@ -285,9 +289,9 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagg
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Keep the fields of an object, or of each object of a list, that have these names.
+    """Keep only the fields with these names, in an object or in each object of a list.
 
-    An object that has none of the fields counts as a whole.
+    If an object has none of these fields, the whole object is kept.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

@@ -1,10 +1,10 @@
-"""What a request meets, from top to bottom. The order is part of the contract.
+"""The steps of a protected request, from top to bottom. The order of the steps is part of the contract.
 
 # Note [Taking ATOMIC_REQUESTS over]
-Under ATOMIC_REQUESTS Django wraps the URL callback in `atomic(alias)`. A claim inside that block would only be a
-savepoint, and the package would not see it when Django's COMMIT fails. So a protected callback carries a
-`_non_atomic_requests` that names the alias of the keys, and the package opens the transaction. A request that only
-passes through gets the `atomic(alias)` that Django would have opened.
+Under ATOMIC_REQUESTS, Django wraps the URL callback in `atomic(alias)`. A claim inside Django's block would only be a
+savepoint, and the package could not see a failure of Django's COMMIT. So a protected callback has an attribute
+`_non_atomic_requests` that names the alias of the keys, and the package opens the transaction instead of Django. For a
+request that passes through, the package opens the `atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 `observe=True` is for a gradual rollout. The view runs for every request, in Django's own transaction, and its response
@@ -49,10 +49,10 @@ from .view_call import ViewCall
 
 T = TypeVar("T")
 OBSERVED_LEASE = 300.0
-"""Seconds after which the claim of a dead worker counts as abandoned, where the view is only observed."""
+"""Seconds after which the claim of a dead worker counts as abandoned, for views that are only observed."""
 logger = logging.getLogger("django_idempotency")
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
-"""The events of problems that end a request before it has an identity, by their code."""
+"""For the codes of two problems, the event to report. These problems end a request before the key is claimed."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
@@ -63,7 +63,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
-        # Inside its own claim a request would only ever meet itself as a conflict.
+        # The first protection has claimed the key already, so a second claim by the same request would be a conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."
@@ -91,9 +91,9 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
-    """What the request asks for: to run once, something impossible, or no protection (None).
+    """The claim that this request asks for. `Problem`: the request must be refused. None: it passes through.
 
-    Reads the key, then the scope, then the fingerprint. A bad key costs not one SQL statement.
+    The key is read first, then the scope, then the fingerprint. A request with a bad key runs no SQL statement.
     """
     options, operation = call.options, call.operation_name()
     try:
@@ -110,7 +110,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # Of a client whose clock is ahead, the key must not be forgotten before it counts as late.
+        # If a client's clock is ahead, its key counts as late only some minutes later than other keys. The row must be
+        # stored until the key counts as late, because otherwise a retry in these minutes would run again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -139,14 +140,14 @@ def read_key(request: Any, options: Idempotency) -> str | None:
             valid = conf.key_validator(key)
         except ValidationError as error:
             raise InvalidKey(" ".join(error.messages)) from error
-        # Django's own validators return None for a valid value, and raise for another one.
+        # Django's own validators return None for a valid value, and raise an error for an invalid value.
         if valid is False:
             raise InvalidKey(_("It does not have the form that this server demands."))
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
-    """Call the view as if it were not protected. Its code asks for an operation, and gets one without a key."""
+    """Call the view as if the view were not protected. Its code may ask for the operation, which then has no key."""
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
@@ -169,7 +170,10 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 
 def _forget_session(request: Any) -> None:
-    """The first request may have changed the session since this duplicate has loaded it: do not save the old one."""
+    """Forget the session that this duplicate has loaded, so that Django does not save the old session.
+
+    Since the duplicate loaded the session, the first request may have changed the session.
+    """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
         request.session = type(loaded)(loaded.session_key)
@@ -182,7 +186,7 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-@lru_cache(maxsize=1024)  # once for each operation: a client must not fill the log
+@lru_cache(maxsize=1024)  # one warning for each operation, so that a client cannot fill the log
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
@@ -196,7 +200,7 @@ def _tell_developer(operation: str) -> None:
 
 
 def observed(call: ViewCall) -> HttpResponseBase:
-    """Run the view, and log what protection would have done instead. See Note [Observing]."""
+    """Run the view, and log the replay or refusal that a protected view would have sent. See Note [Observing]."""
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
@@ -217,10 +221,10 @@ def observed(call: ViewCall) -> HttpResponseBase:
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja converts the result later, and again
+    if not isinstance(response, HttpResponseBase):  # Django Ninja will convert the result a second time
         response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
-        # A tombstone: the response may not be rendered yet, and observing must not render it.
+        # Only the status is stored, because the response may not be rendered yet, and observing must not render it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -228,7 +232,10 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run `work` in a transaction. Inside another one that is a savepoint: an error here cannot spoil the outer one."""
+    """Run `work` in a transaction. Inside another transaction, `work` runs in a savepoint.
+
+    So an error of `work` cannot break the outer transaction.
+    """
     return _safely(transaction.atomic(using=store.alias)(work))
 
 
@@ -237,7 +244,7 @@ def _safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # Django would show an empty body to the view, in place of this error
+            raise  # without this error, Django would show an empty body to the view
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None
@@ -255,10 +262,11 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
 
 
 class TakenOver(set[str]):
-    """A view's `_non_atomic_requests`: what the project opted out of, and the alias that the package opens itself.
+    """The `_non_atomic_requests` of a protected view: aliases for which Django must not open a transaction.
 
-    Django looks into it at each request, and its `non_atomic_requests` adds to it. The alias is asked for late: at
-    import the settings may not be ready, and routers may choose another alias for each request.
+    The set holds the aliases that the project has excluded with `non_atomic_requests`. The alias of the keys is looked
+    up at each request, because the settings may not be ready at import, and routers may choose another alias for each
+    request.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -273,12 +281,12 @@ class TakenOver(set[str]):
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
-    """Mark a protected callback."""
+    """Mark a protected callback, so that Django does not open the transaction of the keys."""
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """The transaction of a request that passes through."""
+    """The transaction that Django would have opened for a request that passes through."""
     match_ = getattr(request, "resolver_match", None)
     mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match may lack func
     if isinstance(mark, TakenOver):

@@ -1,4 +1,4 @@
-"""Every error answer of the package, as RFC 9457 problem details: one factory per error.
+"""Every error answer of the package, as RFC 9457 problem details. For each error there is one function.
 
 Titles are those of the draft (section 2.7) and are never translated. Details are translated.
 """
@@ -34,20 +34,20 @@ UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error before it becomes a response: the second argument of the `ERROR_RESPONSE` setting."""
+    """An error answer that is not yet a response. The callable of `ERROR_RESPONSE` gets it as its second argument."""
 
     code: str
-    """Stable and never translated. Clients branch on it."""
+    """The name of the error for client programs. The code is never translated, and never changes."""
     status: int
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
-    """Type and id of what the first request has referred to, if it was the same caller's."""
+    """Type and id of the object that the first request has referred to, if the same caller sent that request."""
 
 
 class Refused(Exception):
-    """The request can be given no identity or no fingerprint. Nothing is claimed."""
+    """The request has no usable caller or no usable body, so no key is claimed."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -55,16 +55,16 @@ class Refused(Exception):
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
-    """`request`: where to look for a header with a similar name, which the client may have sent by mistake."""
+    """The key is missing. In the headers of `request`, a header with a similar name is looked for and named."""
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        # Cut to a length that fits into a sentence.
+        # A header's name is cut to a length that fits into a sentence.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
             text = _("The header %(similar)s was sent, which has another name.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
-    elif (source := getattr(options.key, "source", None)) is not None:  # a `KeyReader` tells the name of its place
+    elif (source := getattr(options.key, "source", None)) is not None:  # a `KeyReader` says where the key must be
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": source}
     else:
         detail = _("This operation needs an idempotency key.")
@@ -169,25 +169,25 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """The answer of a protected view, for an exception of `run_once` or `once` in a view of your own.
+    """For a view of your own: make the answer of a protected view from an exception of `run_once` or `once`.
 
-    409 or 422, or 503 if the store was busy. With `Retry-After`, unless no retry can succeed.
+    The status is 409 or 422, or 503 if the store was busy. `Retry-After` is set, unless no retry can succeed.
 
     Args:
         request: Django's or the REST framework's request.
-        error: what `run_once` has raised.
+        error: the exception of `run_once`.
 
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # Without a status page: a sender of webhooks would take a 202 for success.
+    # Not 202 with a status page, because a sender of webhooks would take a 202 for success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
-    """The problem in the project's own format, if it has one; else a page for a browser, and JSON for a program."""
+    """The response for a problem: the project's own format, otherwise a page for a browser, or JSON for a program."""
     conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
@@ -202,10 +202,10 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """For a browser. None: a program asks, or the project has no templates of Django.
+    """The problem as a page for a browser. None: a program asks, or the project has no Django templates.
 
-    The button of the page sends the same form again, with the same key. The page does not reload itself: that would be
-    a GET, which shows an empty form with a new key, and a shopper would order again.
+    The button of the page sends the same form again, with the same key. The page does not reload itself, because a
+    reload would be a GET: it shows an empty form with a new key, and a shopper would order again.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

@@ -1,4 +1,4 @@
-"""From a response to its stored form, and back. The answer 202, and the status page that it names."""
+"""Responses are stored and restored here. Also here: the answer 202, and the status page that this answer names."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ NEVER_KEPT = frozenset(
         *("set-cookie", "authorization"),
     }
 )
-"""Headers about one connection, not about the response (RFC 9110 section 7.6.1). And those that a view may have set
-itself and no table should hold: a session, a freshly issued token."""
+"""Headers that are not stored. Most of these headers are about one connection, not about the response (RFC 9110 section
+7.6.1). `Set-Cookie` and `Authorization` may carry a session or a new token, which no table should hold."""
 REASON = ":reason"
-"""The view's own reason phrase is kept among the headers, under a name that no header can have."""
+"""If the view has set its own reason phrase, the phrase is stored among the headers. No header can have this name."""
 SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
-"""Reported for a key in progress that its worker has left: a retry takes it over, or a person decides."""
+"""The status page says this for a key in progress whose worker has died: a retry takes the key over, or a person
+decides."""
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """The stored form of a final response, rendered or streaming.
+    """The stored form of a final response. The response is rendered, or streams.
 
-    A response that is too large, or that streams, leaves its `Location`. With `store_body=False` nothing but the status
-    is kept: an address may carry a secret as well, such as an OAuth code or a link to reset a password.
+    Of a response that is too large, or that streams, only the status and the `Location` are stored. With
+    `store_body=False` only the status is stored, because the `Location` may carry a secret too, such as an OAuth code
+    or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -73,7 +75,7 @@ def _headers(response: HttpResponseBase) -> Headers:
 def restore(snapshot: Snapshot) -> HttpResponse:
     """The stored response, byte for byte."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
-    del response.headers["Content-Type"]  # Django's default; the view's own is among the headers
+    del response.headers["Content-Type"]  # Django's default; the view's own type is among the stored headers
     for name, value in snapshot.headers:
         if name == REASON:
             response.reason_phrase = value
@@ -82,7 +84,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
         else:
             response.headers[name] = value
     if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
-        # As Django's own redirects have it. Django's test client asks for it.
+        # Django's own redirects have the attribute `url`, which Django's test client reads.
         vars(response)["url"] = response.headers["Location"]
     return response
 
@@ -91,13 +93,13 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """The answer to a duplicate of a running request: 202, its state, and where to ask again.
+    """The answer 202 to a duplicate of a running request, with the state of that request and its status page.
 
-    The row may be gone already. Then the page answers 404 from the start, and the client sends its request again.
+    The row may have been deleted already. Then the status page answers 404, and the client sends its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # The code tells this answer from a 202 of the view itself.
+    # By this code, a client can tell this 202 from a 202 that the view itself has sent.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -109,9 +111,9 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
     Args:
         alias: the database alias of the key.
-        key_hash: of the row.
-        scope_hash: of the row.
-        created_at: of the row. None: there is no row, and there will be no page.
+        key_hash: the row's key hash.
+        scope_hash: the row's scope hash.
+        created_at: the time of the row's claim. None: there is no row, so the page will answer 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
@@ -127,7 +129,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> str | None:
-    """The time of a claim, as the address carries it."""
+    """The time of a claim, as text for the address of the status page."""
     return None if created_at is None else created_at.isoformat()
 
 
@@ -145,7 +147,7 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    add_never_cache_headers(response)  # a 404 too: a proxy may keep it, and the next request may have this address
+    add_never_cache_headers(response)  # a proxy must not keep a 404, because a later page may have the same address
     return response
 
 

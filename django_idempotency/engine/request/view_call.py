@@ -1,6 +1,6 @@
-"""One call of a protected view: how to run the view, and what becomes of its writes and of the key.
+"""One call of a protected view: how the view is run, and whether its writes and the key are kept.
 
-Plain Django is here. The REST framework and Django Ninja have subclasses in their own folders.
+The class here is for plain Django. Its subclasses for the REST framework and Django Ninja are in their own folders.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from .responses import capture
 
 
 class ViewCall:
-    """What the pipeline and the engine need to know of the framework around the view. It is a `Work`.
+    """A call of a protected view. The pipeline and the engine use this class for each framework. It is a `Work`.
 
     request: Django's request.
     asked_with: the request that the project's own callables (`scope`, `key`, …) get.
     view, args, kwargs: the unprotected view and how to call it.
-    options: resolved, every option has a value.
+    options: the resolved options, in which every option has a value.
 
     While its protected view runs, the request has the attribute `_idempotency_runs`.
     """
 
     authenticated: Callable[[], str | None] | None = None
-    """The scope of the caller whom the framework's own authentication has found. None: Django's `request.user`."""
+    """Returns the scope of the caller whom the framework's own authentication has found. None: the framework has no
+    authentication of its own, so `request.user` is asked."""
     parsed: Callable[[], Any] | None = None
-    """What the framework's own parser has made of the body. None: the framework has no parser."""
+    """Returns the data that the framework's own parser has made of the body. None: the framework has no parser."""
 
     def __init__(
         self,
@@ -54,14 +55,14 @@ class ViewCall:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # In upper case: a middleware may have set it otherwise, and Django's views answer it in any case.
+        # A middleware may have set the method in lower case, and Django's views accept the method in any case.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
-        """Method and route: what is asked for, without the arguments of the route."""
+        """The HTTP method and the route of the request, without the arguments of the route."""
         if self.options.operation is not None:
             return self.options.operation
-        # A test or a middleware may have set a resolver match with less than Django's.
+        # A test or a middleware may have set a resolver match of its own, without a route.
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
@@ -80,20 +81,24 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A refusal says that nothing has happened. The view has caught the exception of a call, and does not know.
+            # A status of 400 or more tells the client that nothing has happened. But an external call has no result,
+            # and the call may have taken effect. So the refusal must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """The outcome table: what becomes of the business write and of the key."""
+        """Decide by the response whether the business write and the key are kept: this is the outcome table."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Plain Django answers no exception here: it goes on to Django's own handlers, after the rollback."""
+        """The framework's answer to an exception of the view. In plain Django there is none here (None).
+
+        After the rollback, Django's own handlers get the exception.
+        """
         return None
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
@@ -105,27 +110,30 @@ class ViewCall:
         return None if response is None else found(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
-        """Let the view find its operation, and `reconcile` its request."""
+        """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
         request: Any = self.request
         request.idempotency = operation
-        if isinstance(operation, LeasedOperation):  # else nothing reconciles it: spare each request a reference cycle
+        if isinstance(operation, LeasedOperation):  # atomic mode has no `reconcile`, and needs no reference cycle
             operation.request = self.asked_with
 
     # --- answering
 
     def render(self, response: Any) -> HttpResponseBase:
-        """Render a response that renders late. Raises for a return value that is no response, before the COMMIT."""
+        """Render a response that has not been rendered yet, such as a `TemplateResponse`.
+
+        Raises an error before the COMMIT if the view has returned a value that is not a response.
+        """
         if isinstance(response, HttpResponseBase):
             return response.render() if hasattr(response, "render") else response
         name = getattr(self.view, "__qualname__", None) or f"{type(self.view).__name__}.__call__"
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        BaseHandler().check_response(response, self.view, said)  # Django itself asks after our COMMIT
+        BaseHandler().check_response(response, self.view, said)  # Django's own check would come after our COMMIT
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
     ready = render
-    """The view's return value as a response that can be kept and sent. Frameworks make one of other values."""
+    """Makes a response that can be stored and sent from the view's return value. Subclasses may accept other values."""
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
         """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
@@ -134,13 +142,13 @@ class ViewCall:
         return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        """Hand the response to the framework, marked as first-hand or replayed."""
+        """Hand the response to the framework, with the header that says whether the response is replayed."""
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
 
 
 def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
-    """What `reconcile` has answered, rendered. Raises `IdempotencyConfigurationError` for what is no final response."""
+    """The rendered answer of `reconcile`. Raises `IdempotencyConfigurationError` if the answer is not final."""
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
             f"reconcile returned {response!r}; return an HttpResponse, or None to leave the key to the next retry."

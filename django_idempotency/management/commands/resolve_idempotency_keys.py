@@ -25,7 +25,8 @@ STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
-"""With these options a person says what was found outside. Without them, keys that need such a word are passed over."""
+"""With these options a person says that the other side was asked. Without these options, the command passes over keys
+for which the other side must be asked first."""
 LOOKED_HELP = (
     "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
     "looked, and that what is in doubt did not take effect."
@@ -35,7 +36,7 @@ SETTLED_HELP = (
     "that the order exists or no money is kept."
 )
 SHOWN = 200
-"""Characters of the result of a step."""
+"""How many characters of a step's result are printed."""
 
 
 class Command(IdempotencyCommand):
@@ -86,7 +87,7 @@ class Command(IdempotencyCommand):
             self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
-            # The key of one caller may be used by another one, too.
+            # Several callers may have used the same key.
             raise CommandError(
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
@@ -95,7 +96,10 @@ class Command(IdempotencyCommand):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Decide, or say what would be decided. Returns about how many keys. No answer: the keys are released."""
+        """Decide about the keys, or without --apply print the plan. Returns the number of keys.
+
+        Without an answer, the keys are released for a retry.
+        """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
             self.say(f"Retries get {answer.status_code}, {answer.header('Content-Type')}, with {body}")
@@ -114,7 +118,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """The keys that the options select, as they are now. An empty list selects nothing, and not everything."""
+    """The keys that the options select, in their present state. An option with an empty list selects no keys."""
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -130,11 +134,11 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # money may have moved, and the books must be read
+    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # first, because money may have moved
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Why this decision cannot be made about this key. Empty: the decision is possible, or none is asked for."""
+    """Why this decision cannot be made about this key. Empty: the decision is possible, or there is no decision."""
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
@@ -146,7 +150,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    return without_controls(  # a client may have chosen a text that looks like another line
+    return without_controls(  # text of a client may contain line breaks, and could look like another key's line
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
         f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
@@ -162,7 +166,10 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """What is to be decided, as in the trail of decisions. Empty: the keys are only listed. Raises `CommandError`."""
+    """The name of the decision, as the trail of decisions has it. Empty: the command only lists the keys.
+
+    Raises `CommandError` if `--apply` is given and another option is missing.
+    """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
         raise CommandError("--apply: say what to decide, by --release or --close.")
