@@ -61,10 +61,9 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return the same result.
 
-    Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint). The key and the result
-    are stored in this transaction. If `work` has a required parameter `operation`, `work` gets the `Operation`. With
-    `lease`, `work(operation)` runs outside of any transaction. If `work` raises, the exception propagates. Without
-    `lease`, the writes are rolled back and the key is free. With `lease`, the key is failed.
+    Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint), which also stores the key
+    and the result. If `work` has a required parameter `operation`, `work` gets the `Operation`. With `lease`,
+    `work(operation)` runs outside of any transaction. If `work` raises an exception, the key is free for a retry.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
