@@ -201,7 +201,8 @@ STUCK = State(
     name="stuck",
     label=_("stuck"),
     to_do=_(
-        "No worker holds the key any more. The next retry takes it over; a cleanup fails it if nothing was called."
+        "No worker holds the key any more, and nothing was called. The next retry takes the key over, or a cleanup "
+        "frees the key."
     ),
     condition=LAPSED & Q(~HAS_EFFECTS),
     fits=lambda seen: seen.abandoned and not (seen.unleased or seen.doubts or seen.called),
