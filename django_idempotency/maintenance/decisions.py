@@ -1,6 +1,6 @@
 """The trail of decisions about a key: who decided what, when and why. The trail is a column of the key's row.
 
-A decision may delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
+A decision can delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
 trail is deleted together with the row.
 """
 
@@ -33,11 +33,11 @@ class Decision:
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
-        at: the time of the decision, as ISO 8601 with the zone. Default: now.
+        at: the time of the decision, as ISO 8601 with the zone. The default is now.
         by: the user name, or the name of the command.
         reason: the reason that the person has written.
         attempt: the attempt that the decision was about.
-        detail: what was decided: the step that was recorded, or the status that was answered.
+        detail: the step that was recorded, or the status that was answered.
         steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
         replaced: the result that a "correct" has replaced, in the form in which the step has stored the result.
     """

@@ -65,7 +65,7 @@ def innermost(function: Any) -> Any:
 
 
 def dotted_name(function: Any) -> str:
-    """Return the dotted name of the innermost function. For an object that is not a function, return its class's name."""
+    """Return the dotted name of the innermost function. For an object that is no function, return its class's name."""
     found = innermost(function)
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"

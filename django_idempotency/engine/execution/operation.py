@@ -67,7 +67,7 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the work, or begin again after `reconcile`. The work can use each name again, and gets the old results."""
+        """Begin the work, or begin again after `reconcile`. The work can use each name again, and gets old results."""
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
         """The names of the stored steps for which the work has not asked yet."""

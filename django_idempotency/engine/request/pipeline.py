@@ -290,9 +290,7 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
     """Open the transaction that Django would have opened for a request that passes through."""
     match_ = getattr(request, "resolver_match", None)
-    mark = getattr(
-        getattr(match_, "func", None), "_non_atomic_requests", None
-    )  # in a test, the match has perhaps no func
+    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match can be without func
     if isinstance(mark, TakenOver):
         alias = mark.alias()
         if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
