@@ -22,7 +22,7 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """SHA-256 of the parts, each with its length before it. So two different lists of parts never give the same bytes."""
+    """SHA-256 of the parts, each with its length before it. So two different lists of parts never give equal bytes."""
     hasher = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

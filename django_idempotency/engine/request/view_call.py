@@ -90,7 +90,7 @@ class ViewCall:
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Look at the response, and decide whether to keep the business write and the key. This is the outcome table."""
+        """Decide, from the response, whether to keep the business write and the key. This is the outcome table."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK

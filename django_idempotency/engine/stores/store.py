@@ -322,9 +322,7 @@ class Store(ABC):
     def _fetch(self, sql: str, values: Any = None) -> Any:
         """Return the first row of the result, or None."""
         with self.connection.cursor() as cursor:
-            cursor.execute(
-                sql, values or {}
-            )  # without values, Django would not turn doubled percent signs into single ones
+            cursor.execute(sql, values or {})  # without values, Django leaves doubled percent signs doubled
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:
