@@ -142,20 +142,20 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
     A key that has changed since it was read is refused. If a queryset was read already, it is not read again. So if you
     list a queryset first, the decision is about exactly the listed keys.
 
-    Each key is resolved in a transaction of its own, or in a savepoint inside an outer `atomic()`. After an error, the
-    keys before the error stay resolved.
+    Each key is resolved in its own transaction, or in a savepoint inside an outer `atomic()`. After an error, the keys
+    before the error stay resolved.
 
     Args:
-        keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
+        keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
         args: the arguments of the decision: a step and its result, or a response.
-        words: `by`, `reason` and `confirmed`, as for the decision.
+        words: `by`, `reason` and `confirmed` of the decision.
 
     Returns:
         How many keys were resolved, and how many were refused.
 
     Raises:
-        ValueError, TypeError, NotDecryptable: as the decision does.
+        ValueError, TypeError, NotDecryptable: see the decision.
     """
     resolved = refused = 0
     for key in keys:
@@ -186,10 +186,10 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Take the key away from its worker, and add the decision and the steps in doubt to the trail.
+    """Change the row so that its worker loses the key, and add the decision and the steps in doubt to the trail.
 
-    After this change, no fence of the old attempt holds any more. If the view has a longer `ttl` than the project, the
-    key keeps the longer time, so that a late retry still finds the key.
+    After this change, the fence refuses all writes of the old attempt. If the view has a longer `ttl` than the project,
+    the key keeps the longer time, so that a late retry still finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {
@@ -204,5 +204,5 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """Return the steps in the row's own database, and never in a replica."""
+    """Return a query for the steps in the row's own database, never in a replica."""
     return IdempotencyStep.objects.using(row._state.db).filter(key=row)

@@ -127,7 +127,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """Return an UPDATE that completes this request's claim. If `ttl` or the resource is NULL, the old value stays."""
+        """Return an UPDATE that completes this request's claim. A NULL for `ttl` or the resource changes nothing."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}

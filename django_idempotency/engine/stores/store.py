@@ -121,7 +121,7 @@ class Store(ABC):
         """Return the database's own code for this error."""
 
     def check(self) -> Iterable[CheckMessage]:
-        """Run the system checks that query the database. They tell whether its set-up allows what the package promises."""
+        """Run the system checks that query the database. They check whether the set-up can keep the promises."""
         return check_tables(self.connection)
 
     def explain(self, error: DatabaseError) -> None:
@@ -251,7 +251,7 @@ class Store(ABC):
     # --- shared
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Run one round of a claim. Return None if another transaction has changed or deleted the row in the meantime."""
+        """Run one round of a claim. Return None if another transaction has changed or deleted the row meanwhile."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
