@@ -5,7 +5,8 @@ E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is routed e
 database, E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under
 a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit
-together with the business write, W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ
+together with the business write,
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ
 COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that MariaDB or
 MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose
 collation treats two different texts as equal.

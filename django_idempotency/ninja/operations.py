@@ -160,9 +160,7 @@ class NinjaViewCall(ViewCall):
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the result as the operation itself would, but before the COMMIT, because a schema can refuse the
-        result.
-        """
+        """Convert the result as the operation itself would, but before the COMMIT, because a schema can refuse it."""
         # The operation has set headers on its `response` parameter.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))

@@ -82,7 +82,7 @@ class RestFrameworkViewCall(ViewCall):
         `set_rollback()` of the default handler breaks the first transaction, and rendering can need the database.
         """
         if type(error) is type(self.unparsed):
-            raise error  # in an unprotected view, the parser raises this error, too
+            raise error  # the parser has raised this error already, before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):

@@ -44,9 +44,7 @@ class AutoSchema(openapi.AutoSchema):
             operation,
             options,
             required=options.required and not answers.by_request,
-            undeclared={
-                400: self.map_renderers("media_type")
-            },  # the framework itself answers bad input with this status
+            undeclared={400: self.map_renderers("media_type")},  # the framework itself answers 400 to bad input
         )
         for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

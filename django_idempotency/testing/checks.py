@@ -133,7 +133,7 @@ class EndpointChecks:
             )
 
     def duplicates_at_once(self, request: Request, count: int) -> None:
-        """One of the duplicates runs. The other duplicates get a conflict, or the response of the duplicate that ran."""
+        """One of the duplicates runs. The others get a conflict, or the response of the duplicate that ran."""
         __tracebackhide__ = True
         key = new_key()
         replies = send_at_once(request, key, count, self.alias)
@@ -163,7 +163,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """Check that the key table has a completed row, because only then the replayed response comes from the table."""
+        """Check that the key table has a completed row, because then the replayed response comes from the table."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)

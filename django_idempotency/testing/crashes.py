@@ -109,9 +109,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for the method `original` of `Operation`. It also reports the places before and after its
-    step.
-    """
+    """Return a replacement for `original`, a method of `Operation`. It also reports the places of its step."""
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +135,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value for a function that is equal in all attempts, although each attempt makes new lambdas and objects."""
+    """Return a value that identifies a function in all attempts, although each attempt makes new lambdas and objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code

@@ -34,7 +34,7 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the response says that the first request still runs. It is a 409, a 429, or a 202 with a status page."""
+        """Whether the response says that the first request still runs. It is a 409, a 429, or a 202 with a page."""
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
         return self.status in (409, 429)

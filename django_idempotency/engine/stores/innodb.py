@@ -30,7 +30,7 @@ ROLLED_BACK = frozenset({1020, 1213})
 """Error codes which mean that the server has rolled back the whole transaction.
 
 1020 means that another transaction has changed a row since our snapshot. The server raises it under REPEATABLE READ
-    with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
+with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213 means a deadlock. Galera also raises this error if another node was faster to commit.
 """
 

@@ -135,9 +135,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    return sorted(
-        found, key=lambda key: key.state != IN_DOUBT
-    )  # first the keys in doubt, because perhaps money was paid
+    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # doubts come first, because perhaps money was paid
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
