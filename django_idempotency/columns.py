@@ -30,7 +30,7 @@ class _Exact:
 
 def exact_collation(connection: Any) -> str | None:
     """The collation that compares bytes and does not ignore spaces at the end. If the result is None, the default
-    collation is already such a collation.
+    collation already does this.
     """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None

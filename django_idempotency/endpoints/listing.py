@@ -61,7 +61,7 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """The text "atomic", "leased" or "leased, hold". Empty if the endpoint is not protected."""
+        """The text "atomic", "leased" or "leased, hold", or "" if the endpoint is not protected."""
         return "" if self.options is None else MODES[self.options.policy]
 
 

@@ -83,7 +83,7 @@ def comparison(options: Idempotency) -> str:
 
 
 def documented_responses(options: Idempotency) -> list[Problem]:
-    """Return the package's own responses that a client of this endpoint may get, in the order of their statuses."""
+    """Return the package's own responses that a client of this endpoint can get, in the order of their statuses."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
     # The real detail contains the status of the response, which is not the same for each response.
@@ -119,7 +119,7 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's responses to one operation, in place.
 
-    If the project has declared the same header or status, its declaration stays.
+    If the project has declared one of these headers or statuses, its declaration stays.
 
     Args:
         operation: an Operation Object of OpenAPI.
@@ -178,7 +178,7 @@ def _key(options: Idempotency, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the schemas to which the responses refer. Each call makes new objects, because hooks may change them."""
+    """Return the schemas to which the responses refer. Each call makes new objects, because hooks can change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

@@ -50,7 +50,7 @@ def report(
     """Log and send the event. If a transaction is open on this alias, wait for its commit. Never raises.
 
     event: see `signals.key_event`.
-    reason: the text after the first colon is left out, because an exception's message may contain text of the client.
+    reason: the text after the first colon is left out, because an exception's message can contain text of the client.
     resource: the type and id of the object that the operation has referred to.
     level: the level of the log record. If it is None, `LEVELS` decides.
     """
@@ -110,7 +110,7 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 def harmless() -> Iterator[None]:
     """Print an error of the log or of a receiver, and go on. `logging` also prints its own errors and goes on.
 
-    A filter of a logger may raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
+    A filter of a logger can raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
     argument `robust=True` of `on_commit` does not protect enough. If our callback raises in Django 5.2, Django raises
     too, and drops the project's own callbacks. Later versions of Django write the callback to the log, but our callback
     contains the key, which is a secret.

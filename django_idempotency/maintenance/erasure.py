@@ -112,7 +112,7 @@ def forget_scope(
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for the keys of a scope. The scope may have the endpoint's form or the admin's form.
+    """Return the condition for the keys of a scope. The scope can have the endpoint's form or the admin's form.
 
     For a user, the keys that OAuth clients have used in the name of the user are also found.
     """
@@ -135,8 +135,9 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # The rows are locked before they are judged, because a retry of a failed key may be starting right now, and
-        # holds its row. On MariaDB, a plain SELECT may show old rows, but a locking SELECT shows the committed rows.
+        # The rows are locked before they are judged, because perhaps a retry of a failed key is starting right now and
+        # has locked its row. On MariaDB, a plain SELECT sometimes shows old rows, but a locking SELECT shows the
+        # committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))

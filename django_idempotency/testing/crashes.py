@@ -135,7 +135,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value that identifies a function in all attempts, although each attempt makes new lambdas and objects."""
+    """Return a value that identifies a function in all attempts, although each attempt makes new function objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code

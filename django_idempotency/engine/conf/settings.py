@@ -81,7 +81,7 @@ def get_settings() -> Settings:
 
 
 def _value(name: str, written: Any) -> Any:
-    """The value of one setting, read and checked. A callable may be written as its dotted path."""
+    """The value of one setting, read and checked. A callable can also be given as its dotted path."""
     declaration = _SETTINGS.get(name) or OPTIONS[name]
     place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if declaration.repr else "")
     value = tuple(written) if isinstance(written, list) else written

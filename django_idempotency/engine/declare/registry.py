@@ -101,8 +101,9 @@ def register(declaration: Declaration) -> None:
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # The same view may be registered again, because `method_decorator` decorates on each request, and a function of
-        # `once` may be defined in each call of another function. Then the new declaration replaces the old declaration.
+        # Sometimes a view is registered again, because `method_decorator` decorates on each request. A function of
+        # `once` is registered again if another function defines it in each call. Then the new declaration replaces the
+        # old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 

@@ -1,4 +1,4 @@
-"""The decorators of a callable, and the short list of decorators that may stand below the protection.
+"""The decorators of a callable, and the short list of decorators that are allowed below the protection.
 
 The decorators of the list decide nothing about the caller. The package sees each decorator that uses `functools.wraps`.
 The package cannot see a check in the view's own code.

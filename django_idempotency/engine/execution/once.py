@@ -1,4 +1,4 @@
-"""`run_once`: the same promises without HTTP, for webhooks, queue consumers, management commands and tasks."""
+"""`run_once` protects work without HTTP: webhooks, queue consumers, management commands and tasks."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The decision table: what a stored key means for a request that brings the same key.
+"""The decision table. It tells how to answer a request whose key is stored already.
 
-A store reads the row, asks these functions, and carries out their decision.
+A store reads the row, calls these functions, and executes their decision.
 
 # Note [A committed claim without a lease]
 In atomic mode, the claim is committed together with its result, so other requests never see the claim in progress. If
 another request sees such a claim, the work has ended its own transaction in the middle (with a raw COMMIT, with DDL on
 MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote before
-this COMMIT stays in the database, so no retry may run. The outcome is `InDoubt` and not `Conflicted`, because a client
+this COMMIT stays in the database, so no retry must run. The outcome is `InDoubt` and not `Conflicted`, because a client
 that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
 """
 

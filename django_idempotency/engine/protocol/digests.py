@@ -77,7 +77,7 @@ def has_controls(text: str) -> bool:
 def kept_scope(scope: str) -> str:
     """The scope that the table stores. A short text without control characters is unchanged, other texts are hashed.
 
-    A project may build the scope from text of a client. For example, this text may have a NUL, which PostgreSQL
+    Some projects build the scope from text of a client. For example, this text can have a NUL, which PostgreSQL
     refuses, or line breaks, or a megabyte. A text that begins with "scope:" is hashed too. Otherwise, a person who has
     read a stored hash in the table could send that hash as a scope, and would be treated as the other caller.
     """

@@ -37,7 +37,7 @@ def gettext_noop(sentence: str) -> str:
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key that a header field carries. Raises `InvalidKey` if there is none.
+    """Return the key from the value of a header field. Raises `InvalidKey` if there is none.
 
     The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc`, which Stripe and
     Adyen use, is the same key as `"abc"`. With `require_quoted`, the bare form is refused.

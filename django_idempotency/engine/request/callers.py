@@ -34,7 +34,7 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
     """The caller's scope.
 
-    Reading `request.user` may run queries of the project.
+    Reading `request.user` can run queries of the project.
 
     Args:
         request: the request that option callables get.
@@ -199,7 +199,7 @@ def _place(model: Any, row: Model) -> str:
 
 
 def _credential(request: Any) -> str | None:
-    """A hash of the credentials that the client sent, so that the table holds no credential.
+    """A hash of the credentials that the client sent, so that the table contains no credential.
 
     Raises:
         Refused: the scheme of the Authorization header is not on the list.
@@ -224,7 +224,7 @@ def _credential(request: Any) -> str | None:
         return None
     engine = import_module(django_settings.SESSION_ENGINE)
     if issubclass(engine.SessionStore, signed_cookies.SessionStore):
-        return None  # the cookie holds the session's data, and changes with the data
+        return None  # the cookie contains the session's data, and changes with the data
     return credential_scope("session", session)
 
 

@@ -211,7 +211,7 @@ def _value(content_type: str, body: bytes) -> Any:
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-            # A name in JSON can hold NUL only as the escape \u0000, because the decoder refuses a raw NUL.
+            # A name in JSON can contain NUL only as the escape \u0000, because the decoder refuses a raw NUL.
             return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
         if content_type == FORM:
             # With latin-1 each byte becomes one character, so different bytes stay different in any charset.

@@ -1,6 +1,6 @@
 """On PostgreSQL, an advisory lock shows that a key is in flight, so no request waits. A unique constraint guards keys.
 
-The transaction that runs the view holds the advisory lock on `scope_hash`, so a duplicate never waits for the row.
+The transaction that runs the view has the advisory lock on `scope_hash`, so a duplicate never waits for the row.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class PostgreSQLStore(Store):
     def _insert_sql(self) -> str:
         """Insert a new row under the advisory lock, unless the key is stored already.
 
-        If another transaction holds the advisory lock, the statement returns no row at once.
+        If another transaction has the advisory lock, the statement does not wait, and returns no row.
 
         Without NOT EXISTS, every replay would take a number from the sequence, and write that number to the WAL.
         """
