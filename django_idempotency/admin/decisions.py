@@ -135,7 +135,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
     """Find an older result of each step, if the person has the permission to see results.
 
-    The example comes from the newest completed key of the same operation. The queries read only the latest results:
+    The example is the newest result of a completed key with this operation. The queries read only the latest results:
     first a range of the primary key, then single rows.
     """
     done = IdempotencyKey.Status.COMPLETED

@@ -1,4 +1,4 @@
-"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message that describes the defect."""
+"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message about the defect."""
 
 from __future__ import annotations
 

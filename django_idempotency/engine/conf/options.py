@@ -146,7 +146,9 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """The layer that protects only these methods. The function is cached, because other caches need one object."""
+    """The layer that protects only these methods. The function is cached, so that equal methods give one object, which
+    other caches use as a key.
+    """
     return Idempotency(methods=methods)
 
 

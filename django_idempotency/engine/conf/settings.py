@@ -31,7 +31,7 @@ class Settings:
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
         store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
-        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors. All keys
+        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors. All keys can
             decrypt.
         runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
         enabled: False lets every request pass through. For a test, never in production.

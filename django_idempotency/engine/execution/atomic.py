@@ -116,7 +116,7 @@ class _Attempt(NoBridgeAbove):
     def hold_if_ended(self, claim: Claimed) -> None:
         """Mark the key as held if the work has ended its own transaction and then raised an exception.
 
-        The later writes of the work are committed already, so a retry must not run.
+        What the work has written after this end is committed already, so a retry must not run.
         """
         with suppress(Error):  # the caller must see the error of the work
             if self.store.has_ended(self.connection, claim):

@@ -76,7 +76,9 @@ CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
 UNFINISHED = Q(finished_at=None)
 """The condition for a step that was started and has no result. It is not known whether the step took effect."""
 EFFECT = Q(kind=Kind.CALL) | UNFINISHED
-"""The condition for a call, or for a step without a result. A retry must know of these, but not of reads and writes."""
+"""The condition for a call, or for a step without a result. A retry must know of these, but not of other finished
+steps.
+"""
 
 
 class WhenAsked(Combinable):
