@@ -71,7 +71,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What is missing although all started steps are finished. Only the view knows whether more steps would follow."""
+        """What is missing although all started steps are done. Only the view knows whether more steps would follow."""
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")

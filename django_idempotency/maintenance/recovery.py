@@ -55,7 +55,7 @@ class Asked:
     """The outcome for one key, or for all keys of an operation without a `reconcile` to ask.
 
     Attributes:
-        reference: the key's reference in logs, or an empty text if the outcome is for all keys of the operation.
+        reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
         operation: the name of the operation.
         outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised an error), "passed"
             (another worker was faster) or "would ask" (a dry run).

@@ -1,6 +1,6 @@
 """The decorator must not stand above the code that decides who the caller is. This module refuses such places.
 
-In such a place, a response could be replayed to another caller, or to a caller whose token has been revoked.
+In a wrong place, a response could be replayed to another caller, or to a caller whose token has been revoked.
 """
 
 from __future__ import annotations

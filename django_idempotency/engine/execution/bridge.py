@@ -17,11 +17,11 @@ class NoBridgeAbove:
     """A context for work in a transaction: an `async_to_sync` of the work does not see an outer `async_to_sync` call.
 
     Sometimes a task lives longer than the work. For example, `asyncio.gather` leaves tasks behind at the first error.
-    With this context, the next query of such a task raises a `RuntimeError`. Without this context, asgiref would hand
-    the query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and
-    around a sync middleware under ASGI. In the thread of the outer call, the query would use our connection after the
-    end of our transaction, perhaps after a rollback. So the query of the task would commit by itself, and the retry
-    would write again.
+    With this context, the next query of this task raises a `RuntimeError`. Without this context, asgiref would hand the
+    query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and around a
+    sync middleware under ASGI. In the thread of the outer call, the query would use our connection after the end of our
+    transaction, perhaps after a rollback. So the query of the task would commit by itself, and the retry would write
+    again.
     """
 
     def __enter__(self) -> None:

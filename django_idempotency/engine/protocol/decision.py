@@ -4,10 +4,10 @@ A store reads the row, calls these functions, and executes their decision.
 
 # Note [A committed claim without a lease]
 In atomic mode, the claim is committed together with its result, so other requests never see the claim in progress. If
-another request sees such a claim, the work has ended its own transaction in the middle (with a raw COMMIT, with DDL on
-MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote before
-this COMMIT stays in the database, so no retry must run. The outcome is `InDoubt` and not `Conflicted`, because a client
-that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
+another request sees a claim in progress, the work has ended its own transaction in the middle (with a raw COMMIT, with
+DDL on MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote
+before this COMMIT stays in the database, so no retry must run. The outcome is `InDoubt` and not `Conflicted`, because a
+client that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
 """
 
 from __future__ import annotations
