@@ -1,15 +1,15 @@
-"""System checks. Before the first request, they report a set-up that cannot protect.
+"""System checks. Before the first request, the checks report mistakes in the set-up that make protection impossible.
 
 An id never gets another meaning:
-E001 the IDEMPOTENCY setting, E002 unknown alias, E003 key table routed elsewhere, E004 no store for the database,
-E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB,
-E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus
-does not commit together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
-times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
-transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation may take
-two texts for one.
+E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is routed elsewhere, E004 no store for the
+database, E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
+E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under
+a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit
+together with the business write,
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ
+COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that MariaDB or
+MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose
+collation treats two different texts as equal.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def check_project(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Check that a key belongs to one tenant, and that each alias in use exists and has the key table.
+    """Check that a key belongs to one tenant, and that each alias in use exists and that its database has the key
+    table.
 
-    Users of two tenants may have the same primary key, and the tenants may share the key table and its locks.
+    Users of two tenants can have equal primary keys, and the tenants can share the key table and its locks.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -75,7 +76,7 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check that authentication comes before each protection, and that the options of each route fit together."""
+    """Check that authentication runs before each protection, and that the options of each route fit together."""
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
@@ -91,7 +92,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Yield the options of a class with a mixin that stand under a name which nothing reads."""
+    """Yield the attributes of a class with a mixin that hold options, but under a name that the package never reads."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
@@ -168,8 +169,8 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 have different numbers for the levels. The import stands here because a project without
-        # PostgreSQL may have neither package.
+        # psycopg and psycopg2 have different numbers for the isolation levels. The import is here, in the function,
+        # because a project without PostgreSQL usually has neither package.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -15,7 +15,7 @@ class _Exact:
     """A text that is compared byte by byte on every database.
 
     By default, "abc" and "ABC ", or "a" and "á", are equal texts for MySQL and MariaDB. On PostgreSQL, only an index
-    with the collation "C" can find texts by their beginning. The field sets the collation of its column, so a later
+    with the collation "C" can find texts with a given beginning. The field sets the collation of its column, so a later
     `AlterField` keeps the collation.
     """
 
@@ -29,7 +29,9 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """The collation that compares bytes and does not ignore spaces at the end. None: the default collation does so."""
+    """The collation that compares bytes and does not ignore spaces at the end. If the result is None, the default
+    collation already does this.
+    """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
@@ -50,7 +52,7 @@ class IndexWhereSet(models.Index):
     print a warning on MySQL and MariaDB.
 
     Args:
-        set_column: the column that is not NULL in the rows of the index. With "-" before its name, the column is NULL.
+        set_column: the index has only the rows in which this column is not NULL, or with "-" before its name, is NULL.
         plain_fields: the columns of the plain index, if they are not the columns of the partial index.
     """
 

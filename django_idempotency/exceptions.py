@@ -43,12 +43,12 @@ class IdempotencyError(Exception):
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
     """A decorator, mixin, option or setting cannot protect the view as it is used, or a migration is missing.
 
-    Raised at import if the mistake shows then, else on the first request, before the view runs.
+    Raised at import if possible, else on the first request, before the view runs.
     """
 
 
 class ClaimLost(IdempotencyError):
-    """The key's row is gone when the view ends, so nothing of the view's transaction was committed.
+    """The key's row was gone when the view ended, so nothing of the view's transaction was committed.
 
     The view has deleted the row, or has switched the connection to another schema or database.
     """
@@ -57,7 +57,7 @@ class ClaimLost(IdempotencyError):
 class LeaseLost(ClaimLost):
     """This worker's lease was over, and another worker has taken the key over, or a person has decided.
 
-    The step has committed nothing. Let the error propagate: then the client gets the other worker's answer.
+    The step has committed nothing. Let the error propagate, so that the client gets the other worker's answer.
     """
 
 
@@ -72,7 +72,7 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
 
-    An external call counts as done, but has no value. A local write is rolled back.
+    An external call is marked as done, without a value. A local write is rolled back.
     """
 
 
@@ -81,8 +81,8 @@ class TransactionBroken(IdempotencyError):
 
     All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
 
-    If a statement has ended the transaction, such as `executescript` on SQLite, the key is held for a person, because
-    what the view wrote after that is committed. In leased mode, a `write` raises this exception.
+    If a statement such as `executescript` on SQLite has ended the transaction, the key is held for a person, because
+    the view's later writes are committed. In leased mode, a `write` raises this exception.
     """
 
 
@@ -99,7 +99,7 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and it is unknown what took effect.
 
-    Either an external call has no result and `on_abandoned` is "hold", or the work has ended its own transaction and
+    Either `on_abandoned` is "hold" and an external call has no result, or the work has ended its own transaction and
     then failed. The key waits for `reconcile` or for a person. Try again later.
     """
 

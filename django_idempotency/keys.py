@@ -1,7 +1,7 @@
 """Readers for the `key` option. They are for clients that cannot set the `Idempotency-Key` header.
 
-A reader returns the key, or None if the client sent no key. Without a key, the answer is 400, or with `required=False`
-the request is not protected. Each key must have 1 to 255 visible ASCII characters, else the answer is 400.
+A reader returns the key, or None if the client sent no key. Without a key, the answer is 400. With `required=False`,
+the request is not protected. A key must have 1 to 255 visible ASCII characters, else the answer is 400.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KeyReader:
     """A function for the `key` option, and the name of the place that it reads. A plain callable works too.
 
     Attributes:
-        read: `callable(request) -> str | None`. It may raise `InvalidKey`.
+        read: `callable(request) -> str | None`. It can raise `InvalidKey`.
         source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
     """
 
@@ -75,9 +75,9 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """The reference that names a key in logs and traces. The key itself may be a secret.
+    """The reference that stands for a key in logs and traces. The key itself can be a secret.
 
-    It asks no database. `django_idempotency.maintenance.find_key` finds a key by its reference, too.
+    It reads no database. `django_idempotency.maintenance.find_key` finds a key by its reference, too.
 
     Args:
         key: the client's key, without quotes.
@@ -89,9 +89,9 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the key of `operation.derive_key(step)`, by which you find a call in the books of the other side.
+    """Return the key of `operation.derive_key(step)`, with which you find a call in the books of the other side.
 
-    It asks no database. The result is the same in each attempt, process and release.
+    It reads no database. The result is the same in each attempt, process and release.
 
     Args:
         scope: the row's `scope`.

@@ -45,7 +45,8 @@ STATES = {
     "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
     "stuck": (STUCK.condition, "Keys whose lease is over, and that have called nothing outside."),
 }
-"""A stuck key with a call counts as in doubt or as half done, because these states are more urgent."""
+"""A stuck key with a call is in doubt or half done. The gauge "stuck" leaves it out, as those states are more urgent.
+"""
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, from its claim; 0: none." for name in STATES},
@@ -60,7 +61,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of the keys that the tables hold now. Each scrape runs up to six short queries on each database.
+    """Gauges of the keys in the tables now. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -71,11 +72,11 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return gauges without values, so that registering the collector asks no database."""
+        """Return gauges without values, so that the registration of the collector reads no database."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges. If a database does not answer, they keep their last values, so that no alert resolves."""
+        """Return the gauges. If a database does not answer, they keep their last values, so that no alert ends."""
         families = _families()
         for alias in self.using or (alias_for(None),):
             now, unavailable, opened_before = time.monotonic(), 0.0, connections[alias].connection
@@ -98,7 +99,7 @@ class KeyCollector:
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     """Count every outcome from now on, and register a `KeyCollector`. Call it once for each process and registry.
 
-    It asks no database.
+    It reads no database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -133,7 +134,7 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
-    # If the database does not tell the open transactions or their ages, a gauge is left out, because 0 would be wrong.
+    # If the open transactions or their ages are unknown, a gauge is left out, because the value 0 would be wrong.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]

@@ -30,14 +30,14 @@ class IdempotencyKey(models.Model):
         FAILED = "failed", _("failed")
 
     class Policy(models.TextChoices):
-        """The view's option `on_abandoned`. It says what a retry may do while an external call is in doubt."""
+        """The view's option `on_abandoned`. It says whether a retry repeats an external call that is in doubt."""
 
         RETRY = "retry", _("retry: make the call again")
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index has two numbers instead of three texts, because numbers need half the size, and each database
-    # compares numbers in the same way.
+    # The unique index has two numbers instead of three texts, because numbers need half the size, and all databases
+    # compare numbers in one way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -45,21 +45,21 @@ class IdempotencyKey(models.Model):
     key = ExactCharField(_("key"), max_length=255)
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
-    # None in atomic mode, which has no calls.
+    # This column is NULL in atomic mode, which has no calls.
     policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
-    # Host and process id of the worker that claimed the key last, such as "web-3:4711".
+    # Host and process id of the last worker that claimed the key, such as "web-3:4711".
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
-    # Bytes, because a column for text or JSON would not return exactly what was stored.
+    # The body is stored as bytes, because a column for text or JSON would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
-    # The object that the operation is about: see `Operation.refer_to`.
+    # The object that the operation is about, see `Operation.refer_to`.
     resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
     resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
-    # A JSON list of the decisions of people and commands, the oldest first: see `maintenance.decisions`.
+    # A JSON list of the decisions of people and commands, the oldest first, see `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
     # The time of the last change of status, attempt or decisions. If this time has changed since a person saw the key,
@@ -74,7 +74,7 @@ class IdempotencyKey(models.Model):
         constraints = [models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq")]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
-            models.Index(fields=["scope"], name="idempotency_scope_idx"),  # to erase what is stored about one caller
+            models.Index(fields=["scope"], name="idempotency_scope_idx"),  # for erasing the data of one caller
             # On PostgreSQL, no index contains a column that the completion of an atomic key changes, so the completion
             # changes no index.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
@@ -94,17 +94,18 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """The operation and the reference of the key. The key itself is left out, because it may be a secret, and the
-        admin's log keeps this text for ever."""
+        """The operation and the reference of the key. The key itself is left out, because it can be a secret, and the
+        admin's log keeps this text for ever.
+        """
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from its own database, also for deferred fields, because routers may choose a replica."""
+        """Read the row again from its own database, also for deferred fields, because routers can choose a replica."""
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
     def reference(self) -> str:
-        """16 hexadecimal digits that name the key in logs. See `django_idempotency.keys.key_reference`."""
+        """16 hexadecimal digits that stand for the key in logs. See `django_idempotency.keys.key_reference`."""
         return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
@@ -121,15 +122,15 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # The database has no constraint for this key, because a cleanup would then look for the steps of each deleted key,
-    # and only leased keys have steps. The unique constraint has an index on this column already.
+    # The database has no constraint for this foreign key. With a constraint, a cleanup would look for the steps of each
+    # deleted key, but only leased keys have steps. The unique constraint already has an index on this column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view had asked for the derived key before the call. If not, the other side cannot know this key.
+    # Whether the view had asked for the derived key before the call. If not, the key was not sent to the other side.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -139,7 +140,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # the page of a key shows its steps
+        default_permissions = ()  # steps need no permissions, because the page of a key shows them
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

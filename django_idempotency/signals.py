@@ -11,7 +11,7 @@ from django.dispatch import Signal
 
 __all__ = ["key_event"]
 
-key_event = Signal(use_caching=True)  # because every request asks whether the signal has receivers
+key_event = Signal(use_caching=True)  # caching is on, because every request checks whether the signal has receivers
 """Says that something has happened to a key. Arguments:
 
     event: one of these texts.

@@ -1,4 +1,4 @@
-"""The URL of the status page. Include it: `path("idempotency/", include("django_idempotency.urls"))`."""
+"""The URL of the status page. To include it, write `path("idempotency/", include("django_idempotency.urls"))`."""
 
 from django.urls import path
 

@@ -26,7 +26,7 @@ from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
-"""The most open transactions that the page shows above the list. It shows those that have run longest."""
+"""The page shows at most this number of open transactions above the list: those that have run longest."""
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes no type parameters at run time
@@ -39,18 +39,18 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes 
 
 
 class BoundedChangeList(ChangeList):
-    """Shows the newest keys first, but the oldest keys first if they need attention.
+    """Shows the newest keys first. A list of keys that need attention shows the oldest keys first.
 
-    The address cannot choose another order with `?o=`, because that would sort the whole table.
+    The address of the page cannot choose another order with `?o=`, because the database would sort the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Find the keys of a state last, so that the other filters and the search choose among all keys of the state.
+        """Apply the filter by state last, so that the other filters and the search look at all keys of the state.
 
-        Without a state, the filters look at the latest keys only. A search uses an index, so it needs no limit.
+        If no state is chosen, the filters look at the latest keys only. A search uses an index, so it needs no limit.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -90,7 +90,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The filter by state. The list finds the keys of a state after all other filters: see `BoundedChangeList`."""
+    """The filter by state. `BoundedChangeList` finds the keys of the chosen state, after all other filters."""
 
     title = _("state")
     parameter_name = "state"
@@ -126,7 +126,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Return the keys that the text names: at most 2,000 by each meaning of the text, in the order of an index."""
+    """Return the keys that a search text can mean. Each meaning (key, resource, caller) gives at most 2,000 keys."""
     text = term.strip()
     if not text:
         return keys
@@ -141,9 +141,9 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """The scopes that the text may name: a scope as the page shows it, or the scope of the user with this name.
+    """The scopes that a search text can mean: the text itself as a scope, and the scope of the user with this name.
 
-    A person who may not see users cannot search by a user's name.
+    A person without the permission to see users cannot search for the name of a user.
     """
     users = get_user_model()
     scopes = {text}

@@ -1,7 +1,7 @@
 """The pages on which a person decides about one key, or about all keys that are ticked in the list.
 
-A page first explains what the decision will do. Then it shows a preview. A decision is about the same rows that the
-page has shown: this person may decide about them, and they have not changed since the page was opened.
+A page first explains what the decision will do. Then the page shows a preview. A decision is about the rows that the
+page has shown, if this person has the permission to decide, and if the rows have not changed since then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .timeline import doubts_of, pasteable, results_of, value_text
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
-"""How many of the latest results of a step are searched for an example."""
+"""An example of a result is searched in this number of the latest results of a step."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """The keys that were ticked, never "all that match", because these could be the whole table."""
+    """The keys that were ticked. "Select all" is refused, because it could mean the whole table."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")
 
@@ -73,7 +73,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
     """Show the form with the keys. Then show the preview. Then do what the preview has shown.
 
-    Return None when there is nothing more to show. Then a message says what has happened.
+    Return None when there is nothing more to show. In this case, a message tells the person what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -112,7 +112,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Decide about each key as the person has seen it. One transaction has the decision and its entry in the log."""
+    """Decide about each key as the person has seen it. The decision and its log entry commit in one transaction."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
@@ -122,7 +122,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # the encryption key of this row is missing, and the other rows go on
+        except NotDecryptable as error:  # this row's encryption key is missing, but the next rows are decided
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
@@ -133,10 +133,10 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """Find an older result of each step, for a person who may see results.
+    """Find an older result of each step, if the person has the permission to see results.
 
-    The example is the newest result under a completed key of the same operation. The queries read only the latest
-    results: a range of the primary key, then single rows.
+    The example is the newest result of a completed key with this operation. The queries read only the latest results:
+    first a range of the primary key, then single rows.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

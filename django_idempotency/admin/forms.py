@@ -19,14 +19,14 @@ from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
-"""No type that a browser would run, because the site itself sends this answer."""
+"""The media types for an entered response. No browser runs these types as code, because the site sends it."""
 LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
-"""A function of `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
+"""A function of `maintenance.resolution`, its arguments after the key, and a sentence about what was done."""
 
 
 def version(row: IdempotencyKey) -> str:
-    """Return a name for the present state of a key. Another attempt or another decision changes this name."""
+    """Return a text that identifies the present state of a key. A new attempt or a new decision changes this text."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
@@ -39,17 +39,18 @@ class DecisionForm(forms.Form):
     """A decision about some keys, and its reason.
 
     Attributes:
-        name: the last part of the page's address. The trail of decisions uses the same name for the action.
+        name: the last part of the page's address, and the name of the action in the trail of decisions.
         label: the text of the button.
         explanation: says what will happen.
         warning: says what may go wrong while a step is in doubt.
-        harmful: whether the decision can do more harm than an error. The button of such a decision is red.
-        word: the sentence that the operator must confirm before a decision that can do harm.
-        previewed_fields: the fields that the preview shows. Without such fields there is no preview.
+        harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
+            red.
+        word: the sentence that the operator must confirm before a harmful decision.
+        previewed_fields: the fields that the preview shows. If there are none, the decision has no preview.
 
     Args:
         keys: the keys as the operator sees them.
-        examples: the value of an older result, by the name of its step.
+        examples: for the name of each step, the value of an older result.
         user: the person who decides.
     """
 
@@ -70,7 +71,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # Names the preview that the operator has seen.
+    # The digest of the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -97,7 +98,7 @@ class DecisionForm(forms.Form):
 
     @property
     def digest(self) -> str:
-        """A short name of what was entered and of the keys in their present state. The preview carries this name."""
+        """A hash of what was entered and of the present state of the keys. The preview sends this hash back."""
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
@@ -106,7 +107,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """Release a key for a retry. The retry may charge the customer twice."""
+    """Release a key for a retry. It is possible that the retry charges the customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -165,7 +166,7 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Whether this person may see rows of the model. Otherwise the form would tell which primary keys exist."""
+        """Whether this person may see rows of the model. Without this check, the form would tell which rows exist."""
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
@@ -214,4 +215,4 @@ class AnswerForm(DecisionForm):
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
-"""In the order of the buttons: the safe decisions first."""
+"""All decisions, in the order of their buttons: the safe decisions come first."""

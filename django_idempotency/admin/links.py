@@ -18,7 +18,7 @@ from .story import Story
 from .texts import badge, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
-"""Matches the scope of a user whose row is in the default database: see `scope_of_user`."""
+"""This pattern matches the scope of a user whose row is in the default database, see `scope_of_user`."""
 TEXT_LENGTH = 24
 """How many characters of a caller or of a resource the list shows."""
 
@@ -30,7 +30,7 @@ class Shown(Story):
     Attributes:
         secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
             anonymous caller needs only the key to get the stored response.
-        caller, resource: HTML. It has a link to a page of the admin if this person may see that page.
+        caller, resource: HTML. The HTML has a link to a page of the admin if this person may see that page.
     """
 
     secrets: bool
@@ -39,7 +39,7 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """The key, with its reference beside it. Each page shows this text."""
+        """The key and its reference. Each page shows this text for the key."""
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property
@@ -58,9 +58,9 @@ def shown(row: Any) -> Shown:
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """Store on each row how this person sees the key. Two queries read the steps of all rows.
+    """Store a `Shown` on each row: how this person sees the key. Two queries read the steps of all rows.
 
-    results: whether to read the results and the errors of the steps, too.
+    results: if True, the queries also read the results and the errors of the steps.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
     for facts in facts_of(rows, results=results):
@@ -80,7 +80,7 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """The name of an object with a link to its page. None if this person cannot see such a page in this admin.
+    """The name of an object, with a link to its page. The result is None if this person cannot see the page.
 
     type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.
     """

@@ -30,7 +30,7 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column of the list, or a field of a page, from a title and a function that returns the text."""
+    """Make a column of the list, or a field of a page. `text` is a function that returns the text to show."""
 
     @admin.display(description=title)
     def display(model_admin: Any, obj: Any) -> Any:
@@ -65,7 +65,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # Facets would count all keys of the table for each choice of each filter.
+    # With facets, Django would count all keys of the table for each choice of each filter.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -83,7 +83,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # With the key, an anonymous caller gets the response. So a person who may not see responses sees no keys.
+    # A key is enough to get the response of an anonymous caller. So a person who may not see responses sees no keys.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -122,11 +122,12 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters. `?body__startswith=` would tell a body, letter by letter, without permission."""
+        """Allow only the filters. With `?body__startswith=`, a person without permission could guess a body."""
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # No replica is read, because a decision is written to the database from which the key was read.
+        # The page does not read from a replica, because a decision is written to the database from which the key was
+        # read.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -142,7 +143,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """The timeline of the key, which has each decision. Django's history lacks the decisions of commands."""
+        """Show the timeline of the key, which has all decisions. Django's history has no decisions made by commands."""
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
         return redirect("admin:django_idempotency_idempotencykey_change", object_id)

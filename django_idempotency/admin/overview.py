@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""The most keys that the list shows on all its pages, and that a number counts. The search finds older keys."""
+"""The list and each number above it show at most this number of keys. The search also finds older keys."""
 FILTERED = 100_000
-"""How many of the latest keys a filter reads. Without this limit, a rare value would make it read the whole table."""
+"""A filter reads this number of the latest keys. Without this limit, a filter for a rare value could read all."""
 SAME = 10
-"""How many other keys with the same request the page of a key names."""
+"""The page of a key shows at most this number of other keys that have the same request."""
 CHUNK = 1000
-"""How many keys one query for steps names. A database accepts only some thousands of parameters in a statement."""
+"""One query for steps has at most this number of keys as parameters. A database accepts only some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Keys that an index finds in its order. If `steps` is given, only keys with such a step count."""
+    """A condition on keys, and the index column that sorts them. With `steps`, a key must have a matching step."""
 
     condition: Q
     order: str | None
@@ -48,34 +48,37 @@ BY_INDEX: dict[str, tuple[Part, ...]] = {
     "stuck": (_LAPSED, _UNLEASED),
     "failed": (Part(FAILED, "created_at"),),
 }
-"""The states that an index finds. The conditions of `states.STATES` use EXISTS: for such a query PostgreSQL may read
-all steps, even if it finds nothing."""
+"""The states whose keys are found with an index. `states.STATES` has conditions with EXISTS. With EXISTS, PostgreSQL
+sometimes reads all steps, even if it finds nothing.
+"""
 
 
 def find(state: str, keys: Keys) -> list[int]:
-    """Return the ids of the keys that have this badge, the oldest first.
+    """Return the ids of the keys in this state, the oldest key first.
 
     Args:
-        state: a name of `BY_INDEX`, or "attention" for all states that need it.
-        keys: the keys that the person may see and that other filters have chosen. 100,000 keys of each index are read.
+        state: a name in `BY_INDEX`, or "attention" for all states that need attention.
+        keys: the keys that the person may see and that other filters have chosen. At most 100,000 keys of each index
+            are read.
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # the other states need no query
+        if name == wanted[-1]:  # no query is needed for the states that follow
             break
     return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """The keys in each state. A key that is in several states counts only in the worst state."""
+    """The keys in each state. A key that is in several states belongs only to the worst of them."""
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A key without a lease is never deleted, so after a cleanup it is among the first in the index.
+            # A key that is held without a lease is never deleted. So after a cleanup, it is among the first in the
+            # index.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -99,13 +102,13 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return the rows of `keys` that are among the latest keys of the table. This is a range of the primary key."""
+    """Return the rows of `keys` that are among the last `count` ids of the table. The query reads a range of ids."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return other keys with the same request about the same resource, because each may be a second charge."""
+    """Return other keys with the same request about the same resource. Each of them is possibly a second charge."""
     if row.resource_id is None or row.fingerprint is None:
         return []
     about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)
@@ -114,10 +117,10 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How many keys are in a state, or need attention.
+    """The number of keys that are in a state, or that need attention.
 
-    limited: whether there may be more keys than were counted.
-    operations: for a state that needs attention, the number of keys of each operation, and the oldest of these keys.
+    limited: True if the count stopped at its limit, so there are possibly more keys.
+    operations: for a state that needs attention, each operation with its number of keys and its oldest key.
     """
 
     state: str
@@ -146,7 +149,7 @@ def overview(keys: Keys) -> list[Number]:
 
 
 def attention(numbers: list[Number]) -> Number:
-    """Add up the keys that need attention."""
+    """Add up the numbers of all states that need attention."""
     needing = [number for number in numbers if number.state in NEEDING]
     return Number("attention", sum(one.count for one in needing), any(one.limited for one in needing))
 

@@ -24,7 +24,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """Answers the first questions of a person on call. Each answer has some short sentences, or is empty."""
+    """Answers the first questions of a person on call. An answer is a few short sentences, or an empty text."""
 
     @property
     def happened(self) -> str:
@@ -71,7 +71,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What is missing under this key. Only the view knows whether more steps would follow."""
+        """What is missing although all started steps are done. Only the view knows whether more steps would follow."""
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
@@ -120,7 +120,7 @@ class Story(Facts):
 
     @property
     def unreadable(self) -> bool:
-        """Whether a retry would raise `NotDecryptable`: it reads the response, or the results of the steps."""
+        """Whether a retry would raise `NotDecryptable`, because it reads the response or the results of the steps."""
         try:
             unseal(self.row, "headers", self.row.headers, self.row.status_code, self.row.fingerprint)
             for step in self.steps:
@@ -131,7 +131,7 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What a person should do about this key. First the worker must be dead: a slow worker can still make calls."""
+        """What a person should do about this key. The worker must be dead first: a slow worker can still make calls."""
         if self.unreadable:
             return _(
                 "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "

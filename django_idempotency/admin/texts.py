@@ -1,6 +1,6 @@
 """How the pages of the admin write times, operations, long texts, and texts that are stored encrypted.
 
-The templates escape each text. None of these functions asks a database.
+The templates escape each text. None of these functions sends a query to a database.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
-"""How many characters of a key the list shows. So many are enough to tell keys apart."""
+"""The list shows this number of characters of a key. These characters are enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
 """The most bytes of one text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
-"""The shape beside the name of each state, so that a reader needs no colours. The style sheet has a class for each."""
+"""The shape before the name of each state, so that a reader needs no colours. Each state has a style sheet class."""
 
 
 def badge(state: str) -> SafeString:
@@ -36,7 +36,7 @@ def badge(state: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time with seconds and zone, and the same time in UTC. The other side may write its times in UTC."""
+    """Return a time with seconds and zone, and the same time in UTC, because the other side often logs UTC times."""
     if value is None:
         return "-"
     if is_naive(value):  # because USE_TZ is False: see check W004
@@ -54,19 +54,19 @@ def readable_operation(operation: str) -> str:
 
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
-    """Return the beginning of a text, with the whole text as its title."""
+    """Return the beginning of a text. Its HTML title (the tooltip) is the whole text."""
     if len(text) <= length:
         return text
     return format_html('<span title="{}">{}…</span>', text, text[:length])
 
 
 def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
-    """Return a stored error, or a sentence that says why the page hides it. An encrypted error may quote a request."""
+    """Return a stored error, or a sentence that says why the page hides it. An encrypted error can contain secrets."""
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, *step) or ""
-    except NotDecryptable as error:  # the reader still needs the rest of the page
+    except NotDecryptable as error:  # the person still needs the rest of the page
         return str(error)
 
 
@@ -83,7 +83,7 @@ def readable_response(row: IdempotencyKey) -> str:
 
 
 def readable_body(body: bytes) -> str:
-    """Return a text as it is stored. If the body is no text, return its size."""
+    """Return a body as it is stored. If the body is not a text, return its size."""
     try:
         body.decode()
     except UnicodeDecodeError:
@@ -92,16 +92,16 @@ def readable_body(body: bytes) -> str:
 
 
 def cut(text: bytes) -> str:
-    """Return the beginning of a text. It does not indent JSON, because that could change a number or lose a name."""
+    """Return the beginning of a text. JSON is not indented, because parsing could change a number or lose a name."""
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Encode JSON. Half of a surrogate pair becomes an escape, as in JSON: "\\ud800"."""
+    """Encode JSON. A single surrogate (half of a pair) becomes an escape, as in JSON: "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Write half of a surrogate pair as an escape, because no page can encode it."""
+    """Replace each single surrogate (half of a pair) with an escape, because no page can encode a surrogate."""
     return as_utf8(text).decode()

@@ -1,6 +1,6 @@
 """The timeline of a key: its claim, its steps, and the decisions of people, in the order of time.
 
-Each function takes a key as one person sees it, because results and encrypted texts may hold personal data.
+Each function takes a key as one person sees it, because results and encrypted texts can contain personal data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """One line of the timeline. `facts` are pairs of a word and its HTML. A pair without HTML is not shown."""
+    """One line of the timeline. `facts` are pairs of a label and its HTML. A pair without HTML is not shown."""
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
         self.at, self.title, self.mark = at, title, mark
@@ -62,7 +62,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """The key by which the other side may know a call. A write has none, because a write sends nothing outside."""
+    """The derived key that the view could send with a call. A write has no derived key, because it sends nothing."""
     if not keyed:
         return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
@@ -70,12 +70,12 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the steps in doubt by name, each with the key by which the other side may know the step."""
+    """Return the name of each step in doubt, and the derived key that was possibly sent to the other side."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
 def copyable(text: str) -> SafeString:
-    """Return a text with a button that copies the text. The script of these pages shows the button."""
+    """Return a text and a button that copies the text. The button stays hidden without the script of these pages."""
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
 
@@ -92,7 +92,7 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
 
 
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
-    """Return the result of a finished step as a person would paste it into a form, or why the page cannot show it."""
+    """Return the result of a finished step, as JSON for a form, or a text that says why the page cannot show it."""
     if step.finished_at is None or not key.secrets:
         return ""
     try:
@@ -102,12 +102,12 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the names and the results of the finished steps. A person needs the results before a decision."""
+    """Return the name and the result of each finished step. A person needs the results before a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
 def pasteable(kept: str | None) -> SafeString | str:
-    """Return a stored result as a person would paste it into a form."""
+    """Return a stored result as JSON that a person can paste into a form."""
     if kept is None:
         return _("Done, but the result could not be stored.")
     try:
@@ -118,13 +118,13 @@ def pasteable(kept: str | None) -> SafeString | str:
 
 
 def value_text(kept: str) -> str:
-    """Return the JSON of a stored result. For a model instance, this JSON names the row. May raise `ValueError`."""
+    """Return the JSON of a stored result. For a model instance, the JSON has the row's id. Can raise `ValueError`."""
     value = json.loads(kept)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
 def last_decision(key: Shown) -> str:
-    """Return who took the last decision, what it was, when and why. Empty if there was no decision."""
+    """Return one text about the last decision: who, what, when and why. It is empty if there was no decision."""
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -133,7 +133,7 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """The decisions, or a sentence that says why the page cannot show them."""
+    """The decisions, and a sentence that says why the page cannot show them, or an empty text."""
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
@@ -167,13 +167,13 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release of this package may have written an action that this release does not know.
+    # It is possible that a newer release of this package has written an action that this release does not know.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that was in doubt when a person decided. The decision may have deleted the step, but the page shows it."""
+    """A step that was in doubt when a person decided. The page shows it even if the decision has deleted the step."""
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values

@@ -18,7 +18,7 @@ HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope",
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return one line for each endpoint, and a last line with the numbers of endpoints."""
+    """Return one line for each endpoint, and a last line that says how many endpoints there are."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
@@ -40,7 +40,7 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft ask servers to publish it.
+    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft ask servers to publish one.
 
     The specification leaves out the unprotected endpoints that `allowed` accepts.
     """
@@ -71,5 +71,5 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """Return the route as a client reads it: `^orders/(?P<pk>[^/.]+)/$` is `/orders/<pk>/`."""
+    """Return the route in a form for clients: `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

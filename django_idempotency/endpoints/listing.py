@@ -1,7 +1,7 @@
 """The unsafe routes of the project, read from its URLconf. The listing calls no view.
 
-The listing cannot see `idempotent` below a decorator that lacks `functools.wraps`, or inside a view. Such an endpoint
-counts as not protected.
+The listing cannot see `idempotent` inside a view, or below a decorator that does not use `functools.wraps`. It lists
+these endpoints as not protected.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SHIPPED = (
 )
 """The views of Django's admin and of this package. `RedirectView` is here because the admin uses it."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
-"""Matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
+"""This pattern matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry": "leased", "hold": "leased, hold"}
-"""The name of a mode by the option `on_abandoned`. The option is None without a lease."""
+"""For each value of the option `on_abandoned`, the name of the mode. The option is None without a lease."""
 ANY = "ANY"
-"""Stands for the method of a function that has no `require_POST` or other declaration of its methods."""
+"""The list shows this word for a function that does not declare its methods, for example with `require_POST`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Endpoint:
     """One unsafe method of one route.
 
     Attributes:
-        method: such as "POST". It is "ANY" for an unprotected function that does not declare its methods.
-        route: as in `request.resolver_match.route`.
+        method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
+        route: the text of `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
         options: every option with its value. None if the endpoint is not protected.
         note: says why the endpoint is not protected, or another fact that the options do not show.
@@ -61,22 +61,21 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """The text "atomic", "leased" or "leased, hold". Empty if the endpoint is not protected."""
+        """The text "atomic", "leased" or "leased, hold", or "" if the endpoint is not protected."""
         return "" if self.options is None else MODES[self.options.policy]
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """Return the unsafe endpoints of a URLconf, in its order. The function reads no database.
+    """Return the unsafe endpoints of a URLconf, in its order. No database is read.
 
     Args:
-        urlconf: the dotted path of the URLconf. Default: the project's.
+        urlconf: the dotted path of the URLconf. The default is the project's.
 
     Returns:
         One `Endpoint` for each unsafe method of each route.
 
     Raises:
-        IdempotencyConfigurationError: the options of an endpoint cannot work. Errors of importing the URLconf
-            propagate.
+        IdempotencyConfigurationError: the options of an endpoint cannot work. Import errors of the URLconf propagate.
     """
     found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
@@ -96,9 +95,9 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the route and the callback of each URL, in the order of the URLconf, as a resolver match has them."""
+    """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
     for pattern in resolver.url_patterns:
-        # Django joins the routes in the same way for resolver_match.route.
+        # Django joins the parts of resolver_match.route in this way, too.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -108,12 +107,12 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """What answers one HTTP method of a route.
+    """The view that answers one HTTP method of a route, and its protection.
 
-    method: None if the view does not declare its methods.
+    method: the HTTP method, or None if the view does not declare its methods.
     view: the dotted name of the view.
-    declaration: the declaration that protects the view. None if the view is not protected.
-    by_request: whether the view may choose other options for a request.
+    declaration: the declaration that protects the view, or None if the view is not protected.
+    by_request: whether the view can choose other options for each request.
     """
 
     method: str | None
@@ -122,7 +121,7 @@ class Answers(NamedTuple):
     by_request: bool = False
 
     def methods(self) -> list[str]:
-        """The methods, one for each line of the list. A function that declares no methods has its protected methods."""
+        """The methods that the list shows. If a function declares no methods, the list shows its protected methods."""
         if self.method is not None:
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
@@ -136,7 +135,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield what answers each unsafe method of a URL's callback, and the declaration that protects it."""
+    """Yield, for each unsafe method of a URL's callback, the view that answers and the declaration that protects it."""
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
@@ -152,7 +151,7 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return what answers one method of a view class.
+    """Return the `Answers` of one method of a view class.
 
     Args:
         attributes: the attributes of the view, or those that `as_view()` will give to the view.
@@ -162,26 +161,27 @@ def of_handler(
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # @api_view has made the class. The class has the name of the function, and each method keeps the function.
+        # @api_view has made this class from a function. The class has the name of the function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
-    """Return the declaration that protects a whole class-based view: on its callback, or on a `dispatch` method.
+    """Return the declaration that protects a whole class-based view. It is on the callback or on a `dispatch` method.
 
-    The `dispatch` of another base class, such as LoginRequiredMixin, may stand above the protected `dispatch`.
+    The `dispatch` of another base class, for example LoginRequiredMixin, can run before the protected `dispatch`.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one answer for each method of the function's `require_http_methods`. Without this decorator, yield
-    one answer without a method."""
+    """Yield one `Answers` for each method of the function's `require_http_methods`. Without this decorator, yield one
+    `Answers` without a method.
+    """
     view, declaration = dotted_name(callback), declaration_of(callback)
-    # Django's decorators keep the methods in a closure.
+    # Django's decorators keep the list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
     enclosed = (getclosurevars(level).nonlocals for level in levels)
     declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
@@ -190,9 +190,9 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """Yield the problems of check E006 with the class of a class-based view. A function has none here.
+    """Yield the problems of check E006 that the class of a class-based view has. For a function, yield nothing.
 
-    A class with a mixin raises these problems already when its URL is made.
+    A class with a mixin raises these problems as errors, already when its URL is made.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -202,7 +202,7 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the class of a callback that `as_view()` or a router has made. None for a function."""
+    """Return the class of a callback that `as_view()` or a router has made. Return None for a function."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 

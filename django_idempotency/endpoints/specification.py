@@ -1,6 +1,6 @@
-"""What a client must know about one protected endpoint, in words and for OpenAPI.
+"""What a client must know about one protected endpoint, as English text and as OpenAPI.
 
-Sections 2.2, 2.3 and 2.5.2 of the draft name these facts: whether a key is required, its format, what makes it unique,
+Sections 2.2, 2.3 and 2.5.2 of the draft list these facts: whether a key is required, its format, what makes it unique,
 how requests are compared, and when the key expires. The command `idempotency_endpoints` and the OpenAPI schemas of the
 frameworks use the same English words.
 """
@@ -28,7 +28,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Idempotency) -> dict[str, str]:
-    """Return the facts that a client must know, by the names of the facts."""
+    """Return the facts that a client must know, as a dict from the name of each fact to its text."""
     return {
         "Key": key_format(options),
         "Unique for": uniqueness(options),
@@ -38,7 +38,7 @@ def facts(options: Idempotency) -> dict[str, str]:
 
 
 def key_format(options: Idempotency) -> str:
-    """Describe the format of a key. If the `key` option reads the key from another place, name this place."""
+    """Describe the format of a key. If the `key` option reads the key from another place, also describe this place."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -56,7 +56,7 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return how long a key is kept, in the largest unit that gives a whole number: 24 hours are "1 day"."""
+    """Return how long a key is kept, in the largest unit that gives a whole number. So 24 hours are "1 day"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -83,10 +83,10 @@ def comparison(options: Idempotency) -> str:
 
 
 def documented_responses(options: Idempotency) -> list[Problem]:
-    """Return the package's own responses that a client of this endpoint may get, in the order of their statuses."""
+    """Return the package's own responses that a client of this endpoint can get, in the order of their statuses."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # The real detail names the status of the response, which is not the same for each response.
+    # The real detail contains the status of the response, which is not the same for each response.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -106,7 +106,7 @@ def documented_responses(options: Idempotency) -> list[Problem]:
     return sorted(found, key=lambda problem: problem.status)
 
 
-# --- the same facts in OpenAPI
+# --- these facts in OpenAPI
 
 
 def describe(
@@ -119,15 +119,15 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's responses to one operation, in place.
 
-    If the project has declared the same header or status, its declaration stays.
+    If the project has declared one of these headers or statuses, its declaration stays.
 
     Args:
         operation: an Operation Object of OpenAPI.
         options: the resolved options of the endpoint.
         required: whether a request without a key is always refused.
         status_type: the type of the statuses in `operation["responses"]`.
-        undeclared: statuses with which the framework answers itself, and their media types. The framework declares
-            no schema for them.
+        undeclared: the statuses of responses that the framework itself makes, and their media types. The framework
+            declares no schema for these responses.
     """
     conf = get_settings()
     parameters: list[Schema] = operation.setdefault("parameters", [])
@@ -156,7 +156,7 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # The body tells the state of the first request. The status page tells the same state.
+            # The body tells the state of the first request. The status page tells this state, too.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -178,7 +178,7 @@ def _key(options: Idempotency, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the schemas to which the responses refer. Each call makes new objects, because hooks may change them."""
+    """Return the schemas to which the responses refer. Each call makes new objects, because hooks can change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

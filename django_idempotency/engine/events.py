@@ -30,7 +30,7 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return the log levels for one held attempt: an error for the first report, and INFO for each later report.
+    """Return the log levels for one held attempt: ERROR for the first report, and INFO for each later report.
 
     The cache makes this process remember each held attempt, so a retry of the client does not log another error.
     """
@@ -47,12 +47,12 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log and send the event: now, or after the commit if a transaction is open on this alias. Never raises.
+    """Log and send the event. If a transaction is open on this alias, wait for its commit. Never raises.
 
     event: see `signals.key_event`.
-    reason: the text after the first colon is left out, because an exception's message may contain text of the client.
-    resource: the type and id of what the operation has referred to.
-    level: the level of the log record. None: see `LEVELS`.
+    reason: the text after the first colon is left out, because an exception's message can contain text of the client.
+    resource: the type and id of the object that the operation has referred to.
+    level: the level of the log record. If it is None, `LEVELS` decides.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or key_event.has_listeners(IdempotencyKey)):
@@ -108,12 +108,12 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Print an error of the log or of a receiver, and go on. `logging` prints its own errors in the same way.
+    """Print an error of the log or of a receiver, and go on. `logging` also prints its own errors and goes on.
 
-    A filter of a logger may raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
+    A filter of a logger can raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
     argument `robust=True` of `on_commit` does not protect enough. If our callback raises in Django 5.2, Django raises
-    too, and drops the project's own callbacks. Later versions of Django log the callback, and our callback contains the
-    key.
+    too, and drops the project's own callbacks. Later versions of Django write the callback to the log, but our callback
+    contains the key, which is a secret.
     """
     try:
         yield

@@ -22,20 +22,20 @@ from ..models import IdempotencyKey
 from .lookups import refuse_impossible
 
 BATCH_SIZE = 5000
-"""The rows in one transaction. 5000 rows take about 10 ms on PostgreSQL, which is too short to disturb live traffic."""
+"""The rows in one transaction. 5000 rows take about 10 ms on PostgreSQL, so live traffic is not disturbed."""
 FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had been called."
-"""The last error of a stuck key that a cleanup failed. Each failed row needs an error for the index of failed rows."""
+"""The error text of a stuck key that a cleanup marks as failed. The index of failed rows needs an error text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a cleanup did, and how many keys the cleanup counted but did not touch.
+    """What a cleanup did, and how many keys it counted but did not change.
 
     Attributes:
         deleted: how many keys were deleted.
         batches: how many transactions changed keys.
-        complete: whether all expired keys are deleted. Keys that another transaction held do not count here.
-        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted once.
+        complete: whether all expired keys are deleted, except keys that another transaction had locked. stuck,
+        in_doubt, half_done: how many keys are in these states. Each key is counted once.
         unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
             runs at once.
     """
@@ -58,9 +58,9 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database, batch by batch, each batch in a short transaction.
+    """Delete the expired keys of one database in batches, each batch in a short transaction.
 
-    Call this function from cron, Celery beat or django.tasks. Several cleanups may run at the same time. If the
+    Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
     database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys that have called nothing outside are
     first marked as failed, so that their next retry runs. Keys in progress, in doubt or half done are counted, but
     never deleted.
@@ -70,8 +70,8 @@ def cleanup_idempotency_keys(
         batch_size: rows in one transaction, at least 1.
         max_seconds: after so many seconds, stop at the end of a batch.
         pause: seconds to wait between two batches.
-        stop: when this event is set, the run stops at the end of the current batch. A signal handler may set the
-            event, but only for the first signal.
+        stop: when this event is set, the run stops at the end of the current batch. A signal handler can set the event,
+            but only for the first signal.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:
@@ -118,17 +118,17 @@ def is_over(stop: Event | None, deadline: float) -> bool:
     """Return whether a run must end now.
 
     The function does not call `stop.wait()`, which holds the event's lock for a moment. If a signal came in this
-    moment, the handler's `stop.set()` would wait for the lock for ever, in the same thread. `is_set()` takes no lock.
+    moment, the handler's `stop.set()` would wait for ever for this lock of its own thread. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Fail up to `batch_size` harmless keys in the current transaction, and return their number.
+    """Mark up to `batch_size` harmless keys as failed in the current transaction, and return their number.
 
-    A failed harmless key raises no alarm any more. The next retry runs at once, and goes on from the stored steps. If
-    the old worker wakes up, the fence stops the worker. If the database has SKIP LOCKED, the function leaves out rows
-    that another transaction holds.
+    After that, a harmless key causes no alarm. The next retry runs at once, and goes on from the stored steps. If the
+    old worker wakes up, the fence stops the worker. If the database has SKIP LOCKED, the function leaves out rows that
+    another transaction has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -137,7 +137,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Fail these locked keys, but only if they are still harmless. A worker may have started a call before the lock.
+    """Mark these locked keys as failed if they are still harmless. Perhaps a worker started a call before the lock.
 
     The failed keys are kept for at least one `ttl` from now on.
     """
@@ -153,7 +153,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 def preview(using: str | None = None) -> Cleanup:
     """Return what a cleanup would find now, without deleting keys. `deleted` is the number of expired keys.
 
-    In this result, the `unstuck` keys do not count as `stuck`.
+    In this result, `stuck` does not include the `unstuck` keys.
     """
     store = store_for(alias_for(using))
     with _explained(store):

@@ -1,6 +1,6 @@
 """The trail of decisions about a key: who decided what, when and why. The trail is a column of the key's row.
 
-A decision may delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
+A decision can delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
 trail is deleted together with the row.
 """
 
@@ -33,13 +33,13 @@ class Decision:
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
-        at: the time of the decision, as ISO 8601 with the zone. Default: now.
+        at: the time of the decision, as ISO 8601 with the zone. The default is now.
         by: the user name, or the name of the command.
         reason: the reason that the person has written.
         attempt: the attempt that the decision was about.
-        detail: what was decided: the step that was recorded, or the status that was answered.
+        detail: the step that was recorded, or the status that was answered.
         steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
-        replaced: the result that a "correct" has replaced, in the form in which the step has stored the result.
+        replaced: the old result that the action "correct" has replaced, in its stored form.
     """
 
     action: str
@@ -53,7 +53,7 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """The time of the decision, as Django reads the times of the row: with or without a zone, as USE_TZ says."""
+        """The time of the decision. If USE_TZ is True, the time has a zone, like the times of the row."""
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 
@@ -62,10 +62,10 @@ NAMES = {field.name for field in fields(Decision)}
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
-    """Return the decisions about this key, oldest first. Raises `NotDecryptable`. Asks no database.
+    """Return the decisions about this key, the oldest first. Raises `NotDecryptable`. Reads no database.
 
-    A later version of the package may have written entries that this version cannot read. An unreadable entry gets the
-    action "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
+    A later version of the package can write entries that this version cannot read. An unreadable entry gets the action
+    "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -75,7 +75,7 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
-    """Return the names of the steps whose result a person has recorded. Empty if the trail cannot be decrypted."""
+    """Return the names of the steps whose result a person has recorded, or nothing if the trail cannot be decrypted."""
     try:
         return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
     except NotDecryptable:
@@ -89,7 +89,7 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 
 def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Return the form in which a decision keeps a step that is in doubt now."""
+    """Return the copy of a step in doubt that a decision keeps."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
 

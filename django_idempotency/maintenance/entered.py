@@ -23,7 +23,7 @@ AS_IT_IS = ("X-Content-Type-Options", "nosniff")
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
     """Return the answer for a key that a person closes. Raises `ValueError` if the body does not have its type."""
-    if body and content_type.endswith("json"):  # an empty body, such as the body of a 204, need not be JSON
+    if body and content_type.endswith("json"):  # an empty body, such as the body of a 204, is not checked
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
@@ -35,7 +35,7 @@ def result_of(
     """Return the result of a step from the JSON that a person has entered.
 
     Args:
-        value: the value as `json_value` has read it. An object with a model and a primary key stands for that row.
+        value: the value that `json_value` has returned. An object with a model and a primary key stands for that row.
         envelope: whether the step itself returns objects that look like the stored form of a result.
         allowed: whether this person may know which rows of a model exist.
 
@@ -82,7 +82,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # The retry fetches the row from this alias too, and never from a replica.
+        # The retry also fetches the row from this alias, and never from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

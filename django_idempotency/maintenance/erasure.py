@@ -5,7 +5,7 @@ A key in progress belongs to a worker, so the key is kept. A failed key with a c
 because the key stops the next retry from making the call a second time. A key in progress without a lease belongs to no
 worker, because its work has ended its own transaction and then failed. A key without a lease is kept, too. All these
 keys are counted as kept. With `include_unsettled`, only keys with a live lease are kept. So `include_unsettled` deletes
-keys that are stuck, in doubt or half done, and with these keys the only trace of what was done.
+keys that are stuck, in doubt or half done, although these keys are the only trace of what was done.
 
 A request in atomic mode that is still running has no visible row yet, because the request commits its key at its end.
 """
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 BATCH_SIZE = 5000
-"""The rows that one query reads and one transaction may delete. 5000 rows take about 10 ms, as in a cleanup."""
+"""One query reads, and one transaction deletes, at most this number of rows. 5000 rows take about 10 ms."""
 logger = logging.getLogger("django_idempotency")
 SETTLED = (FAILED_STATE.name, COMPLETED.name)
-"""The states of keys that a retry does not need."""
+"""The states of keys that can be deleted, because a retry does not need them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def forget_scope(
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for the keys of a scope. The scope may have the endpoint's form or the admin's form.
+    """Return the condition for the keys of a scope. The scope can have the endpoint's form or the admin's form.
 
     For a user, the keys that OAuth clients have used in the name of the user are also found.
     """
@@ -135,8 +135,9 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # The rows are locked before they are judged, because a retry of a failed key may be starting right now, and
-        # holds its row. On MariaDB, a plain SELECT may show old rows, but a locking SELECT shows the committed rows.
+        # The rows are locked before they are judged, because perhaps a retry of a failed key is starting right now and
+        # has locked its row. On MariaDB, a plain SELECT sometimes shows old rows, but a locking SELECT shows the
+        # committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))

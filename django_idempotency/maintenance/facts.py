@@ -41,13 +41,13 @@ class Facts(Seen):
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must first confirm what was found outside, before the person may take this action.
+        """Return whether a person must confirm what was found at the other side before this action.
 
         A release lets the retry make the calls in doubt again. Only the policy "retry" allows a release without a
         confirmation. The policy is only about calls, so a release with a write in doubt always needs a confirmation. A
-        release of a key without a lease always needs a confirmation too, because its work has committed writes. An
-        answered key needs no attention any more, so an answer to a key with a finished call needs a confirmation:
-        otherwise, a charge without an order could be forgotten.
+        release of a key without a lease also needs a confirmation, because its work has committed writes. An answer to
+        a key with a finished call needs a confirmation, because an answered key needs no attention any more, so a
+        charge without an order could be forgotten.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -60,7 +60,7 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
 
     If all rows are completed, no query is needed.
 
-    results: also read the results and errors of the steps, which may be large. Then completed keys are read too.
+    results: if True, the results and errors of the steps are read too, which can be large, also for completed keys.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):

@@ -1,4 +1,4 @@
-"""Find keys: by the client's key, or all keys that need attention. For shells, alerts, the admin and commands.
+"""Functions for shells, alerts, the admin and commands. They find one client's key, or all keys that need attention.
 
 Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate, count or filter. Only
 `running_transactions` returns a list. The first call in a process asks PostgreSQL whether the extension Citus is there.
@@ -36,7 +36,7 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows, oldest first. Empty for a text that cannot be a key.
+        The rows, oldest first. A text that cannot be a key finds none.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
@@ -86,10 +86,10 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds, with a step that was started and has no result. The step may have taken effect.
+    """Find keys without a worker that have a started step without a result. It is unknown whether the step took effect.
 
-    A key whose work has ended its own transaction (a raw COMMIT, DDL on MariaDB), and then failed or died, is found
-    when its `ttl` is over. Reads a partial index of unfinished steps, and the index of `expires_at`.
+    If work has ended its own transaction (a raw COMMIT, DDL on MariaDB) and then failed or died, its key is found when
+    its `ttl` is over. Reads a partial index of unfinished steps, and the index of `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -104,7 +104,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds, with a finished call and without a doubt. The operation did not end.
+    """Find keys without a worker that have a finished call and no doubt. The operation did not end.
 
     A half-done key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
 
@@ -154,17 +154,17 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 
 
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
-    """Find open transactions that hold keys of atomic mode: the requests that run now.
+    """Find open transactions that have claimed keys in atomic mode. These are the requests that run now.
 
-    One query asks PostgreSQL for its locks, and reads no table. A transaction counts if the transaction has written to
-    the key table and holds an advisory lock. So if your project uses advisory locks, a transaction of your project also
-    counts while a step or a cleanup runs in that transaction.
+    One query asks PostgreSQL for its locks, and reads no table. It finds the transactions that have written to the key
+    table and have an advisory lock. So if your project uses advisory locks, it also finds a transaction of your project
+    while a step or a cleanup runs in it.
 
     Args:
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The transactions, the oldest first. None: the database is not PostgreSQL, so the transactions are unknown.
+        The transactions, the oldest first, or None if the database is not PostgreSQL.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
@@ -173,7 +173,7 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
 
 def refers_to(text: str) -> Q:
-    """Return the condition of `find_resource`. A type has no spaces, but an id may have spaces."""
+    """Return the condition of `find_resource`. A type has no spaces, but an id can have spaces."""
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
@@ -201,13 +201,15 @@ def refuse_impossible(least: float, most: float = math.inf, **numbers: float | N
 
 
 def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
-    """Return a query for this row by its hashes and id, because another partition or schema may have the same id."""
+    """Return a query for this row by its hashes and id, because another partition or schema can have a row with this
+    id.
+    """
     rows = IdempotencyKey.objects.using(row._state.db)
     return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Read the text as a key, and as a header with a key in quotes."""
+    """Return the keys that the text can mean: the text itself, or a key that the text has in quotes, as in a header."""
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

@@ -41,11 +41,11 @@ from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
-"""A usual client has ended its retries by then. A retry should come first, because a retry has the whole request."""
+"""After this time, a usual client has ended its retries. A retry is better, because a retry has the whole request."""
 BY = "recover_idempotency_keys"
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
-"""The last error of a key that has no other error."""
+"""The error text that is stored if a key has no other error."""
 Outcome = Literal["completed", "left", "failed", "passed", "would ask"]
 logger = logging.getLogger("django_idempotency")
 
@@ -55,10 +55,10 @@ class Asked:
     """The outcome for one key, or for all keys of an operation without a `reconcile` to ask.
 
     Attributes:
-        reference: the name of the key in logs. Empty if the outcome is for all keys of the operation.
+        reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
         operation: the name of the operation.
-        outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised), "passed" (another
-            worker was faster) or "would ask" (a dry run).
+        outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised an error), "passed"
+            (another worker was faster) or "would ask" (a dry run).
         reason: the reason, in words.
         keys: the number of keys with this outcome.
     """
@@ -101,13 +101,13 @@ def recover_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
-    """Ask `reconcile` about each key that needs attention, in the place of a client that does not come back.
+    """Ask `reconcile` about each key that needs attention, because some clients never retry.
 
     Call this function from cron, Celery beat or django.tasks. If several recoveries and retries run at the same time,
-    only one of them gets the key. Each key is taken over under its fence, in transactions of its own, so the caller
-    must not have an open transaction. If `reconcile` returns a result, the result completes the key. If `reconcile`
-    returns None or raises, the key waits as before. After another `older_than`, a recovery asks about the key again.
-    The log gets one line for each key, and one line for each operation without a `reconcile` to ask.
+    only one of them gets the key. Each key is taken over under its fence, in its own transactions, so the caller must
+    not have an open transaction. If `reconcile` returns a result, the result completes the key. If `reconcile` returns
+    None or raises an error, the key waits. After another `older_than`, a recovery asks again. The log gets one line for
+    each key, and one line for each operation without a `reconcile` to ask.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -115,7 +115,7 @@ def recover_idempotency_keys(
         operations: names of operations, such as "POST orders/"; default: all.
         max_seconds: after so many seconds, stop at the end of the current key.
         dry_run: only report which keys would be asked about.
-        stop: when this event is set, the run stops at the end of the current key. A signal handler may set the event,
+        stop: when this event is set, the run stops at the end of the current key. A signal handler can set the event,
             but only for the first signal.
         progress: called with the outcome of each key.
 
@@ -151,14 +151,14 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # An operation without keys is also reported if nothing can be asked about it, because its name may be wrong.
+    # An operation without keys and without a `reconcile` is also reported, because perhaps its name is wrong.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The oldest key comes last, because pop() takes the last key. After a question about a key, the key has changed, so
-    # the key is the youngest key.
+    # The oldest key comes last, because pop() takes the last key. After `reconcile` was asked about a key, the key has
+    # changed, so it is then the youngest key.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -199,7 +199,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Ask `reconcile` in the place of the work. After None, the next retry gets the key and its steps."""
+        """Ask `reconcile`, and do not run the work. If it returns None, the next retry gets the key and its steps."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)

@@ -1,9 +1,9 @@
-"""What a person may decide about a key that is stuck, in doubt or half done, in the admin or in your own code.
+"""The decisions about a key that is stuck, in doubt or half done. The admin or your own code can call them.
 
-Each decision is about a row as the person has seen the row. A decision is one transaction, or a savepoint inside an
-outer `atomic()`. A decision first locks the key's row. The key must be failed, or its lease must be over by the
-database's clock, or the key must be in progress without a lease. Then the decision changes the row, so that the fence
-stops a worker that wakes up later.
+A decision is refused if the row has changed since the person has seen it. A decision runs in one transaction, or in a
+savepoint inside an outer `atomic()`. A decision first locks the key's row. The key must be failed, or its lease must be
+over by the database's clock, or the key must be in progress without a lease. Then the decision changes the row, so that
+the fence stops a worker that wakes up later.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 DECIDED = "A decision ended this attempt."
-"""The last error of a key that has no other error. Each failed row needs an error for the index of failed rows."""
+"""The error text that is stored if a key has no other error. The index of failed rows needs an error text."""
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Let the next retry run, and make the steps in doubt again: calls with the same derived keys.
+    """Let the next retry run and repeat the steps in doubt. A repeated call gets its first derived key again.
 
     Release a key if the steps in doubt did not happen and their worker is dead, or if making the steps again does no
     harm. For a key in progress without a lease, the whole work runs again, so first undo what the work has committed.
@@ -47,7 +47,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
     Args:
         key: the row as the person has seen it.
         by, reason: who decides, and why. Both texts are kept with the key, see `maintenance.decisions`.
-        confirmed: True if the person has said that the steps in doubt did not happen. False: a key that needs such a
+        confirmed: True if the person has said that the steps in doubt did not happen. With False, a key that needs this
             confirmation is refused.
 
     Raises:
@@ -63,7 +63,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
 def record_outcome(
     key: IdempotencyKey, step: str, value: Any, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Give a step in doubt the result that the books show. The next retry goes on from there.
+    """Store the result that the books show for a step in doubt. The next retry goes on after this step.
 
     A result that a person has recorded can be corrected in the same way, until the key is completed. The trail of
     decisions keeps the replaced result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
@@ -72,10 +72,10 @@ def record_outcome(
         key: the row as the person has seen it.
         step: the name of the call, or of the write.
         value: what the step would have returned: JSON, or a saved model instance.
-        by, reason, confirmed: as for `release_for_retry`. A record needs no confirmation.
+        by, reason, confirmed: see `release_for_retry`. A record needs no confirmation.
 
     Raises:
-        NotResolvable: as for `release_for_retry`. Also if the step is not in doubt, unless a person has recorded its
+        NotResolvable: see `release_for_retry`. Also if the step is not in doubt, unless a person has recorded its
             result before. Nothing was changed.
         NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
         ResultNotStorable: the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
@@ -83,8 +83,8 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # The names of steps are compared in Python, because the database may ignore capital letters, accents and spaces
-        # at the end. `seal` does not ignore such differences.
+        # The names of steps are compared in Python, because some databases ignore capital letters, accents and spaces
+        # at the end. `seal` does not ignore these differences.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -98,21 +98,20 @@ def record_outcome(
 def close_with(
     key: IdempotencyKey, snapshot: Snapshot, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Complete the key with this response: retries get the response, and nothing runs again.
+    """Complete the key with this response. Retries get the response, and nothing runs again.
 
     Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         key: the row as the person has seen it.
-        snapshot: status 200 to 499, headers and body. The response is kept for the project's default `ttl` from now
-            on. A key that would expire later keeps its time.
-        by, reason: as for `release_for_retry`.
-        confirmed: True if the person has said that the calls are settled: the order exists, or no money is kept. False:
-            keys with finished calls, or with a doubt, are refused.
+        snapshot: status 200 to 499, headers and body. The response is kept for the project's default `ttl` from now on,
+            or until the key's own expiry if that is later.
+        by, reason: see `release_for_retry`. confirmed: True if the person has said that the calls are settled: the
+        order exists, or no money is kept. With False, keys with finished calls or a doubt are refused.
 
     Raises:
-        NotResolvable, NotDecryptable: as for `release_for_retry`. Nothing was changed.
-        ValueError: the status is not from 200 to 499.
+        NotResolvable, NotDecryptable: see `release_for_retry`. Nothing was changed. ValueError: the status is not from
+        200 to 499.
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
@@ -138,26 +137,25 @@ class Resolved:
 
 
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
-    """Take the same decision about each of these keys: `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+    """Take one decision about all these keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    The decision is about the rows as the rows were read. A key that has changed since the read is refused. If a
-    queryset was read already, the queryset is not read again. So if you list a queryset first, the decision is about
-    exactly the listed keys.
+    A key that has changed since it was read is refused. If a queryset was read already, it is not read again. So if you
+    list a queryset first, the decision is about exactly the listed keys.
 
-    Each key is resolved in a transaction of its own, or in a savepoint inside an outer `atomic()`. After an error, the
-    keys before the error stay resolved.
+    Each key is resolved in its own transaction, or in a savepoint inside an outer `atomic()`. After an error, the keys
+    before the error stay resolved.
 
     Args:
-        keys: such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
+        keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
         args: the arguments of the decision: a step and its result, or a response.
-        words: `by`, `reason` and `confirmed`, as for the decision.
+        words: `by`, `reason` and `confirmed` of the decision.
 
     Returns:
         How many keys were resolved, and how many were refused.
 
     Raises:
-        ValueError, TypeError, NotDecryptable: as the decision does.
+        ValueError, TypeError, NotDecryptable: see the decision.
     """
     resolved = refused = 0
     for key in keys:
@@ -188,10 +186,10 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Take the key away from its worker, and add the decision and the steps in doubt to the trail.
+    """Change the row so that its worker loses the key, and add the decision and the steps in doubt to the trail.
 
-    After this change, no fence of the old attempt holds any more. If the view has a longer `ttl` than the project, the
-    key keeps the longer time, so that a late retry still finds the key.
+    After this change, the fence refuses all writes of the old attempt. If the view has a longer `ttl` than the project,
+    the key keeps the longer time, so that a late retry still finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {
@@ -206,5 +204,5 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """Return the steps in the row's own database, and never in a replica."""
+    """Return a query for the steps in the row's own database, never in a replica."""
     return IdempotencyStep.objects.using(row._state.db).filter(key=row)

@@ -1,4 +1,4 @@
-"""After a restore of an older database, store again which external calls were made under a key."""
+"""After the restore of an old backup, store again which external calls were made under a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
 
 ENTERED = "The results of its calls were entered, such as after a restore."
-"""The last error of a key whose results were entered."""
+"""The error text that is stored with a key whose results were entered."""
 LEASE = 60
 """The lease in seconds. The lease never runs out, because the claim ends in the same transaction."""
 
@@ -25,19 +25,18 @@ def remember_calls(
     """Record that external calls were made under a key, so that no retry makes these calls again.
 
     Afterwards the key is half done, so the client's next retry, or a recovery, goes on after these calls. If the table
-    has lost the key, the key is made anew. If the table still has the key, each step without a result gets its result.
-    A second run with the same results changes nothing. Runs in one transaction, or in a savepoint inside an outer
-    `atomic()`.
+    has lost the key, the key is created again. Otherwise, each step without a result gets its result. A second run with
+    equal results changes nothing. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: the result of each call, by the name of its step: JSON, or a saved model instance.
+        results: for the name of each call, its result: JSON, or a saved model instance.
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        True if the results are known now. False: the key is completed or at work, or a write is in doubt.
+        True if the results are stored now. False if the key is completed or at work, or a write is in doubt.
 
     Raises:
         ResultNotStorable: a result cannot be kept. Nothing was changed.

@@ -1,4 +1,4 @@
-"""The base classes of the commands: safe output, and a run over several databases that a signal can end."""
+"""The base classes of the commands. They print texts safely, run on several databases, and can be ended by a signal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ NO_ENGINE = "django.db.backends.dummy"
 """The engine of `"default": {}`. Django's documentation has this setting for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MOMENT = 1.0
-"""Signals within this number of seconds count as one signal, because the program `timeout` sends its signal twice: to
-the process, and then to the process group."""
+"""Signals within this number of seconds are treated as one signal, because the program `timeout` sends its signal
+twice: to the process, and then to the process group.
+"""
 
 
 class IdempotencyCommand(BaseCommand):
@@ -33,7 +34,7 @@ class IdempotencyCommand(BaseCommand):
         """Run the command. An error of the options or of the database is printed without a traceback."""
         try:
             return super().execute(*args, **options)
-        except DatabaseError as error:  # the lines after the first one may quote a row
+        except DatabaseError as error:  # the lines after the first one can contain data of a row
             raise CommandError(without_controls(str(error).partition("\n")[0])) from error
         except (IdempotencyError, ImportError, ValueError) as error:
             raise CommandError(str(error)) from error
@@ -41,7 +42,7 @@ class IdempotencyCommand(BaseCommand):
     def say(self, text: str) -> None:
         """Print a text at once. Control characters, and characters that the output cannot encode, become escapes.
 
-        Commands print operations, steps and errors, which may hold any character. No character may stop a command.
+        Commands print operations, steps and errors, which can contain any character. No character must stop a command.
         """
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # the encoding of io.StringIO is None
         lines = "\n".join(map(without_controls, text.split("\n")))
@@ -50,7 +51,7 @@ class IdempotencyCommand(BaseCommand):
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """A command that works on one database after the other. After a signal, it finishes the present key or batch."""
+    """A command that works on one database after the other. After a signal, it finishes the current key or batch."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
@@ -104,15 +105,15 @@ def counted(count: int, noun: str = "key") -> str:
 
 
 def several(given: Any) -> Any:
-    """The values of an option that may be repeated, as a list. None: the option was not given.
+    """Return the values of a repeatable option as a list, or None if the option was not given.
 
-    A call such as `call_command(…, key="abc")` gives a single value, of which a list is made.
+    If a call such as `call_command(…, key="abc")` gives a single value, the result is a list with this value.
     """
     return [given] if isinstance(given, str | int) else given
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """The database aliases that the command was given. None stands for the alias that keys are written to."""
+    """Return the database aliases from the options. None stands for the alias to which keys are written."""
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
     real = [name for name in connections if connections[name].settings_dict["ENGINE"] != NO_ENGINE]
@@ -124,9 +125,9 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 
 @contextmanager
 def stoppable(stop: Event) -> Iterator[list[int]]:
-    """Collect signals, so that the present work is finished before the process ends.
+    """Collect signals, so that the current key or batch is finished before the process ends.
 
-    A second signal that comes more than `MOMENT` seconds later raises `SystemExit`, because the work may hang.
+    A second signal that comes more than `MOMENT` seconds later raises `SystemExit`, because perhaps the work hangs.
     """
     received: list[int] = []
     first = math.inf

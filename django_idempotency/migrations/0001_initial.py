@@ -17,7 +17,7 @@ UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
 
 
 def set_fillfactor(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Leave room in each page. Then PostgreSQL completes a key by a HOT update, which changes no index."""
+    """Leave free space in each page, so that PostgreSQL completes a key with a HOT update, which changes no index."""
     if schema_editor.connection.vendor == "postgresql":
         table = schema_editor.quote_name(apps.get_model("django_idempotency", "IdempotencyKey")._meta.db_table)
         schema_editor.execute(f"ALTER TABLE {table} SET (fillfactor = 95)")

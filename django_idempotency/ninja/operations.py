@@ -2,8 +2,8 @@
 
 # Note [Around the operation and around its function]
 `Operation.run` authenticates, throttles and parses, and calls the function last. The protection is a wrapper around the
-function. A second wrapper is around `run`. It tells the first wrapper which operation is running. It also raises each
-exception that the API's handlers did not answer, because `run` would give such an exception to the handlers again.
+function. A second wrapper is around `run`. The second wrapper tells the first wrapper which operation is running. It
+also raises the exceptions that the API's handlers did not answer, because `run` would give them to the handlers again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     ATOMIC_REQUESTS, this is a savepoint. An exception rolls the transaction back. Then the API's exception handlers
     answer, and their answer is kept if it is final.
 
-    Put the decorator below the route decorator: bare, with options as keyword arguments, or with an `Idempotency`. It
-    protects the methods of the route. Authentication, throttling and parsing come before it, also for a replay.
+    Put the decorator below the route decorator, without arguments, with keyword options, or with an `Idempotency`. It
+    protects the methods of the route. Authentication, throttling and parsing run before it, also for a replay.
 
     Raises:
         IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
@@ -90,11 +90,12 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
-    # Annotations may be strings. Django Ninja must resolve them in the module of the function, not in this module.
+    # Annotations can be strings. Django Ninja must resolve them in the module of the function, not in this module.
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # A new list, because wraps() gives the list of the unprotected function. Our wrapper is the innermost one.
+    # A new list is made, because wraps() gives us the list of the unprotected function. Our wrapper is the innermost
+    # one.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -147,8 +148,8 @@ class NinjaViewCall(ViewCall):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
-            # "17" may be user 17 or partner 17, and Django Ninja does not say which authenticator returned it.
-            # Django Ninja's authenticators for sessions return a user, so they are not counted.
+            # The text "17" can mean user 17 or partner 17, and Django Ninja does not say which authenticator returned
+            # it. Django Ninja's authenticators for sessions return a user, so they are left out here.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -159,13 +160,13 @@ class NinjaViewCall(ViewCall):
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the result as the operation itself would, but before the COMMIT, because a schema may refuse it."""
-        # The `response` parameter of the operation carries the headers that the operation set.
+        """Convert the result as the operation itself would, but before the COMMIT, because a schema can refuse it."""
+        # The operation has set headers on its `response` parameter.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Ask the exception handlers of the API, in a transaction of their own."""
+        """Ask the exception handlers of the API for an answer, in a new transaction."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
@@ -175,7 +176,7 @@ class NinjaViewCall(ViewCall):
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return the result of an operation as a response. `temporal` carries the headers that the operation has set."""
+    """Return the result of an operation as a response. `temporal` has the headers that the operation has set."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
@@ -185,7 +186,7 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """Yield the unsafe methods of a URL. The closure of its callback holds the `PathView` with the operations."""
+    """Yield the unsafe methods of a URL. The `PathView` with the operations is in the closure of the URL's callback."""
     enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
     path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
     if path_view is None:
@@ -199,11 +200,11 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """None, because Django Ninja uses Django's own requests, and its operations have their own decorator."""
+    """Return None, because Django Ninja uses Django's own requests, and its operations have their own decorator."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Convert what `reconcile` has returned, as a result of the operation. Django Ninja gets an empty request."""
+    """Convert the value that `reconcile` has returned as if the operation had returned it, with an empty request."""
     if not isinstance(declaration.target, Operation):
         return None
     request = HttpRequest()

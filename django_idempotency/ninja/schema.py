@@ -1,14 +1,14 @@
-"""OpenAPI by Django Ninja: the schema shows the headers and the error answers of protected operations.
+"""OpenAPI with Django Ninja. The schema shows the headers and the error answers of protected operations.
 
     from django_idempotency.ninja.schema import NinjaAPI
 
     api = NinjaAPI()
 
-A project with an API class of its own puts this class in front of the other bases. If the project has declared the same
-header or status, its declaration stays.
+A project with an API class of its own puts this class before the other base classes. If the project has declared one of
+these headers or statuses, its declaration stays.
 
-Django Ninja has one public method for this: `NinjaAPI.get_openapi_schema`. An operation's `openapi_extra` cannot be
-used, because it is made before the options of the router and of the API are known.
+Django Ninja has only one public method for this, `NinjaAPI.get_openapi_schema`. An operation's `openapi_extra` cannot
+be used, because it is made before the options of the router and of the API are known.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Schema(OpenAPISchema):
             for method in operation.methods:
                 options = None if shown is None else shown.options_for(method)
                 if options is not None:
-                    # A copy, because Django Ninja shares one description among the methods of an operation.
+                    # This is a copy, because Django Ninja uses one description for all methods of an operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
                     bad_input = {400: own, 422: own}  # the framework itself answers bad input with these

@@ -45,9 +45,9 @@ class RestFrameworkViewCall(ViewCall):
     def parsed(self) -> Any:
         """Return what the view's own parsers have read.
 
-        If parsing fails, the raw bytes are compared. A handler that reads `.data` gets the same error again, and this
-        error rolls the claim back. In leased mode the claim would be committed before the view runs, and the stream of
-        a multipart form cannot be read again. So in these two cases this method raises the error.
+        If parsing fails, the raw bytes are compared. A handler that reads `.data` gets this error again, and the error
+        rolls the claim back. There are two exceptions: in leased mode the claim would be committed before the view
+        runs, and the stream of a multipart form cannot be read again. In these two cases this method raises the error.
         """
         try:
             return self.asked_with.data
@@ -59,36 +59,36 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # Without this, the framework would give empty data to the handler after an error.
+            # Without this line, the framework would give empty data to the handler after an error.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """Return the caller that a token names, if the token belongs to no user."""
+        """Return the caller to whom a token belongs, if the token belongs to no user."""
         request: Any = self.asked_with
         if request.auth is None or is_authenticated(request.user):
             return None
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return None  # `auth` is the project's own value for "no token"
         kind = type(request.successful_authenticator)
-        # The authenticators of the framework itself never return a text.
+        # The framework's own authenticators never return a text.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """Let the framework handle the exception, and then render its response, in two transactions.
 
-        `set_rollback()` of the default handler breaks the first transaction, and rendering may need the database.
+        `set_rollback()` of the default handler breaks the first transaction, and rendering can need the database.
         """
         if type(error) is type(self.unparsed):
-            raise error  # the parser would have raised it before the claim
+            raise error  # the parser has raised this error already, before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # Without this, the framework's dispatch would call the project's exception handler a second time.
+            # Without this line, the framework's dispatch would call the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
@@ -99,9 +99,9 @@ class RestFrameworkViewCall(ViewCall):
         return bool(synchronous(allowed)(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        # The response is final already. Without this, the framework's dispatch would finalize it again.
+        # The response is final already. Without this line, the framework's dispatch would finalize the response again.
         if not getattr(response, "is_rendered", True):
-            response = self.ready(response)  # ERROR_RESPONSE of the project has made it
+            response = self.ready(response)  # the project's ERROR_RESPONSE has made this response
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
             response.data = _data_of(response)  # tests and middleware read `data`
@@ -114,7 +114,7 @@ class RestFrameworkViewCall(ViewCall):
 
 
 def _data_of(response: Any) -> Any:
-    """Return the data of a stored response or of a problem. None if it is not JSON."""
+    """Return the data of a stored response or of a problem, or None if it is not JSON."""
     is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
     try:
         return json.loads(response.content) if is_json else None
@@ -136,7 +136,7 @@ def view_call(
 
 
 def declared(callback: Any) -> None:
-    """None, because the views of the REST framework are classes, which the listing reads itself."""
+    """Return None, because the views of the REST framework are classes, which the listing reads itself."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
@@ -147,7 +147,7 @@ def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # the target is a handler, whose class may have renderers
+    if not hasattr(target, "renderer_classes"):  # the target is a handler, and perhaps its class has renderers
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

@@ -1,9 +1,9 @@
-"""OpenAPI by drf-spectacular: the schema shows the headers and the error answers of protected operations.
+"""OpenAPI with drf-spectacular. The schema shows the headers and the error answers of protected operations.
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-A project with a schema class of its own puts this class in front of the other bases. If the project has declared the
-same header or status, its declaration stays.
+A project with a schema class of its own puts this class before the other base classes. If the project has declared one
+of these headers or statuses, its declaration stays.
 
 This is a schema class because other extensions of drf-spectacular miss operations. An `OpenApiViewExtension` does not
 work for a method with `@extend_schema`, and a post-processing hook does not get the view. The maintainer of
@@ -28,8 +28,8 @@ __all__ = ["AutoSchema"]
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
 
-    Name it in the setting `DEFAULT_SCHEMA_CLASS`. If you have a schema class of your own, write
-    `class ShopSchema(AutoSchema, OwnSchema)`.
+    Use it in the setting `DEFAULT_SCHEMA_CLASS`. If you have a schema class of your own, write `class
+    ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
@@ -44,7 +44,7 @@ class AutoSchema(openapi.AutoSchema):
             operation,
             options,
             required=options.required and not answers.by_request,
-            undeclared={400: self.map_renderers("media_type")},  # the framework itself answers bad input with this
+            undeclared={400: self.map_renderers("media_type")},  # the framework itself answers 400 to bad input
         )
         for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""`{% load idempotency_admin %}`: how many keys need attention, for the index page of the admin."""
+"""The tag of `{% load idempotency_admin %}` shows on the admin's index page how many keys need attention."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ register = template.Library()
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """The number of keys that need attention, with a link to them. Nothing for persons who may not see the list.
+    """The number of keys that need attention, with a link. A person who may not see the list sees nothing.
 
-    If the database cannot be asked, the line says so, and the rest of the page is shown.
+    If the database does not answer, the line says so, and the rest of the page is shown.
     """
-    # Django imports each library of tags, also in projects without the admin.
+    # The import is here, because Django imports each library of tags, also in projects without the admin.
     from django.contrib.admin.sites import all_sites
 
     from ..admin.decisions import NAME

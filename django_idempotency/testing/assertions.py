@@ -1,4 +1,4 @@
-"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message that names the defect."""
+"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message about the defect."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def assert_idempotent(
 
     Args:
         client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
-        path: as for `client.post`.
-        data: as for `client.post`. If the endpoint takes the same body only once, give a function. It is called for
-            each new key.
+        path: see `client.post`.
+        data: see `client.post`. If the endpoint accepts each body only once, give a function. It is called for each new
+            key.
         method: the HTTP method, in capital or small letters.
-        changed: another body, which must be refused under the same key. It may be a function like `with_key` that
-            returns this body. Default: the body with one more field. Give None for `fingerprint=None`: then this check
-            is left out.
+        changed: another body, which must be refused under the first key, or a function like `with_key` that returns
+            this body. Default: the body with one more field. With `fingerprint=None`, give None to leave this check
+            out.
         other_client: a client of another user, who must not get the first user's response.
-        creates: a model (counted on `using`), manager, queryset or function. Its count must grow once.
+        creates: a model (counted on `using`), manager, queryset or function. The count must grow by one.
         expect_status: the status of the first response. Default: any status below 400.
         required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
-        transaction: whether to send duplicates at the same time, too. Each is sent from a thread of its own with its
-            own database connection.
+        transaction: whether to also send duplicates at one time. Each is sent from its own thread with its own database
+            connection.
         duplicates: how many duplicates are sent at the same time.
         crash_at_each_step: whether to stop the leased view before and after each of its steps, as `kill -9` would, and
             to send a retry after the lease. Each of these places gets a new key. The client must call the view in
             this process. A `finally` block of the view runs, but cannot write to a database.
-        repeatable: names of calls that may be made twice without a derived key.
+        repeatable: names of calls that are harmless twice without a derived key.
         with_key: `callable(key)` for an endpoint with `key=`. It returns the arguments of `client.post` that carry the
             key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers
             that sign this body. Default: the key is sent in the header.

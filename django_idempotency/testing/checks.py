@@ -1,4 +1,4 @@
-"""The checks of `assert_idempotent`: what each check sends, which reply fails, and what the failure says."""
+"""The checks of `assert_idempotent`. Each check sends requests, and raises an error if a reply is wrong."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EndpointChecks:
         raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
-        """The same request gets the same response, and creates nothing."""
+        """A repeated request gets the first response, and creates nothing."""
         __tracebackhide__ = True
         reply, created = self.request.send(self.key), self.count_new()
         rows = self._rows()
@@ -88,10 +88,10 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """Another body under the same key is refused, because of the key."""
+        """A request with another body and the first key is refused, because of the key."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # If the project has its own format of errors, a mismatch looks like any other refusal.
+        # If the project has its own format of errors, a mismatch cannot be told from other refusals.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -107,7 +107,7 @@ class EndpointChecks:
         raise self.failure(headline, f"First: {self.first}", f"Other: {reply}", self._told(created), advice)
 
     def other_user(self, client: Any) -> None:
-        """Another user with the same key learns nothing about the first user's key."""
+        """Another user who sends the first user's key learns nothing about this key."""
         __tracebackhide__ = True
         reply = self.request.send(self.key, client=client)
         self.count_new()
@@ -133,7 +133,7 @@ class EndpointChecks:
             )
 
     def duplicates_at_once(self, request: Request, count: int) -> None:
-        """One of the duplicates runs. The others get a conflict, or the response of the one that ran."""
+        """One of the duplicates runs. The others get a conflict, or the response of the duplicate that ran."""
         __tracebackhide__ = True
         key = new_key()
         replies = send_at_once(request, key, count, self.alias)
@@ -163,7 +163,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """The key table has a completed row, so the replayed response comes from this row."""
+        """Check that the key table has a completed row, because then the replayed response comes from the table."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
@@ -193,7 +193,7 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return a function that counts, and a name of what it counts. The name is empty if nothing is counted."""
+    """Return a function that counts objects, and a name for these objects. Without `creates`, the name is empty."""
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

@@ -1,9 +1,10 @@
-"""`crash_at_each_step` stops a leased request before and after each step, sends a retry, and judges what ran twice.
+"""`crash_at_each_step` stops a leased request before and after each step, sends a retry, and looks what ran twice.
 
-The public methods of `Operation` get the functions of the steps, so this module replaces these methods. It also puts an
-execute wrapper of Django on each connection. The exception `Stopped` is not a subclass of `Exception`, so handlers of
-views and frameworks do not catch it. After `Stopped`, the wrapper refuses each statement that does not roll back. So
-the engine cannot mark the key as failed, and the key waits for the end of its lease, as after the death of a process.
+This module replaces the public methods of `Operation`, because these methods get the functions of the steps. It also
+puts an execute wrapper of Django on each connection. The exception `Stopped` is not a subclass of `Exception`, so
+handlers of views and frameworks do not catch it. After `Stopped`, the wrapper refuses each statement that does not roll
+back. So the engine cannot mark the key as failed, and the key waits for the end of its lease, as after the death of a
+process.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from .checks import EndpointChecks
 from .requests import Reply, Request
 
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
-"""The methods of `Operation`, and the kind of step that each method makes. `awrite` is missing: it calls `write`."""
+"""The methods of `Operation`, and the kind of step that each makes. `awrite` is left out, because it calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
-"""The statements by which Django rolls back. When a process dies, the database itself rolls back."""
+"""The statements with which Django rolls back. When a process dies, the database itself rolls back."""
 COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
@@ -42,11 +43,11 @@ class Watch:
     """Records what one request does in leased mode. It is also the execute wrapper of the request's connections.
 
     Attributes:
-        stop_at: the number of the place where the request is stopped. None if the request is not stopped.
+        stop_at: the number of the place where the request is stopped, or None if the request is not stopped.
         stopped: whether the request was stopped.
-        places: the places where the request could be stopped, as a message names these places.
+        places: the places where the request could be stopped, in words for a message.
         used: the kind and the name of each step that the view used.
-        ran: by kind and name of a step, a value that identifies the step's function. Only functions that ran are here.
+        ran: for the kind and the name of each step whose function ran, a value that identifies this function.
         derived: the names for which the view called `derive_key`.
         keys: the keys of the request's operations.
     """
@@ -60,7 +61,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Note the place, and stop the request if this is the place to stop. Later places stop it again."""
+        """Record the place, and stop the request at the chosen place and at each later place."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -70,7 +71,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # There is no place after this COMMIT: a crash there loses only the answer, and the retry is a replay.
+        # After this COMMIT there is no place to stop, because a crash there loses only the answer, and the retry is a
+        # replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -88,7 +90,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Record with `watch` what the requests of this process do inside the block."""
+    """Inside the block, `watch` records what the requests of this process do."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -96,7 +98,8 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # The connections of the thread that sends the request. An asynchronous view uses them from another thread.
+        # These are the connections of the thread that sends the request. An asynchronous view uses them in another
+        # thread.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -106,7 +109,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method for `Operation` that does the same as `original`, and reports the places of its step."""
+    """Return a replacement for `original`, a method of `Operation`. It also reports the places of its step."""
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +135,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value that is the same in each attempt, although each attempt makes new lambdas and objects."""
+    """Return a value that identifies a function in all attempts, although each attempt makes new function objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code
@@ -146,7 +149,7 @@ class CrashChecks:
     Args:
         checks: counts what the requests create, and writes the failures.
         new_request: returns a request for a new key.
-        repeatable: the names of the calls that may be made twice without a derived key.
+        repeatable: the names of the calls that are harmless twice without a derived key.
     """
 
     checks: EndpointChecks
@@ -156,7 +159,7 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place. Raise AssertionError at the first place that fails."""
+        """Check each place. Raise AssertionError at the first place where the retry goes wrong."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
@@ -200,7 +203,7 @@ class CrashChecks:
         in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
         held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # the policy "hold" lets no retry run
+            return  # under the policy "hold", no retry runs
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
@@ -216,8 +219,8 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with the retry, and what to do.
 
-        A call that was made twice needs a derived key. A step needs the same name in each attempt. A call that
-        `reconcile` records has a function of its own, so it was not made twice.
+        A call that was made twice needs a derived key. A step needs one name in all attempts. If `reconcile` records a
+        call, the function is another one, so the call was not made twice.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
@@ -252,7 +255,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """Return the names in the JSON of a response. Two responses have the same names although their ids differ."""
+    """Return the names in the JSON of a response. Responses with different ids can be compared by these names."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests to the endpoint under test: the same request again, with another body, or several at the same time."""
+"""Sends requests to the endpoint under test: a request again, with another body, or several times at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
-"""How many characters of a body a message quotes."""
+"""An error message shows at most this number of characters of a body."""
 START_TIMEOUT = 60
 """Seconds after which a test fails if some of its threads cannot start, for example without a free connection."""
 
 
 class Reply:
-    """A response. `replayed` is the value of its `Idempotency-Replayed` header: None if it has no such header."""
+    """A response. `replayed` is the value of its `Idempotency-Replayed` header, or None without this header."""
 
     def __init__(self, response: Any) -> None:
         self.response, self.status = response, response.status_code
@@ -34,7 +34,7 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the response says that the first request still runs: by 409, by 429, or by 202 and a status page."""
+        """Whether the response says that the first request still runs. It is a 409, a 429, or a 202 with a page."""
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
         return self.status in (409, 429)
@@ -51,7 +51,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """Return the response as messages quote it."""
+        """Return the response as text for error messages."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -64,7 +64,7 @@ class Reply:
 class Request:
     """A request that can be sent many times, with any key.
 
-    with_key: `callable(key)` that returns the arguments of `client.post` that carry the key.
+    with_key: `callable(key)`, which returns those arguments of `client.post` that contain the key.
     alters_body: whether the body is sent with one more field.
     """
 
@@ -80,7 +80,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request once, by another client if one is given. The cookies of the client do not change."""
+        """Send the request once, with `client` if it is given. The cookies of the client do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -88,7 +88,7 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """Return the data to send. `carried` is the data that carries the key: some fields, or a whole body."""
+        """Return the data to send. `carried` is the data that contains the key: some fields, or a whole body."""
         data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs a copy
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
@@ -99,12 +99,12 @@ class Request:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """Return the arguments that carry a key in the header. The key is in quotes, because they are always accepted."""
+    """Return arguments with the key in the header. The key has quotes, because a quoted key is always accepted."""
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:
-    """Send the same request `count` times at the same time. Each thread has its own database connection."""
+    """Send one request `count` times at once, from several threads. Each thread has its own database connection."""
     barrier = Barrier(count, timeout=START_TIMEOUT)
 
     def send(client: Any) -> Reply:
@@ -124,12 +124,12 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
 
 def _copy(client: Any, *, raises: bool = True) -> Any:
-    """Return a copy of a Django client with its own cookies. Return another client as it is.
+    """Return a copy of a Django client with its own cookies. A client of another kind is not copied.
 
-    A retry must carry the cookies of the first request, because the first response was lost.
+    A retry must send the cookies of the first request, because the first response was lost.
 
-    raises: whether the copy may raise the exception of a view. A client raises the exception of any request in the
-        process, so also of a request in another thread.
+    raises: whether the copy should raise the exception of a view. A client raises the exceptions of all requests in the
+        process, also of a request in another thread.
     """
     if not isinstance(client, Client):
         return client

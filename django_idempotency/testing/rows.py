@@ -19,7 +19,7 @@ from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
 
 LEASE = 120
-"""Seconds for which a key in progress is locked. No test takes so long."""
+"""A key in progress is locked for this number of seconds. No test takes so long."""
 
 
 def create_key(
@@ -36,13 +36,13 @@ def create_key(
 ) -> IdempotencyKey:
     """Write the row that a request with this key would have left. The next request with the key finds the row.
 
-    It uses the package's own store and a transaction of its own. Inside an outer `atomic()`, this is a savepoint. The
-    row has no fingerprint, so it matches any request.
+    It uses the package's own store and its own transaction, or a savepoint inside an outer `atomic()`. The row has no
+    fingerprint, so it matches any request.
 
     Args:
-        key: the key as the client sends it, without quotes. Default: a new UUID.
+        key: the key that the client sends, without quotes. Default: a new UUID.
         scope: the caller, such as `scope_of_user(user)`. Default: an anonymous caller without a credential.
-        operation: the method and the route, as `idempotency_endpoints` prints them.
+        operation: the method and the route that `idempotency_endpoints` prints.
         status: a "completed" key is replayed. An "in_progress" key is a conflict for two minutes. An "abandoned" key is
             in progress, but its lease is over. A "failed" key runs again at once. Default: "completed", but "failed"
             with `steps` or `in_doubt`.

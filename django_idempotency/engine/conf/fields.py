@@ -1,4 +1,4 @@
-"""Each option and setting is declared with its default and with the check of its value. Here are the checks."""
+"""Each option and setting is declared with its default and with a check of its value. This module has the checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ...exceptions import IdempotencyConfigurationError
 
 Check = Callable[[Any], str | None]
-"""A check returns None for a possible value, and for another value the sentence that says what to give."""
+"""A check returns None for a valid value. For an invalid value, it returns a sentence that says what to give."""
 
 MAX_SECONDS = 100 * 365 * 86400
 """The longest duration: a century. Some databases cannot add a longer interval to the current time."""
@@ -21,7 +21,7 @@ MAX_SECONDS = 100 * 365 * 86400
 class Unset:
     """The value of an option that this layer does not set, so the next layer decides.
 
-    The layers are, in their order: action, class, base classes, settings, default.
+    The layers are, from first to last: action, class, base classes, settings, default.
     """
 
 
@@ -36,18 +36,18 @@ def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """The fields of a class that were declared by `option()` or `setting()`, by name."""
+    """A dict from names to fields: all fields of a class that were declared with `option()` or `setting()`."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
-    """Raises `IdempotencyConfigurationError` if the value of this field cannot work. `place` names field and value."""
+    """Raises `IdempotencyConfigurationError` if the value of this field cannot work. `place` is the field in words."""
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
 
 
 def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
-    """Raises `IdempotencyConfigurationError` for a name that does not exist, with the nearest name that does."""
+    """Raises `IdempotencyConfigurationError` for a name that does not exist. The error suggests the nearest name."""
     if name not in known:
         guess = get_close_matches(name, known, n=1)
         hint = f" Did you mean {guess[0]!r}?" if guess else ""
@@ -63,7 +63,7 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """A check that gives this advice for every value that is not possible."""
+    """A check that returns this advice for every value that is not valid."""
     return lambda value: None if possible(value) else advice
 
 
@@ -73,13 +73,13 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """A check for these values. The type counts too, so neither True nor 1.0 is accepted for 1."""
+    """A check that accepts only these values, with their types. So neither True nor 1.0 is accepted for 1."""
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
 
 def of_type(kind: type) -> Check:
-    """A check for instances of this type."""
+    """A check that accepts only instances of this type."""
     return must(f"give a value of type {kind.__name__}.", lambda value: isinstance(value, kind))
 
 
@@ -101,7 +101,7 @@ METHODS = must(
 
 
 def duration(minimum: float) -> Check:
-    """A check for a `timedelta` or a number of seconds."""
+    """A check that accepts only a `timedelta` or a number of seconds."""
 
     def possible(value: Any) -> bool:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
@@ -111,7 +111,7 @@ def duration(minimum: float) -> Check:
 
 
 def fernet_keys(value: Any) -> str | None:
-    """A check for keys of `cryptography.fernet`. Imports `cryptography` if there is a key."""
+    """A check that accepts only keys of `cryptography.fernet`. It imports `cryptography` if there is a key."""
     if not isinstance(value, tuple) or not value:
         return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
     try:
@@ -133,8 +133,9 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """A check for a callable that is not awaited. An `async def` function is refused, because its coroutine would count
-    as true."""
+    """A check that accepts only a callable that is not `async`. An `async def` function returns a coroutine, and Python
+    would treat the coroutine as true.
+    """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
     return CALLABLE(value)

@@ -13,7 +13,7 @@ from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
 NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
-"""Client errors that are not final, because the same request may succeed later or with other credentials."""
+"""Client errors that are not final, because the request can succeed later, or with other credentials."""
 
 
 def is_final(response: Any) -> bool:
@@ -31,7 +31,7 @@ COMPARED = check.must(
 )
 
 
-# With eq=False, two layers are equal only if they are the same object, so a cache compares layers fast.
+# With eq=False, two layers are equal only if they are one object, so a cache compares layers fast.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """How one endpoint is protected.
@@ -43,14 +43,14 @@ class Idempotency:
 
     Attributes:
         ttl: how long the result is kept and replayed, counted from the claim.
-        required: a request without a key is answered with 400. With False its view runs unprotected.
+        required: True answers 400 to a request without a key. With False its view runs unprotected.
         methods: the HTTP methods that are protected. Others pass through.
         wait: how long a duplicate of a running request waits for its result before the conflict answer.
         in_progress_status: 409 or 429. With a lease also 202, with the `Location` of a status page.
         mismatch_status: 422 or 409, for a key that is used again with another payload.
-        lease: None: the view runs in one transaction. A duration: leased mode, for views that call an external service.
-            If a worker dies, its claim ends after this duration.
-        on_abandoned: may an external call be made again while its first outcome is unknown?
+        lease: None runs the view in one transaction. A duration means leased mode, for views with external calls. If a
+            worker dies, its claim ends after this duration.
+        on_abandoned: whether an external call is repeated while its first outcome is unknown.
         reconcile: `callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs
             `operation`. Returns the final response. With None, the view runs again. `operation.request` is the request,
             or None when `recover_idempotency_keys` asks.
@@ -61,8 +61,8 @@ class Idempotency:
         late_keys: "refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is
             older than `ttl`, or more than five minutes ahead.
         fingerprint: the parts of a request that a retry must repeat. Default: method, path, query string, content type
-            and body. A tuple of names: only these fields of the body are compared. `callable(request) -> bytes`: the
-            returned bytes are compared in place of the body. None: nothing is compared.
+            and body. A tuple of names compares only these fields of the body. `callable(request) -> bytes` returns
+            bytes that are compared in place of the body. None compares nothing.
         record: `callable(response) -> bool`, which returns True if this response is final.
         may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
         store_body: False keeps a tombstone instead of the response.
@@ -128,12 +128,14 @@ class Idempotency:
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
-        """The option `on_abandoned`. None in atomic mode, where `on_abandoned` has no meaning."""
+        """The option `on_abandoned`. In atomic mode the result is None, because `on_abandoned` has no meaning there."""
         return None if self.lease is None else self.on_abandoned
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """Whether a call in doubt may be made again. In leased mode, a repeated call sends the same derived key."""
+        """Whether it is allowed to repeat a call in doubt. In leased mode, a repeated call gets its first derived key
+        again.
+        """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
 
@@ -144,7 +146,9 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """The layer that protects only these methods. The function is cached, because layers themselves are cache keys."""
+    """The layer that protects only these methods. The function is cached, so that equal methods give one object, which
+    other caches use as a key.
+    """
     return Idempotency(methods=methods)
 
 

@@ -1,4 +1,4 @@
-"""The project's `IDEMPOTENCY` setting is read here, and all layers of options are merged into one `Idempotency`."""
+"""Reads the project's `IDEMPOTENCY` setting, and merges all layers of options into one `Idempotency`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Settings:
     Attributes:
         header: name of the request header that carries the key.
         replayed_header: name of the response header that says "true" or "false".
-        docs_url: the project's page about its keys. Error answers name the page in `type` and `Link`.
+        docs_url: the project's page about its keys. Error answers link to the page in `type` and `Link`.
         key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
-        credential_headers: request headers that identify a caller without a user. All headers that were sent count.
+        credential_headers: request headers that identify a caller without a user. All sent headers are used together.
         harmless_decorators: decorators that decide nothing about the caller, so they may stand below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
         store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
-        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors; all keys decrypt
-            them.
+        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors. All keys can
+            decrypt.
         runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
         enabled: False lets every request pass through. For a test, never in production.
     """
@@ -81,7 +81,7 @@ def get_settings() -> Settings:
 
 
 def _value(name: str, written: Any) -> Any:
-    """The value of one setting, read and checked. A callable may be written as its dotted path."""
+    """The value of one setting, read and checked. A callable can also be given as its dotted path."""
     declaration = _SETTINGS.get(name) or OPTIONS[name]
     place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if declaration.repr else "")
     value = tuple(written) if isinstance(written, list) else written
@@ -96,9 +96,9 @@ def _value(name: str, written: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def resolve(*layers: Idempotency) -> Idempotency:
-    """Merge the layers, nearest first, with the project's settings and the defaults. Then every option has a value.
+    """Merge the layers with the project's settings and the defaults. The first layer that sets an option wins.
 
-    The result is cached for these layer objects. A change of the setting (`override_settings`) empties the cache.
+    The result is cached for these layer objects. When a test changes the setting, the cache is emptied.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -108,8 +108,8 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # In the project's settings, the option may be meant for leased views. On a view without a lease, the option
-            # is a mistake.
+            # In the project's settings, the option can be meant for leased views only. On a view without a lease, the
+            # option is a mistake.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

@@ -17,7 +17,7 @@ from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
 Options = Idempotency | Mapping[str, Any] | None
-"""The values that the attribute `idempotency` may have. None: the class is not protected."""
+"""The values that the attribute `idempotency` can have. With the value None, the class is not protected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Handlers that a view must define itself. `head`, `options` and `trace` are left out, because Django may add them."""
 INHERIT = Idempotency()
@@ -27,16 +27,16 @@ INHERIT = Idempotency()
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a class-based view once for each idempotency key: `FormView`, `APIView`, …
 
-    Handlers run in a transaction that the mixin opens. Handlers may be `def`, or in plain Django `async def`.
+    Handlers run in a transaction that the mixin opens. They are `def` or, in plain Django, `async def` methods.
 
     The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
     the handler is wrapped. So access mixins, and the REST framework's authentication, permissions, throttles and
-    content negotiation, run before the mixin, for a replay too.
+    content negotiation, run before the mixin, also for a replay.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
             class is not protected. Missing options come from the base classes, the settings and the defaults.
-        idempotency_actions: such options by the name of a handler, for example a standard action of a viewset.
+        idempotency_actions: a dict from handler names, such as a standard action of a viewset, to options.
 
     Raises:
         IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
@@ -87,8 +87,7 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler has not run yet when dispatch() returns, and Django opens no transaction for an
-            # asynchronous handler.
+            # An asynchronous handler has not run yet when dispatch() returns. Django opens no transaction for it.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # The protected handler is set on the instance, because the instance serves only this request. The framework's
@@ -104,9 +103,9 @@ class IdempotencyMixin:
         return protected_form(handler, partial(view_call, options))(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Options:
-        """The options for this request. None: the request is not protected.
+        """Return the options for this request, or None if the request is not protected.
 
-        The method is called after authentication. Override the method to decide by `self.request` or `self.action`.
+        The method is called after authentication. Override it to choose options from `self.request` or `self.action`.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -114,7 +113,7 @@ class IdempotencyMixin:
         return resolve(*layers) if layers else None
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
-        """The options of the handler for this request. None: the request is not protected."""
+        """Return the options of the handler for this request, or None if the request is not protected."""
         given = checked(self.get_idempotency_options())
         if given is None:
             return None
@@ -135,7 +134,7 @@ def checked(value: Options) -> Idempotency | None:
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
-    """The declaration of a class with the mixin. None: the class is not protected, or has no mixin.
+    """Return the declaration of a class with the mixin, or None if the class is not protected or has no mixin.
 
     Args:
         attributes: the attributes of the view, or the attributes that `as_view()` will give to the view.
@@ -146,7 +145,7 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Whether the class overrides `get_idempotency_options`, so that its options may differ from request to request."""
+    """Whether the class overrides `get_idempotency_options`, so that its options can differ from request to request."""
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
@@ -160,10 +159,10 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """The unsafe methods of a view class, such as POST. Each method comes with the name of its handler and the handler.
+    """Yield each unsafe method of a view class, for example POST, with the name of its handler and with the handler.
 
     Args:
-        actions: the actions of a viewset: for each verb the name of its handler.
+        actions: the actions of a viewset, as a dict from a verb to the name of its handler.
     """
     for verb in attributes.get("http_method_names", cls.http_method_names):
         name = verb if actions is None else actions.get(verb, "")
@@ -172,7 +171,7 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """The option layers of a class with the mixin, nearest first, up to the first None. Empty: it is unprotected.
+    """The option layers of a class with the mixin, up to the first None. Without layers, the class is unprotected.
 
     The order is: the view's own attribute, the handler, the class, its base classes. See `class_declaration`.
     """
@@ -186,6 +185,6 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     """The `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
-    `nearest` is part of the cache's key, because a test may replace the attribute of a class.
+    `nearest` is an argument because it is then part of the cache's key: a test can replace the attribute of a class.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

@@ -38,13 +38,13 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     Opens the transaction in which the view runs. Inside an outer `atomic()`, the view runs in a savepoint.
 
-    Use the decorator bare, with options as keyword arguments, or with an `Idempotency`, on a function view, a handler
-    method, an `@action` method, or a function under `@api_view`; `method_decorator` works. The decorator must stand
-    below all code that decides who the caller is.
+    Use it without arguments, with keyword options, or with an `Idempotency`, on a function view, a handler method, an
+    `@action` method, or a function under `@api_view`. `method_decorator` works. The decorator must stand below all code
+    that decides who the caller is.
 
     Raises:
-        IdempotencyConfigurationError: the view cannot be protected. Raised at decoration if that is known then,
-            otherwise on the first request, before the view runs.
+        IdempotencyConfigurationError: the view cannot be protected. It is raised at decoration if possible, otherwise
+            on the first request, before the view runs.
     """
     layer, view = given("idempotent", view, options)
     if view is not None:
@@ -77,7 +77,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Find the request among the arguments: the first or the second argument, or the keyword argument `request`.
 
-    The request may also be a request of the REST framework or of Django Ninja.
+    The request is one of Django, of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -94,7 +94,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """The protected form of `view`, which runs in a transaction of its own. For `async def` views, see `in_thread`.
+    """Return a protected function that runs `view` in a new transaction. For `async def` views, see `in_thread`.
 
     Args:
         make_call: makes a `ViewCall` of the view, its positional arguments and its keyword arguments.
@@ -129,18 +129,18 @@ def once(
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
     """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
 
-    The function may be `def` or `async def`. Each call with the same key returns the result of the first run. The
-    function gets its `Operation` as the keyword argument `operation` with `lease`, and also without `lease` if it has
-    such a parameter. The caller does not pass `operation`. See `run_once` for the transaction.
+    The function is `def` or `async def`. Each call with the same key returns the result of the first run. The function
+    gets its `Operation` as the keyword argument `operation`, but without `lease` only if it has this parameter. The
+    caller does not pass `operation`. See `run_once` for the transaction.
 
     Args:
-        scope: a string, or a callable with the function's own arguments.
-        key: a callable with these arguments, which returns the key: a str, an int or a UUID.
-        payload: a callable with these arguments. None: payloads are not compared.
+        scope: a string, or a callable that gets the function's arguments.
+        key: a callable that gets these arguments and returns the key: a str, an int or a UUID.
+        payload: a callable that gets these arguments. None compares no payloads.
         options: the options of `run_once`.
 
     Raises:
-        NotRun: as `run_once` does, when the function is called.
+        NotRun: when the function is called, see `run_once`.
         IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
     """
     if not scope or not callable(key):

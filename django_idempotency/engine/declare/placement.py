@@ -1,6 +1,6 @@
 """The decorator must not stand above the code that decides who the caller is. This module refuses such places.
 
-In such a place, a response could be replayed to another caller, or to a caller whose token has been revoked.
+In a wrong place, a response could be replayed to another caller, or to a caller whose token has been revoked.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """The code below the decorator that may decide who the caller is, or None.
+    """Return the code below the decorator that possibly decides who the caller is, or None.
 
-    Such code is an operation of Django Ninja, a view class, or another decorator.
+    This code is an operation of Django Ninja, a view class, or another decorator.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -69,14 +69,14 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Let Django Ninja raise our error if the project makes an operation of a view for plain Django."""
-    # The attribute is set by its name, so that Django Ninja is not imported. The list is new, because wraps() has
-    # copied a reference to the view's own list.
+    """Let Django Ninja raise our error if the project turns a view for plain Django into an operation."""
+    # The attribute is set by its name, so that Django Ninja is not imported. A new list is made, because wraps() has
+    # copied only a reference to the view's own list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse, on a request, wrong places that are not known earlier.
+    """Refuse, on a request, wrong places of the decorator that the package cannot see earlier.
 
     These are a decorated operation of Django Ninja, and a decorated `dispatch` in a class that has checks below it.
     """
@@ -84,8 +84,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # The view's instance is the first argument of a method. method_decorator passes a partial of the bound method
-        # instead, and this method has the instance.
+        # The view's instance is the first argument of a method. But method_decorator passes a partial of the bound
+        # method, and the bound method has the instance.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -96,7 +96,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Why the decorator on the `dispatch` of this class stands too high, or None. The system check asks this too."""
+    """Return why the decorator on this class's `dispatch` stands too high, or None. A system check calls this."""
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
@@ -111,7 +111,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """The code below a protected `dispatch` that may decide who the caller is, or None.
+    """Return the code below a protected `dispatch` that possibly decides who the caller is, or None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -128,8 +128,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # Each `dispatch` of the project runs before the handlers, and may check who is calling. If the class has no
-    # handlers, the last `dispatch` answers the request, so this `dispatch` is not counted as a check.
+    # Each `dispatch` that the project has written runs before the handlers, so it possibly checks who is calling. If
+    # the class has no handlers, the last `dispatch` answers the request, so it is not treated as a check.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -138,13 +138,13 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Why the decorator on this handler stands too high, or None. The first request would be refused for it too."""
+    """Return why the decorator on this handler stands too high, or None. A refusal shows this text."""
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
-    """Refuse a handler of the mixin if one of the handler's decorators may check who is calling.
+    """Refuse a handler of the mixin if one of the handler's decorators possibly checks who is calling.
 
     The mixin's protection stands above all decorators of the handler, so a replay would skip the check.
     """
@@ -153,7 +153,7 @@ def refuse_handler(handler: Any) -> None:
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """The decorator of this function that may decide who the caller is, with advice for the developer, or None."""
+    """Return a decorator of this function that possibly decides who the caller is, with advice, or None."""
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -170,7 +170,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Whether the class is an `APIView`, by its name, so that the REST framework is not imported."""
+    """Whether the class is an `APIView`. Names are compared, so that the REST framework is not imported."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

@@ -19,13 +19,14 @@ from .wrappers import dotted_name, method_name, unwrapped
 MARK = "_idempotency_declaration"
 """The attribute of a protected callable that holds its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
-"""The decorator on a method with one of these names protects this HTTP method."""
+"""If a decorated method has one of these names, the decorator protects the HTTP method of this name."""
 FRAMEWORKS = {
     "ninja": "django_idempotency.ninja.operations",
     "rest_framework": "django_idempotency.rest_framework.adapter",
 }
-"""For each framework, the name of our module. The engine imports the module only by this name, because the module
-imports the engine."""
+"""For each framework, the name of our module. The engine imports the module late, by this name, because the module
+imports the engine.
+"""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -34,10 +35,11 @@ class Declaration:
     """How a callable is protected.
 
     Attributes:
-        layers: the options, nearest first.
-        target: the protected callable, the view class or the operation of Django Ninja. None: not known yet.
-        by_request: the view overrides `get_idempotency_options()`, so its options may differ from request to request.
-        once: the callable is a function of `once`, and no view.
+        layers: the layers of options, the nearest layer first.
+        target: the protected callable, the view class or the operation of Django Ninja, or None if it is not known yet.
+        by_request: True if the view overrides `get_idempotency_options()`, so its options can differ from request to
+            request.
+        once: True if the callable is decorated with `once`, so it is not a view.
     """
 
     layers: tuple[Idempotency, ...]
@@ -54,14 +56,16 @@ class Declaration:
         return resolve(*self.layers)
 
     def options_for(self, method: str) -> Idempotency | None:
-        """The options for this HTTP method. None: the method is not protected. Raises the same error as `options`."""
+        """The options for this HTTP method, or None if the method is not protected. Raises the error that `options`
+        raises.
+        """
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def finished(self, returned: Any) -> Finished[Any]:
-        """The result of `reconcile`, called without a request, as the end of the operation.
+        """Convert the value that `reconcile` returned when no request was there into the end of the operation.
 
         Raises:
-            IdempotencyConfigurationError: `reconcile` must not return this value.
+            IdempotencyConfigurationError: this value is not a valid result of `reconcile`.
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
@@ -73,12 +77,12 @@ class Declaration:
 def frameworks() -> list[Any]:
     """Our modules for the frameworks that the project itself has imported. Each module has three functions:
 
-    * `view_call(request, view, args, kwargs, options)`: the `ViewCall` of a protected view. None: `request` is not a
-      request of this framework.
-    * `declared(callback)`: each method of a URL's callback, with its view and `Declaration`. None: the callback is a
-      class, or does not belong to this framework.
-    * `response(returned, declaration)`: the response that `reconcile` has returned without a request. None: the
-      returned value does not belong to this framework.
+    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view, or None if `request`
+      is not a request of this framework.
+    * `declared(callback)` returns each method of a URL's callback, with its view and `Declaration`, or None if the
+      callback is a class or does not belong to this framework.
+    * `response(returned, declaration)` converts the value that `reconcile` returned when no request was there into a
+      response. It returns None if the value does not belong to this framework.
     """
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
@@ -91,14 +95,15 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Let recovery find the declaration by its `operation`, if it has both an `operation` and a `reconcile`."""
+    """Let recovery find the declaration by its `operation`, if the declaration has an `operation` and a `reconcile`."""
     given: dict[str, Any] = {}  # the project's settings are left out, because they cannot be read at import
     for layer in reversed(declaration.layers):
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # The same view may be registered again, because `method_decorator` decorates on each request, and a function of
-        # `once` may be defined in each call of another function. Then the new declaration replaces the old declaration.
+        # Sometimes a view is registered again, because `method_decorator` decorates on each request. A function of
+        # `once` is registered again if another function defines it in each call. Then the new declaration replaces the
+        # old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
@@ -109,7 +114,7 @@ def registered(operation: str) -> list[Declaration]:
 
 
 def declaration_of(callable_: Any) -> Declaration | None:
-    """The declaration of this callable, or of the callable below its decorators. None: the callable is unprotected."""
+    """Return the declaration of this callable or of the callable below its decorators, or None without protection."""
     *levels, innermost = unwrapped(callable_)
     # An object with a protected __call__ is a view too.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
@@ -121,7 +126,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """The layers, with the HTTP method of a handler's name: the decorator on a handler called `put` protects PUT."""
+    """Add a layer if the name of a handler is an HTTP method: the decorator on a handler called `put` protects PUT."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())
@@ -129,7 +134,7 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
-    """The options and the view with which a decorator was called. The view is None if the view comes in a second call.
+    """Return the options and the view of a decorator's call. The view is None if Python passes it in a second call.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

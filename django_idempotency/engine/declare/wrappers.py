@@ -1,4 +1,4 @@
-"""The decorators of a callable, and the short list of decorators that may stand below the protection.
+"""The decorators of a callable, and the short list of decorators that are allowed below the protection.
 
 The decorators of the list decide nothing about the caller. The package sees each decorator that uses `functools.wraps`.
 The package cannot see a check in the view's own code.
@@ -7,8 +7,8 @@ The package cannot see a check in the view's own code.
 `functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not tell which decorator has
 made the wrapper. But `functools.wraps` does not copy the code object and its module. The qualified name of the code
 begins with the name of the decorator, so the package takes this name. Two functions of Django and Python make many
-decorators with the same code. Wrappers of these decorators are named by the class of their middleware or of their
-context manager.
+decorators with the same code. For wrappers of these decorators, the package takes the class name of their middleware
+or of their context manager.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HARMLESS = frozenset(
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
-        f"{VIEWS}.csp._make_csp_decorator",  # makes both decorators of Django 6
+        f"{VIEWS}.csp._make_csp_decorator",  # makes both CSP decorators of Django 6
         *(f"{VIEWS}.csrf.{name}" for name in ("csrf_exempt", "_EnsureCsrfCookie")),
         *(f"{VIEWS}.debug.{name}" for name in ("sensitive_post_parameters", "sensitive_variables")),
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
@@ -43,8 +43,9 @@ HARMLESS = frozenset(
         PROXY,
     }
 )
-"""Decorators that may stand below the protection, because they do not look at the caller. Some of them may answer in
-place of the view, such as `condition` and `require_http_methods`."""
+"""Decorators that are allowed below the protection, because they do not look at the caller. Some of them can answer in
+place of the view, for example `condition` and `require_http_methods`.
+"""
 OURS = "django_idempotency."
 
 
@@ -58,29 +59,29 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def innermost(function: Any) -> Any:
-    """The function below all its decorators, see `unwrapped`."""
+    """Return the function below all its decorators, see `unwrapped`."""
     *_, found = unwrapped(function)
     return found
 
 
 def dotted_name(function: Any) -> str:
-    """The dotted name of the innermost function. An object that is not a function is named by its class."""
+    """Return the dotted name of the innermost function. For an object that is no function, return its class's name."""
     found = innermost(function)
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def method_name(view: Any) -> str:
-    """The name of a function that was defined in a class body. For another function, the empty string."""
+    """Return the name of a function that was defined in a class body. For another function, return an empty string."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 
 
 def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
-    """The dotted name of a decorator of this function that is not on the list, or None.
+    """Return the dotted name of a decorator of this function that is not on the list, or None.
 
     Args:
-        below: count only the decorators below this package's own innermost decorator.
+        below: if True, only decorators below this package's own innermost decorator are looked at.
     """
     names = [_name(wrapper) for level in unwrapped(function) for wrapper in _wrappers(level)]
     ours = [index for index, name in enumerate(names) if name.startswith(OURS)]
@@ -91,14 +92,14 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """The wrapper at this level. For `method_decorator`: all wrappers of a call, the outermost first."""
+    """Yield the wrapper at this level. For `method_decorator`, yield all wrappers of a call, the outermost first."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # Django decorates a dummy too, when Django makes the method
+        *made, _ = unwrapped(decorator(_dummy))  # when Django makes the method, it decorates a dummy, too
         yield from made
 
 
@@ -126,6 +127,6 @@ def _of_class(cls: type) -> str:
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
-    """The variables in the closure of a function, by name."""
+    """Return the variables in the closure of a function, as a dict from their names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}

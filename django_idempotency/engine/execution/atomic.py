@@ -31,8 +31,8 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     Inside an outer `atomic()`, there is one savepoint instead of one transaction.
 
     Raises:
-        Exception: an exception of the work to which `work.answer` has no answer; an exception of the COMMIT or of an
-            `on_commit` callback; a database error of the claim.
+        Exception: an exception of the work, if `work.answer` returns None for it. Also an exception of the COMMIT or of
+            an `on_commit` callback, and a database error of the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim = claimed(store, attempt.claim, wanted.wait)
@@ -100,7 +100,8 @@ class _Attempt(NoBridgeAbove):
                 self._block = block
                 return claim
             if not self.outermost:
-                # Roll back to the savepoint: the caller's transaction goes on, and must not keep the lock of the key.
+                # Roll back to the savepoint, because the caller's transaction goes on and must not keep the lock of
+                # the key.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
@@ -113,9 +114,9 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Hold the key if the work has raised an exception after the end of its own transaction.
+        """Mark the key as held if the work has ended its own transaction and then raised an exception.
 
-        What the work has written after that end is committed already, so a retry must not run.
+        What the work has written after this end is committed already, so a retry must not run.
         """
         with suppress(Error):  # the caller must see the error of the work
             if self.store.has_ended(self.connection, claim):
@@ -130,15 +131,15 @@ class _Attempt(NoBridgeAbove):
         self.store.claim(self.wanted)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
-        """Return whether the writes of the work may be committed.
+        """Return whether the package should commit the writes of the work.
 
-        A view that returns a response commits its writes, as in Django. There are two exceptions. A returned 5xx rolls
-        back, so that a retry starts without old writes. A returned refusal (4xx) is kept without its writes, if the
-        database has discarded the writes.
+        If a view returns a response, its writes are committed, as in Django. There are two exceptions. If the response
+        is a 5xx, the writes are rolled back, so that a retry starts without old writes. If the response is a refusal
+        (4xx) and the database has discarded the writes, the response is kept without the writes.
 
         Raises:
-            TransactionBroken: the database has discarded writes, but the answer promises these writes. Or the work has
-                ended its transaction, and the database has committed each later statement of the work by itself.
+            TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
+                has ended its transaction, so the database has committed each later statement of the work by itself.
         """
         if self.store.has_ended(self.connection, claim):
             self._hold()
@@ -167,7 +168,7 @@ class _Attempt(NoBridgeAbove):
         """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
 
         On one server, the claim already finds the other transaction. The nodes of a Galera cluster find the other
-        transaction only at COMMIT, or at the end of a statement of the work. None: the error has another cause.
+        transaction only at COMMIT, or at the end of a statement of the work. The result None means another cause.
         """
         # This flag is still set when an `on_commit` callback raises: then our own transaction has committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
@@ -194,14 +195,15 @@ class _Attempt(NoBridgeAbove):
     def _is_held(self) -> bool:
         """Return whether a failed work has left a committed claim, because the work has ended its own transaction."""
         if not self.outermost or self.connection.connection is None:
-            return False  # the row may exist, but is not committed yet; or the server cannot be asked
+            return False  # a row is possibly there but not committed yet, or there is no connection
         try:
             return isinstance(self.store.look(self.wanted), InDoubt)
         except (Error, IdempotencyError):
             return False
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
-        """Keep an answer under a second claim, because the first transaction is rolled back. A faster request wins.
+        """Keep an answer under a second claim, because the first was rolled back. If another request won, return its
+        outcome.
 
         Raises:
             TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.

@@ -16,11 +16,12 @@ T = TypeVar("T")
 class NoBridgeAbove:
     """A context for work in a transaction: an `async_to_sync` of the work does not see an outer `async_to_sync` call.
 
-    A task may live longer than the work: for example, `asyncio.gather` leaves tasks behind at the first error. With
-    this context, the next query of such a task raises a `RuntimeError`. Without this context, asgiref would hand the
+    Sometimes a task lives longer than the work. For example, `asyncio.gather` leaves tasks behind at the first error.
+    With this context, the next query of this task raises a `RuntimeError`. Without this context, asgiref would hand the
     query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and around a
-    sync middleware under ASGI. The thread of the outer call has the same connection, but our transaction has ended
-    there, perhaps by a rollback. So the query of the task would commit by itself, and the retry would write again.
+    sync middleware under ASGI. In the thread of the outer call, the query would use our connection after the end of our
+    transaction, perhaps after a rollback. So the query of the task would commit by itself, and the retry would write
+    again.
     """
 
     def __enter__(self) -> None:
@@ -48,7 +49,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function that also waits for an awaitable result of `function`, such as `objects.acreate(…)`."""
+    """Return a plain function that calls `function`, and also waits for its result if the result is awaitable."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -57,12 +58,12 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    plain.__wrapped__ = function  # type: ignore[attr-defined]  # its signature tells whether it wants an operation
+    plain.__wrapped__ = function  # type: ignore[attr-defined]  # the signature tells whether it needs `operation`
     return plain
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run a plain function in a thread. The function may return an awaitable."""
+    """Await a coroutine function, or run a plain function in a thread. An awaitable result is awaited, too."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -77,7 +78,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     rolls the transaction back.
 
     Args:
-        run: called in the thread, with a plain function that runs `work`.
+        run: this function is called in the thread. Its argument is a plain function that runs `work`.
         work: a `def` or `async def` function.
     """
     cancelled = False
@@ -106,12 +107,12 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work`. If this task is cancelled meanwhile, wait for the end of `work`, and then raise the cancellation.
 
     When a client closes its connection, the server cancels the request. If the cancellation stopped a running external
-    call, the outcome of the call would be unknown, although the other side may answer a moment later. A second
-    cancellation stops the work.
+    call, the outcome of the call would be unknown, although the other side would perhaps answer a moment later. But a
+    second cancellation stops the work.
 
     Args:
         work: a coroutine, which runs in a task of its own.
-        at_most: the seconds to wait after the cancellation. After that time, the work is stopped.
+        at_most: the seconds to wait after the cancellation. Then the work is stopped.
     """
     task = asyncio.ensure_future(work)
     try:

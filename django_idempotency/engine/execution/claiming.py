@@ -35,9 +35,9 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Return whether a transaction that begins now would hold no writes of a caller.
+    """Return whether a transaction that begins now would contain only our writes, and no writes of a caller.
 
-    The transaction of a `TestCase` does not count as a caller's transaction.
+    The transaction of a `TestCase` is not treated as a caller's transaction.
     """
     connection = store.connection
     if connection.in_atomic_block:
@@ -47,15 +47,15 @@ def is_alone(store: Store) -> bool:
 
 
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Return the outcome of the claim. While another request runs the key, claim again for up to `wait` seconds.
+    """Return the outcome of the claim. While another request has the claim, try again for up to `wait` seconds.
 
     After a deadlock or a serialization failure, claim once more, because the work has not run yet. A second claim is
-    possible only if the caller has no open transaction. Inside an outer `atomic()`, the database may have rolled back
-    the caller's writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate does not wait
-    either.
+    possible only if the caller has no open transaction. Inside an outer `atomic()`, the database has perhaps rolled
+    back the caller's writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate also does
+    not wait.
     """
     outcome: ClaimOutcome = Conflicted()
-    end = time.monotonic() + wait  # computed now, because MySQL may delay the first claim under some isolation levels
+    end = time.monotonic() + wait  # computed now, because under some isolation levels MySQL delays the first claim
     for _ in range(2):
         try:
             outcome = claim()
@@ -78,7 +78,7 @@ def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimO
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
-        # The pause is random, so that many duplicates do not ask at the same moment.
+        # The pause is random, so that many duplicates do not claim at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
         outcome = claimed(store, claim)

@@ -1,4 +1,4 @@
-"""The leased promises: the claim commits first, then the work commits step by step, so a crash leaves a trace."""
+"""Leased mode commits the claim first, and then commits the work step by step. So a crash leaves a trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work under a lease, which only one worker holds at a time.
+    """Run the work under a lease. Only one worker can have the lease at a time.
 
     Commits the claim first, then runs the work while no transaction is open. `Verdict.KEEP` completes the key. Any
     other verdict, or an exception, marks the key as failed and keeps its steps, so that the next retry runs at once.
@@ -43,7 +43,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # The earlier attempt was abandoned, so the project's `reconcile` may know a final result.
+    # The earlier attempt was abandoned, so the project's `reconcile` is asked for a final result.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -51,9 +51,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt under a claim that is committed, and then complete or fail the key.
+    """Run one attempt under a claim that is committed. Then mark the key as completed or as failed.
 
-    Every exception fails the key, also a cancellation, so that the retry need not wait for the end of the lease.
+    After every exception, also a cancellation, the key is marked as failed. So the retry does not wait for the lease.
     """
     about, end = claim.resource, "the end of a leased view"
     try:
@@ -88,9 +88,9 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
     """Run `write` in a transaction that commits at its end. In a `TestCase`, the transaction is a savepoint.
 
     Args:
-        what: the subject of the error message, such as "operation.call('charge')".
-        twice: if the database fails, run `write` again on a new connection, because the server may have closed a
-            connection that was idle during a long call. For a write that must not be lost, and may run twice.
+        what: the subject of the error message, for example "operation.call('charge')".
+        twice: True for a write that must not be lost and that is safe to run twice. If the database fails, `write` runs
+            again on a new connection, because some servers close connections that are idle during a long call.
 
     Raises:
         IdempotencyConfigurationError: another transaction is open on the store's alias.
@@ -139,7 +139,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 
 
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    """With DEBUG, warn about each change of data outside of the steps, because a retry would make that change again."""
+    """If DEBUG is on, warn about each change of data outside of the steps, because a retry would repeat the change."""
     if not settings.DEBUG:
         return nullcontext()
 
@@ -207,18 +207,18 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Keep the reason why the call is in doubt, for the timeline. The call is in doubt with or without a reason."""
+        """Store for the timeline why the call is in doubt. If this fails, the call is still in doubt."""
         with suppress(Exception):  # the caller must see the error of the call, not an error of this note
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # The server may have closed a connection that was idle during a slow read.
+        # Some servers close connections that are idle during a slow read.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # The first of two tries may have been committed, although its answer was lost.
+            # Perhaps the first of two tries was committed, but the server's answer was lost.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
@@ -240,10 +240,11 @@ class LeasedOperation(Operation):
         try:
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
-            # The error comes from the function or from the COMMIT, where the database may check a constraint.
+            # The error comes from the function, or from the COMMIT, because the database checks some constraints
+            # there.
             self._broke, self.resource = error, about
-            # The start of the write is committed only if the write has ended its own transaction. The changes of the
-            # write may then be committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
+            # The start of the write is committed only if the write has ended its own transaction. Then the changes of
+            # the write are perhaps committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -273,21 +274,22 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Return whether the framework's final answer to this exception of the work may be kept.
+        """Return whether the package should keep the framework's final answer to this exception of the work.
 
-        If an external call is in doubt, the exception may come from that call. While a call is in doubt, no answer is
-        final, with any status. If the exception comes from a `write` that was rolled back after other steps, the answer
-        may not be kept either, because then no person would see what the other steps have done.
+        If an external call is in doubt, the exception possibly comes from that call. While a call is in doubt, no
+        answer is final, and its status does not matter. If the exception comes from a `write` that was rolled back
+        after other steps, the answer is not kept either, because then no person would see what the other steps have
+        done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return why a final answer of the work may not complete the key, or "" if the answer may complete the key.
+        """Return why a final answer of the work must not complete the key, or "" if the answer can complete the key.
 
-        A final answer is refused if a call was made, and the work then went on as if nothing had happened. For example,
-        the work caught the error of a `write`, or answered before it asked for the steps of an earlier attempt. If the
-        key were completed, no person would see that there is a charge without an order. Steps that only read do not
-        count. An answer of `reconcile` is not refused for these reasons.
+        A final answer is refused if a call was made, but the work then ignored a failed write or an earlier step. For
+        example, the work caught the error of a `write`, or answered before it asked for the steps of an earlier
+        attempt. If the key were completed, no person would see that there is a charge without an order. Steps that
+        only read are not a reason to refuse. An answer of `reconcile` is not refused for these reasons.
         """
         if self._broke is None and not self._unasked:
             return ""  # most attempts return here, before any query

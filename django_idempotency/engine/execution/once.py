@@ -1,4 +1,4 @@
-"""`run_once`: the same promises without HTTP, for webhooks, queue consumers, management commands and tasks."""
+"""`run_once` protects work without HTTP: webhooks, queue consumers, management commands and tasks."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def operation_name(work: Any, given: str | None) -> str:
     """Return the name of the operation: the option `operation`, or the dotted name of the function.
 
-    A function without a name of its own is refused. A function without a name could be confused with another function,
-    and would then get the result of the other function.
+    A function without a name of its own, such as a lambda, is refused. The package could confuse it with another
+    function, and return the result of the other function.
     """
     if given is not None:
         return given
@@ -154,14 +154,14 @@ def operation_name(work: Any, given: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """The function of `run_once`, in the form in which the engine runs work."""
+    """The function that was given to `run_once`, as a `Work` that the engine can run."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Call the function, with the operation if the function is leased or has a required parameter `operation`."""
+        """Call the function. Pass the operation if the function is leased or has a required parameter `operation`."""
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
@@ -180,7 +180,7 @@ class _Function:
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Return whether the function has a required parameter `operation`. An optional parameter has another meaning."""
+    """Return whether the function has a required parameter `operation`. An optional one has another meaning for it."""
     try:
         parameter = signature(function).parameters.get("operation")
     except (TypeError, ValueError):  # some functions that are written in C have no signature
@@ -217,10 +217,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Return text for a value that JSON does not have. Two times with different microseconds have different texts."""
+    """Return text for a value that is no JSON type. Timestamps with different microseconds have different texts."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder cuts microseconds off. Only times with such digits are written with isoformat(), so that all
-    # other fingerprints stay the same in each release.
+    # Django's encoder cuts the digits after the milliseconds off. isoformat() writes only the timestamps that have
+    # these digits, so that all other fingerprints do not change with a release.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

@@ -23,7 +23,7 @@ from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, finished, synchronous
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
-"""The largest numbers of characters, which are the widths of the database columns."""
+"""The largest numbers of characters. They are the widths of the database columns."""
 MAX_STEP_BYTES = 1024 * 1024
 """The limit for the result of a step. A result is stored for all later attempts, and each attempt reads all results. A
 result is meant to be a short receipt, such as the id of a charge."""
@@ -35,11 +35,10 @@ class Operation:
     """One attempt at an operation: `request.idempotency` in the view. In atomic mode, an operation has no steps.
 
     Args:
-        key: the key that the client sent. None if the request has no key, or is not protected.
+        key: the key that the client sent, or None if the request has no key or is not protected.
         attempt: 1 for the first run. Each retry that runs again has a higher number.
-        request: the request of the view. None in `run_once` and in `recover_idempotency_keys`.
-        resource: type and id of what the operation is about, as `refer_to` has kept them. None: `refer_to` was never
-            called.
+        request: the view's request, or None in `run_once` and `recover_idempotency_keys`.
+        resource: type and id that `refer_to` has stored, or None if `refer_to` was never called.
     """
 
     request: Any = None
@@ -49,13 +48,16 @@ class Operation:
     """The names of the steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
     _kept: Mapping[str, str | None] = {}
-    """The steps of this attempt and of earlier attempts. `_doubts` are the steps that were started and have no result.
-    `_kept` are the results of the finished steps."""
+    """The results of the finished steps, of this attempt and of earlier attempts. `_doubts` has the names of the steps
+    that were started and have no result.
+    """
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """steps_on: the database alias of leased work without protection. Its steps run, but are not stored."""
+        """steps_on: the database alias of leased work that is not protected. The steps of this work run, but are not
+        stored.
+        """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
         self._identity = identity
@@ -65,34 +67,34 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the work, or begin again after `reconcile`. The work may use each name again and gets old results."""
+        """Begin the work, or begin again after `reconcile`. The work can use each name again, and gets old results."""
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
         """The names of the stored steps for which the work has not asked yet."""
 
     @property
     def reference(self) -> str | None:
-        """The 16 hexadecimal digits that name the key in logs and in the admin. None without a key."""
+        """The 16 hexadecimal digits that stand for the key in logs and in the admin, or None."""
         return None if self._identity is None else self._identity.reference
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started and have no result. Such a call may or may not have happened."""
+        """The names of calls that were started and have no result. It is not known whether such a call happened."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
-        """The result of each finished step of this and earlier attempts, by the step's name.
+        """A dict from step names to results, for each finished step of this and earlier attempts.
 
-        A model instance is fetched from the database again, so its `DoesNotExist` may be raised.
+        A model instance is fetched again, so its `DoesNotExist` can be raised.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """An idempotency key for another service: a UUID, the same in every attempt, but another for each name.
+        """A UUID as idempotency key for another service. Each name has its own UUID, the same in every attempt.
 
-        Without a key of its own, the operation cannot recognise a retry, so the UUID is stable in one request only.
+        An operation without a key cannot recognise a retry, so its UUID is stable in one request only.
         """
         _check(name)
         self._keyed |= {name}
@@ -111,7 +113,7 @@ class Operation:
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
                 characters without spaces.
-            id_: the id for a type: 1 to 255 characters, such as "59". An int or a UUID is kept as its text.
+            id_: the id, if `what` is a type: 1 to 255 characters, such as "59". An int or a UUID is kept as text.
 
         Raises:
             LeaseLost: in leased mode, if another worker has taken the key over.
@@ -130,7 +132,7 @@ class Operation:
 
         Commits "started", runs `function` while no transaction is open, and commits the result. A later attempt gets
         this result, and does not call `function`. An exception of `function` propagates and leaves the call in doubt,
-        because the outcome is unknown (a timeout, for example). Return a clear refusal, such as a declined card.
+        because the outcome is unknown (a timeout, for example). For a clear refusal (a declined card), return a value.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -227,9 +229,9 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`.
+        """`call` for `async def` views. `function` is `async def`, or `def`, which runs in a thread.
 
-        A request that is cancelled waits for the end of the call and keeps its result, but waits no longer than the
+        A request that is cancelled waits until the call ends and keeps its result, but waits no longer than the
         lease. So give `function` a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
@@ -244,7 +246,7 @@ class Operation:
     async def afetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`fetch` for `async def` views. `function` may be `def`, which runs in a thread, or `async def`."""
+        """`fetch` for `async def` views. `function` is `async def`, or `def`, which runs in a thread."""
         return await self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
 
     async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
@@ -268,7 +270,7 @@ class Operation:
     async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`write` for `async def` views. `function` may be `def` or `async def`."""
+        """`write` for `async def` views. `function` is `def` or `async def`."""
         return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
@@ -278,7 +280,7 @@ class Operation:
     # --- how the steps run if no database stores them
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the name as used. Return the result of an earlier attempt, if there is one."""
+        """Mark the name as used. Return whether an earlier attempt has stored a result, and the result."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -308,7 +310,7 @@ class Operation:
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource now. Without a key, or if the resource is stored with the result, nothing is done."""
+        """Store the resource now. This method does nothing without a key, or if the result will store the resource."""
 
 
 class AtomicOperation(Operation):
@@ -341,7 +343,7 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """Work that must run once, with the rules that judge its result."""
+    """Work that must run once. It also decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
         """Do the work. In atomic mode, the work runs inside the transaction of the claim.
@@ -408,7 +410,7 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value as a retry will get it. For example, a tuple becomes a list already in the first run."""
+    """Return the value that a retry will get. For example, a tuple becomes a list, already in the first run."""
     return value if isinstance(value, models.Model) else decode(text)
 
 

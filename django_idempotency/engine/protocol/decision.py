@@ -1,13 +1,13 @@
-"""The decision table: what a stored key means for a request that brings the same key.
+"""The decision table. It tells how to answer a request whose key is stored already.
 
-A store reads the row, asks these functions, and carries out their decision.
+A store reads the row, calls these functions, and executes their decision.
 
 # Note [A committed claim without a lease]
 In atomic mode, the claim is committed together with its result, so other requests never see the claim in progress. If
-another request sees such a claim, the work has ended its own transaction in the middle (with a raw COMMIT, with DDL on
-MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote before
-this COMMIT stays in the database, so no retry may run. The outcome is `InDoubt` and not `Conflicted`, because a client
-that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
+another request sees a claim in progress, the work has ended its own transaction in the middle (with a raw COMMIT, with
+DDL on MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote
+before this COMMIT stays in the database, so no retry must run. The outcome is `InDoubt` and not `Conflicted`, because a
+client that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Status(StrEnum):
 class StoredKey:
     """One row of the key table, as a store has read it.
 
-    expired: the row counts as if its key had never been seen. A key in progress or in doubt never expires.
-    lapsed: the row has a lease, and the lease is over.
-    unleased: the row is in progress and has no lease. See Note [A committed claim without a lease].
-    lease_left: seconds until the lease is over. Not positive: the row has no lease, or the lease is over.
+    expired: if True, the key is treated as a new key. A key in progress or in doubt never expires.
+    lapsed: whether the row has a lease that is over.
+    unleased: whether the row is in progress and has no lease. See Note [A committed claim without a lease].
+    lease_left: seconds until the lease is over. Without a lease or after its end, the number is 0 or negative.
     response: decrypts the stored response of this row. The function is called for a replay only.
     """
 
@@ -60,20 +60,23 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The row has expired: claim it as a new key."""
+    """The decision to claim a row again as a new key, because the row has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The last attempt failed or was abandoned: lock the row, read its calls in doubt, then ask `resumed`."""
+    """The decision after an attempt that failed or was abandoned. The store locks the row, reads the calls in doubt,
+    and then calls `resumed`.
+    """
 
 
 Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
-    """What to do about a request whose key is stored already. The rules are tried in their order, and the first rule
-    that applies decides."""
+    """What to do about a request whose key is stored already. The rules are tried from top to bottom, and the first
+    rule that fits decides.
+    """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
         # The row was found by its hashes, but the row belongs to another caller or another key with the same hashes. So
@@ -98,11 +101,11 @@ def resumed(
     Args:
         stored: the row.
         wanted: the request.
-        calls: names of the calls in doubt. They may be made again if the request allows repeated calls.
+        calls: names of the calls in doubt. The work repeats them if the request allows repeated calls.
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The row keeps the number of its last attempt. So if the worker of this attempt is still alive, the worker can
+        # The attempt number of the row does not change. So if the worker of the last attempt is still alive, it can
         # store the result of the call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS

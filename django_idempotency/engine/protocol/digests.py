@@ -12,17 +12,17 @@ DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. The namespace never changes, so that a gateway recognizes a retry after an upgrade."""
 
 MAX_READABLE_SCOPE = 255
-"""Characters, as many as a key may have. Longer scopes are stored as their hash."""
+"""The most characters of a scope, equal to the limit of a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
-"""Each scope that is stored as a hash begins with this text, and no other scope does."""
-# The list of characters is fixed, because `str.isprintable` may change with a new Python version. Then a retry after an
-# upgrade would not find its row.
+"""Each scope that is stored as a hash begins with this text. No other stored scope begins with it."""
+# The list of characters is fixed, because the result of `str.isprintable` can change with a new Python version. Then a
+# retry after an upgrade would not find its row.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """SHA-256 of the parts. Before each part stands its length, so that two lists of parts never hash the same text."""
+    """SHA-256 of the parts, each with its length before it. So two different lists of parts never give equal bytes."""
     hasher = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -32,12 +32,12 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """The first number of each identity with this key. With this number, an operator finds a key without its scope."""
+    """A number that depends on the key only. With this number, an operator can find a key without its scope."""
     return identify(scope="", operation="", key=key).key_hash
 
 
 def reference_of(hash_: int) -> str:
-    """16 hex digits that name a key in logs, because the key itself may be a secret."""
+    """16 hex digits that stand for a key in logs, because the key itself can be a secret."""
     return f"{hash_ & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
@@ -65,21 +65,21 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """The name of the key in logs, see `reference_of`. Empty: the request has no usable key."""
+        """The hex digits of the key for logs, see `reference_of`. They are empty if the request has no usable key."""
         return reference_of(self.key_hash) if self.key else ""
 
 
 def has_controls(text: str) -> bool:
-    """Whether the text has control or invisible characters, or half a surrogate pair."""
+    """Whether the text has a control character, an invisible character, or a single surrogate (half of a pair)."""
     return CONTROLS.search(text) is not None
 
 
 def kept_scope(scope: str) -> str:
-    """The scope as the table stores it: a short text without control characters, or the hash of any other text.
+    """The scope that the table stores. A short text without control characters is unchanged, other texts are hashed.
 
-    A project may build the scope from text of a client. For example, this text may have a NUL, which PostgreSQL
+    Some projects build the scope from text of a client. For example, this text can have a NUL, which PostgreSQL
     refuses, or line breaks, or a megabyte. A text that begins with "scope:" is hashed too. Otherwise, a person who has
-    read a stored hash in the table could send that hash as a scope, and would be the other caller.
+    read a stored hash in the table could send that hash as a scope, and would be treated as the other caller.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
@@ -89,8 +89,8 @@ def kept_scope(scope: str) -> str:
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
     """Make the identity of a request or of a row.
 
-    stored: the scope comes from the table, and is not changed. If False, the scope comes from a request, and may be
-        replaced by its hash: see `kept_scope`.
+    stored: True if the scope comes from the table and must not be changed. False if the scope comes from a request, and
+        `kept_scope` decides whether to hash it.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)

@@ -1,5 +1,5 @@
 """Errors as text for operators: the class of the error, and the place in the code. An error's message is not stored,
-because the message may hold a secret."""
+because the message can contain a secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from traceback import walk_tb
 from .digests import CONTROLS
 
 MAX_LENGTH = 500
-"""The most characters of such a text. A limit is needed because the name of a class may be very long."""
+"""The most characters of such a text. A limit is needed because a class can have a very long name."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """The folders of Python and of installed packages, whose code is not the project's own."""
 OURS = "django_idempotency."
@@ -19,7 +19,7 @@ def describe(error: BaseException) -> str:
     """`module.Class: line 42 of module.function`, in one line that is valid in any database.
 
     The place is the last line of the project's own code that the error has passed. The message of the error is left
-    out, because it may quote a token, a card number or a row. Django's log has the message and the whole traceback.
+    out, because it can contain a token, a card number or a row. Django's log has the message and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -32,8 +32,8 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """The text on one line, with an escape in place of each control character, because a terminal would obey them.
+    """The text on one line, with an escape in place of each control character, because a terminal would run them.
 
-    NUL and half surrogate pairs are escaped too: no database stores half a surrogate pair, and PostgreSQL no NUL.
+    NUL and single surrogates are escaped, too. No database stores a single surrogate, and PostgreSQL stores no NUL.
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

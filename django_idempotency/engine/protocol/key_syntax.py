@@ -1,4 +1,4 @@
-"""The syntax of idempotency keys, as clients may send them."""
+"""The syntax of the idempotency keys that clients send."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_LENGTH = 255
 length."""
 
 MAX_AHEAD = 300
-"""Seconds that a client's clock may be ahead. A key from the far future would be accepted for longer than `ttl`."""
+"""A client's clock can be ahead by this number of seconds. A key from the far future would live longer than `ttl`."""
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
-# RFC 9651 section 3.3.3: printable ASCII in quotes; only the quote and the backslash may be escaped.
+# RFC 9651 section 3.3.3: a string is printable ASCII in quotes, and only quotes and backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters are ignored, so a value that is neither a string nor bytes may have any visible characters.
+# Parameters are ignored, so a value that is neither a string nor bytes can have any visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -37,12 +37,12 @@ def gettext_noop(sentence: str) -> str:
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key that a header field carries. Raises `InvalidKey` if there is none.
+    """Return the key from the value of a header field. Raises `InvalidKey` if there is none.
 
-    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc` (as Stripe and
-    Adyen have it) is the same key. With `require_quoted`, the bare form is refused.
+    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc`, which Stripe and
+    Adyen use, is the same key as `"abc"`. With `require_quoted`, the bare form is refused.
 
-    value: the value of the header, as the server hands it over.
+    value: the value of the header, as the server gives it to Django.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
         return value  # nearly all keys have this form
@@ -79,7 +79,7 @@ def is_uuid(key: str) -> bool:
 
 
 def new_key() -> str:
-    """A new UUID of version 7. Endpoints with `late_keys="refuse"` accept such a key too."""
+    """A new UUID of version 7. Endpoints with `late_keys="refuse"` accept only this kind of key."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 
@@ -93,8 +93,8 @@ def check_dated(key: str) -> str:
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
     """Whether a UUID of version 7 is older than `ttl_seconds`, or is from the future.
 
-    If the key is older, its row may have been deleted already. The first 48 bits of the UUID are the time in
-    milliseconds since 1970 (RFC 9562 section 5.7). `now` is in seconds since 1970.
+    If the key is older, its row is possibly deleted already. The first 48 bits of the UUID are the time in milliseconds
+    since 1970 (RFC 9562 section 5.7). `now` is in seconds since 1970.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -1,5 +1,6 @@
-"""The request to a store, the outcomes of a claim, and the outcomes of the work under a claim. The outcomes of a claim
-and of the work are two closed sets."""
+"""The request to a store, the outcomes of a claim, and the outcomes of the work under a claim. There are no other
+outcomes than those in this module.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ T = TypeVar("T")
 SHORTEST_RETRY_AFTER = 1
 """The shortest `Retry-After`, in seconds. An atomic request has no lease, and usually ends soon."""
 LONGEST_RETRY_AFTER = 60
-"""The longest `Retry-After`, in seconds. The running request may end long before the end of its lease, and several
-client libraries ignore a longer wait."""
+"""The longest `Retry-After`, in seconds. The running request often ends long before its lease, and several client
+libraries ignore a longer wait.
+"""
 Headers = tuple[tuple[str, str], ...]
 Resource = tuple[str, str]
 """The object that an operation is about: its type and its id."""
@@ -25,7 +27,7 @@ Resource = tuple[str, str]
 class Snapshot:
     """Status, headers and body of a final response. If the body is None, the key is completed without a response.
 
-    The `repr` shows no headers and no body, because the `repr` may be written to a log.
+    The `repr` shows no headers and no body, because programs write a `repr` to logs.
     """
 
     status_code: int
@@ -43,16 +45,16 @@ class ClaimRequest:
 
     Args:
         identity: scope, operation and key.
-        fingerprint: 32 bytes, a hash of the payload. None: payloads are not compared.
+        fingerprint: 32 bytes, a hash of the payload, or None if payloads are not compared.
         ttl: seconds that the result is kept.
         wait: seconds that a duplicate of a running request waits for its result.
-        lease: seconds after which a committed claim ends if the claim is not renewed. None: the claim is not committed
-            before its result.
-        repeats_calls: whether the work may run again while an external call of an earlier attempt is in doubt. True
+        lease: seconds after which a committed claim ends if the claim is not renewed. With None, the claim is committed
+            only together with its result.
+        repeats_calls: whether the work runs again while an external call of an earlier attempt is in doubt. It is True
             for the policy "retry", and also for "hold" if the project has a `reconcile`.
-        policy: the option `on_abandoned`, which the row stores as information for people. None: the work has no lease.
-        known_only: insert no row, and take over no expired row. If the key has no row, or an expired row, the outcome
-            is `TooOld`. For late keys, and for the recovery.
+        policy: the option `on_abandoned`, which the row stores as information for people, or None without a lease.
+        known_only: if True, the outcome is `TooOld` for a key without a row or with an expired row, and no row is
+            written. Late keys and the recovery use it.
     """
 
     identity: Identity
@@ -67,13 +69,13 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """This request has claimed the key: run the work, then complete, release or fail row `id`.
+    """This request has claimed the key. The caller runs the work, and then completes, releases or fails row `id`.
 
     attempt: the fencing token.
-    key_hash, scope_hash: hashes of the identity. Each statement names them besides the id, so that it cannot change
-        another tenant's row with the same id.
+    key_hash, scope_hash: hashes of the identity. Each statement looks for the id and for the hashes, so that it cannot
+        change another tenant's row with the same id.
     abandoned: the worker of an earlier attempt died, or the earlier attempt's lease ended before its work.
-    in_doubt: names of external calls of earlier attempts that may or may not have taken effect.
+    in_doubt: names of external calls of earlier attempts. It is not known whether these calls took effect.
     resource: the object that an earlier attempt has referred to.
     fingerprint: the fingerprint of the row. Sealed values of the row are bound to this fingerprint.
     """
@@ -90,7 +92,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """An earlier request has done the work: replay its response."""
+    """An earlier request has done the work, so its response is replayed."""
 
     snapshot: Snapshot
     resource: Resource | None = None
@@ -110,8 +112,8 @@ class Mismatched:
 class Conflicted:
     """Another request is doing the work right now.
 
-    lease_left: seconds until the lease of the running request is over. 0: that request has no lease, or its row
-        is not committed yet.
+    lease_left: seconds until the lease of the running request is over. The number is 0 if that request has no lease, or
+        if its row is not committed yet.
     resource: the object that the running request has referred to.
     """
 
@@ -129,12 +131,13 @@ class Conflicted:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An earlier attempt was interrupted, and its work may have taken effect. A person or `reconcile` decides.
+    """An earlier attempt was interrupted. It is not known whether its work took effect. A person or `reconcile`
+    decides.
 
-    There are two cases: an external call has no result under `on_abandoned="hold"`, or the work has ended the
+    There are two cases. Under `on_abandoned="hold"`, an external call has no result. Or the work has ended the
     transaction of its own key.
 
-    attempt: the number of the key's last attempt, by which two doubts about one key are told apart.
+    attempt: the number of the key's last attempt. With this number, two doubts about one key can be told apart.
     resource: the object that the operation has referred to.
     """
 
@@ -149,7 +152,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """No row has this key, and the key is too old to be new. Its request may have run before its row was deleted."""
+    """No row has this key, and the key is too old to be new. Perhaps its request has run and its row was deleted."""
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
@@ -172,7 +175,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work has returned. With `Verdict.KEEP` the `snapshot` is stored, otherwise `reason` says why it is not.
+    """The work has returned. With `Verdict.KEEP`, the `snapshot` is stored. Otherwise, `reason` says why it is not
+    stored.
 
     resource: the object that the work has referred to.
     """

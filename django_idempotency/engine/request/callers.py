@@ -1,4 +1,4 @@
-"""Who is calling: the scope, which separates one caller's keys and responses from those of all others."""
+"""Finds out who is calling. The scope separates the keys and responses of one caller from those of all others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMES = frozenset(
     }
 )
 """Authorization schemes, in lower case, whose value is the same in a request and in its retry. With other schemes, such
-as Digest, DPoP and HMAC signatures, the retry may have a new value, so the retry would look like another caller."""
+as Digest, DPoP and HMAC signatures, a retry has a new value, so the retry would look like another caller."""
 ANONYMOUS = "anonymous"
 OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
@@ -34,15 +34,16 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
     """The caller's scope.
 
-    Reading `request.user` may run queries of the project.
+    Reading `request.user` can run queries of the project.
 
     Args:
         request: the request that option callables get.
-        options: resolved.
+        options: the resolved options.
         authenticated: returns the scope of the caller whom the framework's own authentication has found, or None.
 
     Raises:
-        IdempotencyConfigurationError: the project's `scope=`, or its user, does not identify the caller.
+        IdempotencyConfigurationError: the project's `scope=`, or the project's user object, does not identify the
+            caller.
         Refused: the caller cannot be told apart.
     """
     if options.scope is not None:
@@ -64,7 +65,7 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
 
 def is_authenticated(user: Any) -> bool:
-    """Whether this user is authenticated. The user may be any object, because authenticators may return any object.
+    """Whether this user is authenticated. The user can be any object, because authenticators can return any object.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -83,7 +84,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     """The scope of `request.auth`. A framework's authenticator has set `request.auth` to a token, a user or a row.
 
     Args:
-        authenticator: the name of the authenticator, if another authenticator may set the same text for another caller.
+        authenticator: the name of the authenticator, if another authenticator can set an equal text for another caller.
 
     Raises:
         IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
@@ -106,7 +107,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
 def _token_scope(token: Model) -> str:
     """The scope of an OAuth 2 access token: its client, and its user if the token has a user. Runs no query.
 
-    The scope does not name the token's row, because a client may get a new token before the client retries.
+    The scope does not contain the id of the token's row, because clients sometimes get a new token before they retry.
 
     Raises:
         IdempotencyConfigurationError: the token belongs to no client and no user.
@@ -121,7 +122,7 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """The client that acts for the user. Two clients of one user are two callers. None: no token names a client."""
+    """The client that acts for the user, or None without a client. Two clients of one user are two callers."""
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
     if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
@@ -139,7 +140,7 @@ def _client(request: Any, user: Any) -> str | None:
 
 
 def _owner(row: Model, name: str) -> str | None:
-    """Name, model and primary key of the row that a foreign key points at, or None."""
+    """The name of a foreign key, with the model and the primary key of the row to which it points, or None."""
     field: Any = row._meta.get_field(name)
     value = getattr(row, field.attname)
     return None if value is None else f"{name}:{_place(field.related_model, row)}:{value}"
@@ -154,10 +155,10 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Asks no database.
+    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Reads no database.
 
     Args:
-        user: such as `request.user`.
+        user: for example `request.user`.
 
     Returns:
         The scope, for `forget` and `forget_scope`.
@@ -170,7 +171,8 @@ def scope_of_user(user: Any) -> str:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    # Django wraps request.user lazily. Then type(user) is the wrapper, but user.__class__ is the user's own class.
+    # Django wraps request.user in a lazy object. So type(user) is the wrapper, but user.__class__ is the user's own
+    # class.
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
@@ -187,20 +189,20 @@ def acting_for(account: str) -> str:
 def _place(model: Any, row: Model) -> str:
     """The model of a row, with the alias of the row's database if that database is not the default.
 
-    The alias is needed because two databases may hold two people with the same primary key.
+    The alias is needed because two people in two databases can have the same primary key.
     """
     # A proxy model shows the same accounts as its concrete model, so their scopes must be equal.
     label: str = model._meta.concrete_model._meta.label
-    # The database where the row is written, because a retry may read the row from another replica.
+    # This is the database where the row is written, because a retry can read the row from another replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any) -> str | None:
-    """A hash of the credentials that the client sent, so that the table holds no credential.
+    """A hash of the credentials that the client sent, so that the table contains no credential.
 
     Raises:
-        Refused: for an Authorization scheme that is not on the list.
+        Refused: the scheme of the Authorization header is not on the list.
     """
     sent = {}
     for header in get_settings().credential_headers:
@@ -210,8 +212,8 @@ def _credential(request: Any) -> str | None:
         if value:
             sent[header.lower()] = value
     if sent:
-        # All credentials count, because tenants behind one gateway may send the same Authorization and other API keys.
-        # The values are joined by a line feed, because no header can contain a line feed.
+        # All credentials are used together, because tenants behind one gateway can send the same Authorization header
+        # but different API keys. The values are joined by a line feed, because no header can contain a line feed.
         return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
@@ -222,12 +224,12 @@ def _credential(request: Any) -> str | None:
         return None
     engine = import_module(django_settings.SESSION_ENGINE)
     if issubclass(engine.SessionStore, signed_cookies.SessionStore):
-        return None  # the cookie holds the session's data, and changes with the data
+        return None  # the cookie contains the session's data, and changes with the data
     return credential_scope("session", session)
 
 
 def _authorization(value: str) -> str:
-    """The value of `Authorization` with its scheme in lower case. Empty if the value holds no credential."""
+    """The value of `Authorization` with its scheme in lower case. Without a credential, the result is empty."""
     first, *rest = value.split(maxsplit=1)
     scheme = first.lower()
     if not rest:
@@ -240,13 +242,13 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """The CSRF secret of a browser, if Django has really checked the secret of this request.
 
-    A browser gets the CSRF secret before its first form, and keeps the secret. The session cookie may come only with
-    the first answer, so with the session cookie as the scope, the second click would count as another caller.
+    A browser gets the CSRF secret before its first form, and keeps the secret. But often it gets the session cookie
+    only with the first answer. With the session cookie as the scope, its second click would look like another caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
-        return None  # with CSRF_USE_SESSIONS the session begins with the form
+        return None  # with CSRF_USE_SESSIONS, the browser gets a session with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 

@@ -1,15 +1,16 @@
-"""Fingerprints are 32 bytes, by which a retry is compared with the first request. This module makes fingerprints.
+"""A fingerprint is 32 bytes. A retry must have the fingerprint of the first request. This module makes fingerprints.
 
 # Note [What Django has read is compared]
-A multipart form is compared by `request.POST` and `request.FILES`. Every other request is compared by `request.body`.
-Django keeps `request.body`, so the view, its parser and the check of a signature can read the body again. The package
-does not replace Django's stream. So a view that reads the stream of a form, or sets upload handlers, needs the option
-`fingerprint=`.
+For a multipart form, `request.POST` and `request.FILES` are compared. For every other request, `request.body` is
+compared. Django keeps `request.body`, so the view, its parser and the check of a signature can read the body again. The
+package does not replace Django's stream. So a view that reads the stream of a form, or sets upload handlers, needs the
+option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are written as one JSON text, in which the order of names and white space make no difference. A value
-that is not JSON, such as a file, is written as an object with one name, and this name begins with NUL. If a client
-sends a name that begins with NUL, the name gets a second NUL. So no client can send an object that looks like a file.
+JSON and forms are converted into a JSON text with sorted names and fixed white space. So the order of names and the
+white space in a request have no effect. A value that is not JSON, such as a file, is written as an object with one
+name, and this name begins with NUL. If a client sends a name that begins with NUL, the name gets a second NUL. So no
+client can send an object that looks like a file.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
-"""A larger JSON or form body is not parsed here, but compared by its bytes. Parsing a form may need 85 times its size
-(`%41%41…`), and parsing JSON 40 times. So parsing a body of 128 KiB needs at most 11 MiB and 20 ms, but parsing the
-2.5 MiB that Django accepts would need 200 MiB. This limit is not a setting, because with a changed limit a retry would
-get another fingerprint."""
+"""A larger JSON or form body is not parsed here. Instead, its bytes are compared. Parsing needs much memory: up to 85
+times the size of a form (`%41%41…`), and 40 times the size of JSON. So a body of 128 KiB needs at most 11 MiB and 20
+ms, but the 2.5 MiB that Django accepts would need 200 MiB. This limit is not a setting, because with a changed limit a
+retry would get another fingerprint.
+"""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token is new in each page, so the token is left out when requests are compared."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -54,13 +56,13 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """The body does not follow its content type. The view may still understand the bytes."""
+    """The body does not follow its content type. But perhaps the view can read the bytes."""
 
 
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """The fingerprint of a request, made as `options.fingerprint` says. None: requests are not compared.
+    """Return the fingerprint of a request, which `options.fingerprint` describes, or None if requests are not compared.
 
     See Note [What Django has read is compared].
 
@@ -68,10 +70,10 @@ def fingerprint_of(
 
     Args:
         request: Django's request.
-        options: resolved.
+        options: the resolved options.
         asked_with: the request that option callables get.
-        parsed: returns the data that the framework's parser has made of the body, or raises `Unparsable`. None: the
-            body is parsed here.
+        parsed: returns the data that the framework's parser has made of the body, or raises `Unparsable`. If it is
+            None, the body is parsed here.
 
     Raises:
         IdempotencyConfigurationError: the body cannot be read again, or the project's callable did not return bytes.
@@ -82,7 +84,7 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").upper(), request.get_full_path()
-    # A middleware may choose a URLconf for each host, and then one path may lead to different views.
+    # Some projects choose a URLconf for each host in a middleware. Then one path leads to different views.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -102,7 +104,7 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same parameters
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """The parameters of the content type, and the charset by which Django decodes the body.
+    """The parameters of the content type, and the charset with which Django decodes the body.
 
     The boundary is left out, because each retry has a new boundary. A missing charset means Django's default charset.
     """
@@ -116,7 +118,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
-    """The value of the body if the body is JSON or a form, otherwise the digest of its bytes."""
+    """Return the value of the body if the body is JSON or a form. Otherwise, return the digest of its bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
         with suppress(Unparsable):  # if the view has no parser for forms, the body is still unread
             return _form(request, parsed)
@@ -125,7 +127,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
         body = request.body
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
-    except RawPostDataException:  # a parser has read the stream, which is an error only without a framework
+    except RawPostDataException:  # a parser has read the stream, and without a framework this is an error
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -143,7 +145,7 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     """Fields and file contents of a multipart form. Files are hashed in pieces, and then rewound for the view."""
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
-    except (LookupError, ValueError) as error:  # the charset does not exist, or is not a charset for text
+    except (LookupError, ValueError) as error:  # the charset does not exist, or it is a codec that does not make text
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     # Django makes the upload handlers immutable when Django parses a form. If the form is empty and the handlers are
     # still mutable, then code of the project has read the stream without Django's parser.
@@ -169,7 +171,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     said = request.META.get("CONTENT_LENGTH", "")
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # WSGI does not show a chunked body, so two different bodies would look the same.
+        # WSGI does not show a chunked body, so two different bodies would look equal.
         raise Refused(length_required())
     stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how many bytes have come
     if type(stream) is LimitedStream:
@@ -177,8 +179,8 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
-        return  # an ASGI server hands over a form only when the form is complete
-    # A middleware that decompresses the body does not change Content-Length, which is the length before that.
+        return  # an ASGI server gives Django a form only when the form is complete
+    # A middleware that decompresses the body does not change Content-Length: it is the length of the compressed body.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
@@ -189,13 +191,13 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
     """The data that the framework's parser has made of JSON or a form. So JSON and forms are not parsed twice.
 
-    Other content types are not read here, because their parsers may return objects of any kind and size. For example, a
+    Other content types are not read here, because their parsers can return objects of any kind and size. For example, a
     few bytes of YAML can become millions of values.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # if a parser returns no data, the view may read the body itself
+        raise Unparsable  # if a parser returns no data, the view perhaps reads the body itself
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -209,7 +211,7 @@ def _value(content_type: str, body: bytes) -> Any:
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-            # A name in JSON can hold NUL only as the escape \u0000, because the decoder refuses a raw NUL.
+            # A name in JSON can contain NUL only as the escape \u0000, because the decoder refuses a raw NUL.
             return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
         if content_type == FORM:
             # With latin-1 each byte becomes one character, so different bytes stay different in any charset.
@@ -226,12 +228,12 @@ class Number(UserString):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise Unparsable  # if a name stands twice in an object, some parsers take the first value and some the last
+        raise Unparsable  # if an object has a name twice, some parsers take the first value and some the last
     return value
 
 
 def _escaped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, with a second NUL before names that begin with NUL. See Note [One form for equal values]."""
+    """The object, with a second NUL in front of names that begin with NUL. See Note [One form for equal values]."""
     return {NUL + name if name.startswith(NUL) else name: value for name, value in _unique(pairs).items()}
 
 
@@ -240,7 +242,7 @@ _ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
 
 
 def plain(value: Any) -> Any:
-    """The value of a framework's parser as plain JSON data. Different values stay different.
+    """Convert the value of a framework's parser into plain JSON data. Different values stay different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -256,7 +258,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Fields and files by name."""
+    """Return a dict from the names of fields and files to their values."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -269,7 +271,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> dict[str, Any]:
-    """A value that is not JSON, as an object. See Note [One form for equal values]."""
+    """Convert a value that is not JSON into an object. See Note [One form for equal values]."""
     if isinstance(value, (Number, Decimal)):
         return {f"{NUL}number": str(value)}
     if isinstance(value, bytes):
@@ -281,7 +283,7 @@ def _tagged(value: Any) -> dict[str, Any]:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of the file's content type, such as the charset, may change how the view reads the file.
+    # The parameters of the file's content type, for example the charset, can change how the view reads the file.
     return {f"{NUL}file": [value.name, value.content_type, value.content_type_extra or {}, hasher.hexdigest()]}
 
 

@@ -3,13 +3,13 @@
 # Note [Taking ATOMIC_REQUESTS over]
 Under ATOMIC_REQUESTS, Django wraps the URL callback in `atomic(alias)`. A claim inside Django's block would only be a
 savepoint, and the package could not see a failure of Django's COMMIT. So a protected callback has an attribute
-`_non_atomic_requests` that names the alias of the keys, and the package opens the transaction instead of Django. For a
+`_non_atomic_requests` with the alias of the keys, and the package opens the transaction instead of Django. For a
 request that passes through, the package opens the `atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 `observe=True` is for a gradual rollout. The view runs for every request, in Django's own transaction, and its response
-goes out unchanged. The key is claimed and completed in short transactions of their own. An error of these transactions
-is logged and never reaches the client.
+goes out unchanged. The claim and the completion of the key run in their own short transactions. An error of these
+transactions is logged and never reaches the client.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .view_call import ViewCall
 
 T = TypeVar("T")
 OBSERVED_LEASE = 300.0
-"""Seconds after which the claim of a dead worker counts as abandoned, for views that are only observed."""
+"""For views that are only observed: seconds after which the claim of a dead worker is treated as abandoned."""
 logger = logging.getLogger("django_idempotency")
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
-"""For the codes of two problems, the event to report. These problems end a request before the key is claimed."""
+"""The events to report for the codes of two problems. These problems end a request before the key is claimed."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
-    """Answer one request: pass it through, run its view once, replay, or refuse."""
+    """Answer one request: pass it through, run its view once, replay a response, or refuse."""
     options = call.options
     if call.method not in options.methods or not get_settings().enabled:
         return pass_through(call)
@@ -91,7 +91,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
-    """The claim that this request asks for. `Problem`: the request must be refused. None: it passes through.
+    """Return the claim for this request, a `Problem` if the request must be refused, or None to pass it through.
 
     The key is read first, then the scope, then the fingerprint. A request with a bad key runs no SQL statement.
     """
@@ -110,8 +110,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # If a client's clock is ahead, its key counts as late only some minutes later than other keys. The row must be
-        # stored until the key counts as late, because otherwise a retry in these minutes would run again.
+        # If a client's clock is ahead, its key has a time in the future, so the key becomes late some minutes after
+        # `ttl`. The row must be stored until the key is late, because otherwise a retry in these minutes would run
+        # again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -147,7 +148,7 @@ def read_key(request: Any, options: Idempotency) -> str | None:
 
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
-    """Call the view as if the view were not protected. Its code may ask for the operation, which then has no key."""
+    """Call the view as if the view were not protected. If its code asks for the operation, the operation has no key."""
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
@@ -172,7 +173,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 def _forget_session(request: Any) -> None:
     """Forget the session that this duplicate has loaded, so that Django does not save the old session.
 
-    Since the duplicate loaded the session, the first request may have changed the session.
+    Perhaps the first request has changed the session after the duplicate loaded it.
     """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
@@ -221,10 +222,11 @@ def observed(call: ViewCall) -> HttpResponseBase:
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja will convert the result a second time
+    if not isinstance(response, HttpResponseBase):  # Django Ninja will convert the result again, after this function
         response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
-        # Only the status is stored, because the response may not be rendered yet, and observing must not render it.
+        # Only the status is stored, because sometimes the response is not rendered yet, and observing must not render
+        # it.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -264,8 +266,8 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
 class TakenOver(set[str]):
     """The `_non_atomic_requests` of a protected view: aliases for which Django must not open a transaction.
 
-    The set holds the aliases that the project has excluded with `non_atomic_requests`. The alias of the keys is looked
-    up at each request, because the settings may not be ready at import, and routers may choose another alias for each
+    The set has the aliases that the project has excluded with `non_atomic_requests`. The alias of the keys is looked up
+    at each request, because the settings are perhaps not ready at import, and routers can choose another alias for each
     request.
     """
 
@@ -286,9 +288,9 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """The transaction that Django would have opened for a request that passes through."""
+    """Open the transaction that Django would have opened for a request that passes through."""
     match_ = getattr(request, "resolver_match", None)
-    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match may lack func
+    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match can be without func
     if isinstance(mark, TakenOver):
         alias = mark.alias()
         if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:

@@ -27,7 +27,7 @@ CHANGING = "changing-credential"
 JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 DESCRIBED = frozenset({400, 409, 422})
-"""Statuses whose answers link to the project's documentation of its keys."""
+"""The statuses of answers that link to the project's documentation of its keys."""
 
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
-    """The key is missing. In the headers of `request`, a header with a similar name is looked for and named."""
+    """The problem of a missing key. If `request` has a header with a similar name, the detail shows this name."""
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
@@ -105,7 +105,7 @@ def body_too_large() -> Problem:
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
-    """`retry_after`: seconds, see `Conflicted.retry_after`."""
+    """`retry_after` is in seconds, see `Conflicted.retry_after`."""
     title = "A request is outstanding for this Idempotency-Key"
     detail = _("The first request with this key is still being processed. Retry it later, unchanged.")
     return Problem(IN_PROGRESS, options.in_progress_status, title, detail, {"Retry-After": str(retry_after)})
@@ -169,7 +169,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """For a view of your own: make the answer of a protected view from an exception of `run_once` or `once`.
+    """Return the answer that a protected view would send, for an exception of `run_once` in your own view.
 
     The status is 409 or 422, or 503 if the store was busy. `Retry-After` is set, unless no retry can succeed.
 
@@ -180,14 +180,16 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # Not 202 with a status page, because a sender of webhooks would take a 202 for success.
+    # The status is never 202 with a status page, because a sender of webhooks would treat a 202 as success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
-    """The response for a problem: the project's own format, otherwise a page for a browser, or JSON for a program."""
+    """Return the response for a problem: in the project's own format, or else a page for a browser or JSON for a
+    program.
+    """
     conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
@@ -202,10 +204,10 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """The problem as a page for a browser. None: a program asks, or the project has no Django templates.
+    """Return the problem as a page for a browser, or None for a program or without Django templates.
 
-    The button of the page sends the same form again, with the same key. The page does not reload itself, because a
-    reload would be a GET: it shows an empty form with a new key, and a shopper would order again.
+    The button of the page sends the form again, with its first key. The page does not reload itself, because a reload
+    would be a GET. The GET would show an empty form with a new key, and a shopper would order again.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

@@ -1,4 +1,4 @@
-"""Responses are stored and restored here. Also here: the answer 202, and the status page that this answer names."""
+"""Stores and restores responses. This module also has the answer 202, and the status page to which it links."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ NEVER_KEPT = frozenset(
     }
 )
 """Headers that are not stored. Most of these headers are about one connection, not about the response (RFC 9110 section
-7.6.1). `Set-Cookie` and `Authorization` may carry a session or a new token, which no table should hold."""
+7.6.1). `Set-Cookie` and `Authorization` can contain a session or a new token, and no table should store these."""
 REASON = ":reason"
-"""If the view has set its own reason phrase, the phrase is stored among the headers. No header can have this name."""
+"""If the view has set its own reason phrase, it is stored as a header with this name. No real header has this name."""
 SALT = "django_idempotency.status"
 ABANDONED = "abandoned"
-"""The status page says this for a key in progress whose worker has died: a retry takes the key over, or a person
-decides."""
+"""The status page shows this word for a key in progress whose worker has died. Then a retry takes the key over, or a
+person decides.
+"""
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """The stored form of a final response. The response is rendered, or streams.
+    """Return the stored form of a final response. The response is rendered already, or it is a streaming response.
 
-    Of a response that is too large, or that streams, only the status and the `Location` are stored. With
-    `store_body=False` only the status is stored, because the `Location` may carry a secret too, such as an OAuth code
-    or a link to reset a password.
+    If a response is too large, or is a streaming response, only the status and the `Location` are stored. With
+    `store_body=False`, only the status is stored, because the `Location` can also contain a secret, such as an OAuth
+    code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -73,7 +74,7 @@ def _headers(response: HttpResponseBase) -> Headers:
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:
-    """The stored response, byte for byte."""
+    """Return the stored response, byte for byte."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
     del response.headers["Content-Type"]  # Django's default; the view's own type is among the stored headers
     for name, value in snapshot.headers:
@@ -95,11 +96,11 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 def accepted(alias: str, identity: Identity) -> HttpResponse:
     """The answer 202 to a duplicate of a running request, with the state of that request and its status page.
 
-    The row may have been deleted already. Then the status page answers 404, and the client sends its request again.
+    If the row was deleted already, the status page answers 404, and the client sends its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # By this code, a client can tell this 202 from a 202 that the view itself has sent.
+    # With this code, a client can tell this 202 from a 202 that the view itself has sent.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -113,7 +114,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
         alias: the database alias of the key.
         key_hash: the row's key hash.
         scope_hash: the row's scope hash.
-        created_at: the time of the row's claim. None: there is no row, so the page will answer 404.
+        created_at: the time of the row's claim, or None if there is no row. Then the page will answer 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
@@ -147,7 +148,7 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    add_never_cache_headers(response)  # a proxy must not keep a 404, because a later page may have the same address
+    add_never_cache_headers(response)  # a proxy must not keep a 404, because the page can exist later
     return response
 
 

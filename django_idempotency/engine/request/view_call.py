@@ -27,18 +27,20 @@ class ViewCall:
     """A call of a protected view. The pipeline and the engine use this class for each framework. It is a `Work`.
 
     request: Django's request.
-    asked_with: the request that the project's own callables (`scope`, `key`, …) get.
-    view, args, kwargs: the unprotected view and how to call it.
+    asked_with: the request object that is passed to the project's own callables (`scope`, `key`, …). view, args,
+    kwargs: the unprotected view and its arguments.
     options: the resolved options, in which every option has a value.
 
     While its protected view runs, the request has the attribute `_idempotency_runs`.
     """
 
     authenticated: Callable[[], str | None] | None = None
-    """Returns the scope of the caller whom the framework's own authentication has found. None: the framework has no
-    authentication of its own, so `request.user` is asked."""
+    """Returns the scope of the caller whom the framework's own authentication has found. This attribute is None if the
+    framework has no authentication of its own. Then `request.user` is read.
+    """
     parsed: Callable[[], Any] | None = None
-    """Returns the data that the framework's own parser has made of the body. None: the framework has no parser."""
+    """Returns the data that the framework's parser has made of the body. The attribute is None without such a parser.
+    """
 
     def __init__(
         self,
@@ -55,14 +57,14 @@ class ViewCall:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # A middleware may have set the method in lower case, and Django's views accept the method in any case.
+        # Sometimes a middleware sets the method in lower case. Django's views accept lower and upper case.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
         """The HTTP method and the route of the request, without the arguments of the route."""
         if self.options.operation is not None:
             return self.options.operation
-        # A test or a middleware may have set a resolver match of its own, without a route.
+        # Some tests and middlewares set a resolver match of their own, without a route.
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
@@ -81,28 +83,28 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A status of 400 or more tells the client that nothing has happened. But an external call has no result,
-            # and the call may have taken effect. So the refusal must not be stored.
+            # A status of 400 or more tells the client that nothing has happened. But an external call has no result, so
+            # perhaps it took effect. So the refusal must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide by the response whether the business write and the key are kept: this is the outcome table."""
+        """Decide, from the response, whether to keep the business write and the key. This is the outcome table."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """The framework's answer to an exception of the view. In plain Django there is none here (None).
+        """Return the framework's answer to an exception of the view. For plain Django, return None.
 
         After the rollback, Django's own handlers get the exception.
         """
         return None
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
-        """Ask the project for the final response of an abandoned attempt. None: run the view again."""
+        """Ask the project for the final response of an abandoned attempt. With the result None, the view runs again."""
         if self.options.reconcile is None:
             return None
         self._attach(operation)
@@ -129,26 +131,27 @@ class ViewCall:
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        BaseHandler().check_response(response, self.view, said)  # Django's own check would come after our COMMIT
+        BaseHandler().check_response(response, self.view, said)  # Django makes this check only after our COMMIT
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
     ready = render
-    """Makes a response that can be stored and sent from the view's return value. Subclasses may accept other values."""
+    """Converts the view's return value into a response that can be stored. Subclasses can accept more kinds of values.
+    """
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Ask the project before a replay: `may_replay(request, *args, **kwargs)` with the URL's arguments."""
+        """Ask the project before a replay. The project's `may_replay` gets the request and the URL's arguments."""
         match_ = self.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", self.kwargs)
         return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        """Hand the response to the framework, with the header that says whether the response is replayed."""
+        """Give the response to the framework, with the header that says whether the response is replayed."""
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
 
 
 def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
-    """The rendered answer of `reconcile`. Raises `IdempotencyConfigurationError` if the answer is not final."""
+    """Render the answer of `reconcile`. Raises `IdempotencyConfigurationError` if the answer is not final."""
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
             f"reconcile returned {response!r}; return an HttpResponse, or None to leave the key to the next retry."
@@ -164,7 +167,7 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """The request that a protected view gets, for annotations."""
+    """The type of a protected view's request, for annotations."""
 
     idempotency: Operation
 
@@ -172,8 +175,8 @@ class IdempotentHttpRequest(HttpRequest):
 def get_operation(request: Any) -> Operation:
     """The operation of the protected view that handles this request. `request.idempotency` is the same object.
 
-    In leased mode it has steps. In atomic mode it has a key, a reference and `refer_to`. Its `key` is None if the view
-    runs without a key.
+    In leased mode the operation has steps. In atomic mode it has a key, a reference and `refer_to`. Its `key` is None
+    if the view runs without one.
 
     Args:
         request: Django's or the REST framework's request.

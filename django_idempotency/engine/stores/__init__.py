@@ -22,15 +22,17 @@ _STORES = {
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""The store class for each database. The key is the name that Django's connection shows for the database, or the name
-of an extension of that database. A store is imported only when a database needs the store, because a project installs
-the drivers of its own databases only."""
+"""The store class for each kind of database. A key of this dict is Django's name for the kind of database, or the name
+of an extension. A store is imported only when it is needed, because a project installs only the drivers of its own
+databases.
+"""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that speak MySQL's protocol and name themselves in their version. Their locks are not InnoDB's locks."""
+"""Databases that use MySQL's protocol and have their own name in their version text. They do not have InnoDB's locks.
+"""
 
 
 def alias_of(options: Idempotency) -> str:
-    """Return the alias to which keys are written with these resolved options: `using`, or the alias of the routers."""
+    """Return the alias to which keys are written: the resolved option `using`, or the alias that the routers choose."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 
@@ -41,7 +43,7 @@ def alias_for(using: str | None) -> str:
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias. The first call for an alias may ask the database which kind it is.
+    """Return the store of a database alias. The first call for an alias sometimes asks the database for its kind.
 
     Raises `IdempotencyConfigurationError` for an unknown alias, and for a database without a store.
     """
@@ -65,7 +67,7 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # MariaDB also names itself in its version, but Django recognises MariaDB already.
+    # MariaDB also has its own name in its version text, but Django recognises MariaDB already.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
-"""Error codes of a statement that waited for another transaction. Code 3572 is MySQL's error for NOWAIT."""
+"""The error codes of a statement that could not get a lock of another transaction. MySQL raises 3572 for NOWAIT."""
 AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 """A prefix that only MariaDB understands: MySQL cannot limit the lock wait of one statement."""
 SEEN = frozenset({1048, 1062})
@@ -29,14 +29,15 @@ SEEN = frozenset({1048, 1062})
 ROLLED_BACK = frozenset({1020, 1213})
 """Error codes which mean that the server has rolled back the whole transaction.
 
-1020: another transaction has changed a row since our snapshot. The server raises this error under REPEATABLE READ with
-    innodb_snapshot_isolation, which is MariaDB's default since 11.6.
-1213: a deadlock. Galera also raises this error if another node was faster to commit.
+1020 means that another transaction has changed a row since our snapshot. The server raises it under REPEATABLE READ
+with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
+1213 means a deadlock. Galera also raises this error if another node was faster to commit.
 """
 
 
 class InnoDBStore(Store):
-    """The claim is made for READ COMMITTED, Django's default: under this level, a plain read shows committed rows only.
+    """The claim is designed for READ COMMITTED, Django's default. Under this level, a plain read shows committed rows
+    only.
 
     Under other isolation levels a claim is also correct, but requests conflict more often. See the system checks and
     `docs/databases.md`.
@@ -45,7 +46,7 @@ class InnoDBStore(Store):
     repeatable = rolled_back = ROLLED_BACK
     unmigrated = frozenset({1054, 1146})  # unknown column, no such table
     at_once: ClassVar[str] = ""
-    """SQL before a statement, so that the statement does not wait for a lock: a lock that is not free is an error."""
+    """SQL in front of a statement. With it, the statement raises an error if a lock is not free, and does not wait."""
     guard: ClassVar[str]
     """The SQL that looks for the key inside the INSERT of that key."""
     share: ClassVar[str]
@@ -55,8 +56,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Django has switched the server's autocommit off. If the driver connects again and Django does not notice, the
-        # new connection has autocommit on.
+        # Django has switched the server's autocommit off. If the driver opens a new connection without Django's
+        # knowledge, the new connection has autocommit on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -76,7 +77,7 @@ class InnoDBStore(Store):
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
-            return Conflicted()  # a plain read would show a result that may still be rolled back
+            return Conflicted()  # a plain read would show a result that is not committed yet
         return super().look(wanted)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -86,11 +87,12 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # An INSERT that meets its duplicate locks the gap beside the row until the transaction ends, even under READ
-        # COMMITTED. A view that runs under an expired key would then block other new keys. So the store looks for the
-        # key before the INSERT. Under READ COMMITTED, the INSERT itself can look for the key. Under other levels, a
-        # look inside the INSERT would lock the gap, and under SERIALIZABLE every look would lock the gap. The statement
-        # is not INSERT … SELECT, because INSERT … SELECT may wait for the table's AUTO-INC lock, or hold that lock.
+        # If an INSERT finds a duplicate row, the INSERT locks the gap beside the row until the transaction ends, even
+        # under READ COMMITTED. A view that runs under an expired key would then block other new keys. So the store
+        # looks for the key before the INSERT. Under READ COMMITTED, the INSERT itself can look for the key. Under other
+        # levels, a look inside the INSERT would lock the gap, and under SERIALIZABLE every look would lock the gap. The
+        # statement is not INSERT … SELECT, because INSERT … SELECT can wait for the table's AUTO-INC lock, or keep that
+        # lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -118,8 +120,8 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Return whether the server has rolled back what the caller wrote before the claim.
 
-        If the writes are lost, the error must propagate: an answer "conflict" would hide from the caller that the
-        writes are lost.
+        If the writes are lost, the error must propagate. With an answer "conflict", the caller would not learn of the
+        loss.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -141,15 +143,15 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # A Galera node may end our transaction before the node shows what the winning transaction has committed. So
-        # this query waits until the node shows the committed rows.
+        # Sometimes a Galera node ends our transaction before it shows the rows of the transaction that won. So this
+        # query waits until the node shows the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a locking read that does not wait shows which key is in flight.
+    """On MySQL, a read with FOR UPDATE NOWAIT shows whether the key is in flight. The read never waits for a lock.
 
     The locking read is a part of the INSERT, so a first request needs no additional statement. The locking read locks
     the row only (FOR UPDATE). So if several requests come for one expired key, one request gets the row, and the other
@@ -160,9 +162,9 @@ class MySQLStore(InnoDBStore):
     other than READ COMMITTED, each duplicate of a running request waits: a locking read would lock the gap around the
     missing key, so the INSERT has no locking read there. `innodb_lock_wait_timeout` limits how long a duplicate waits.
 
-    A client may send a key again after the key was deleted, but before InnoDB has purged the deleted row. In this case,
-    the INSERT of the key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until the
-    request with the repeated key ends.
+    Suppose a client sends a key again after the key was deleted, but before InnoDB has purged the deleted row. In this
+    case, the INSERT of the key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until
+    the request with the repeated key ends.
     """
 
     # The SELECT is a derived table, because MySQL refuses to read the table that a statement writes (error 1093). A
@@ -172,7 +174,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # A committed row can be read without a lock. The other transaction may hold the row just to answer a duplicate.
+        # A committed row can be read without a lock. Perhaps the other transaction has locked the row only to answer a
+        # duplicate.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,36 +1,40 @@
 """The journal of leased mode keeps the lease of a committed claim, and the steps of the work.
 
-Each write of the journal is under the fence of its attempt: the write is refused if a newer attempt has the key.
+Each write of the journal has a condition on the number of its attempt, the fence. The write is refused if a newer
+attempt has the key.
 
 # Note [Fencing]
-A worker may sleep for a long time and wake up after its lease is over. So each transaction of a worker first locks or
-changes the claimed row, under the condition that the row is still in progress at the worker's own attempt. A takeover,
-or an operator's decision, changes the attempt or the status under the same lock. So only two cases are possible. In the
-first case, the old worker commits before the change. In the second case, the old worker finds no row, and `LeaseLost`
-rolls back its transaction. A test without a lock would not be enough, because the old worker and the new worker could
-commit at the same time.
+Sometimes a worker sleeps for a long time and wakes up after its lease is over. So each transaction of a worker first
+locks or changes the claimed row, but only if the row is still in progress and still has the attempt number of this
+worker. A takeover, or an operator's decision, changes the attempt or the status under the same lock. So only two cases
+are possible. In the first case, the old worker commits before the change. In the second case, the old worker finds no
+row, and `LeaseLost` rolls back its transaction. A test without a lock would not be enough, because the old worker and
+the new worker could commit at the same time.
 
-The condition names the hashes of the identity, too. If each tenant has a schema or a database, the work may leave the
-connection in another tenant's schema (`SET search_path`, `USE`). In the other schema, id and attempt could match
-another key. The hashes also tell the database which partition holds the row.
+The condition also contains the hashes of the identity. If each tenant has a schema or a database, the work can switch
+the connection to another tenant's schema (`SET search_path`, `USE`). In the other schema, id and attempt could match
+another key. The hashes also tell the database which partition has the row.
 
-The start of a call writes a new version of the row on every database. Under REPEATABLE READ, a takeover may have an
+The start of a call writes a new version of the row on every database. Under REPEATABLE READ, a takeover can have an
 older snapshot, which does not show the started call. The new version of the row makes that takeover fail. A lock
 without a write would not make the takeover fail, because a lock leaves no new version of the row.
 
 # Note [Lost answers]
-A connection may break after a statement was sent and before its answer has come. Then the transaction may have been
-committed: the COMMIT took effect, but its answer was lost. So each step must be right whether its transaction was
-committed or not:
+Sometimes a connection breaks after a statement was sent and before its answer has come. Then it is possible that the
+transaction was committed, and that only the answer to the COMMIT was lost. So each step must be correct in both cases,
+with and without the COMMIT:
 
-* The claim: the error propagates. If the claim was committed, the key waits for its lease. No work was done for the
-  claim.
-* The start of a call: the error propagates, and nothing is called. If the start was committed, the call is in doubt.
+* After a lost claim, the error propagates. If the claim was committed, the key is locked until its lease is over. No
+  work was done for the claim.
+* After a lost start of a call, the error propagates, and nothing is called. If the start was committed, the call is in
+  doubt.
 * The end of a call is sent again, on a new connection. If the first message was committed, the second message changes
-  nothing: the fence still holds, but there is no unfinished step any more.
-* A write: the error propagates, and the key is failed. The next attempt reads whether the step was committed.
-* The completion: the key is failed, and the next attempt finds the finished steps. If the completion was committed, the
-  key is not in progress any more. So the key cannot be failed, and the client gets the stored response.
+  nothing, because the step is finished already.
+* After a lost write, the error propagates, and the key is marked as failed. The next attempt reads from the table
+  whether the step was committed.
+* After a lost completion, the key is marked as failed, and the next attempt finds the finished steps. But if the
+  completion was committed, the key is not in progress any more. So it is not marked as failed, and the client gets the
+  stored response.
 
 # Note [Writes in doubt]
 A local write records "started" at the start of its own transaction, and its result at the end. So other requests never
@@ -60,7 +64,7 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class Journal:
-    """The journal of one database alias. If the caller has a transaction, each method works inside that transaction."""
+    """The journal of one database alias. If the caller has opened a transaction, each method works inside of it."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -68,11 +72,11 @@ class Journal:
     # --- the claimed row, see Note [Fencing]
 
     def fence(self, claimed: Claimed) -> None:
-        """Hold the claimed row until the transaction ends. Raises `LeaseLost`.
+        """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
 
-        PostgreSQL locks the row. The other databases change the row, for two reasons. A Galera node compares with the
-        other nodes which rows a transaction has changed, but not which rows the transaction has locked. SQLite can lock
-        only by writing.
+        PostgreSQL locks the row. The other databases change the row, for two reasons. The nodes of a Galera cluster
+        tell each other which rows a transaction has changed, but not which rows it has locked. SQLite can lock only by
+        writing.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -84,14 +88,14 @@ class Journal:
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
-        """Store which resource the operation is about. Raises `LeaseLost`."""
+        """Store the resource that the operation is about. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        """End an attempt without a final result, so that the next retry may run at once. Raises `LeaseLost`.
+        """End an attempt without a final result, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The text `error` is stored in ASCII, with escapes for other letters. The reason is that a database may refuse
-        some letters, and a refused letter would make the key wait for the end of its lease.
+        The text `error` is stored in ASCII, with escapes for other letters, because some databases refuse some letters.
+        Then the key would stay locked until its lease is over.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -104,25 +108,25 @@ class Journal:
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All results are read at once, because an attempt that cannot read what was done must do nothing.
+        # All results are read together, before any step, because an attempt that cannot read them must do nothing.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
-            if name is not None  # a key without steps has one row with NULL
+            if name is not None  # for a key without steps, the query returns one row with NULL
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
-        """Return the kind of each step of the key, by the name of the step."""
+        """Return a dict from the name of each step of the key to its kind."""
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
         """Record that a call is about to be made. Raises `LeaseLost`.
 
-        again: an earlier attempt has started the call already.
-        keyed: the work has asked for the derived key of this step before the call, so the other side may know the call.
+        again: True if an earlier attempt has started the call already.
+        keyed: True if the work has asked for the derived key of this step before the call, so perhaps it was sent.
 
-        If the call is made again, the record keeps the time and the error of the first call, because a person may have
-        to look up the first call.
+        If the call is made again, the record keeps the time and the error of the first call, because perhaps a person
+        must search for the first call.
         """
         with self._atomic():
             self._change(claimed)
@@ -134,9 +138,9 @@ class Journal:
                 raise lease_lost()
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
-        """Record a call's result. The result None means: the call is done, but its value is lost. Raises `LeaseLost`.
+        """Record a call's result. With the result None, the call is done but its value is lost. Raises `LeaseLost`.
 
-        The caller may send the statement of `finish_call` a second time. See Note [Lost answers].
+        After an error, the caller can call this method again. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)
@@ -156,7 +160,7 @@ class Journal:
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Hold the claimed row as `fence` does, and record that a local write is about to run. Raises `LeaseLost`.
+        """Lock the claimed row with `fence`, and record that a local write is about to run. Raises `LeaseLost`.
 
         Call this first in the transaction of the write. See Note [Writes in doubt].
         """
@@ -168,7 +172,7 @@ class Journal:
 
         Raises:
             LeaseLost: another worker has taken the key over.
-            TransactionBroken: the write was started in another transaction than the current transaction.
+            TransactionBroken: the write was started in an earlier transaction than the current one.
         """
         self.fence(claimed)
         if not self._finish(claimed, name, result):
@@ -191,7 +195,7 @@ class Journal:
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
 
     def has_steps(self, row_id: int) -> bool:
-        """Return whether the key has steps. The read shows what is committed now, as in `doubts`."""
+        """Return whether the key has steps. Like `doubts`, this method reads what is committed now."""
         return bool(locked(self._steps(row_id)).values_list("pk")[:1])
 
     def delete_steps(self, row_id: int) -> None:
@@ -206,7 +210,7 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # `updated_at` changes every time, because without FOUND_ROWS, MySQL does not count a row that stays the same.
+        # `updated_at` changes every time, because MySQL (without FOUND_ROWS) counts only rows that really change.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -229,14 +233,14 @@ class Journal:
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """Make the statements commit together: with the caller's transaction, if there is a transaction."""
+        """Make the statements commit together, in the caller's transaction or in a new transaction."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock these rows until the transaction ends, as far as the database has row locks. Duplicates can read the rows.
+    """Lock these rows until the transaction ends, if the database has row locks. Duplicates can still read the rows.
 
-    skip: do not wait for rows that another transaction holds, but leave these rows out, where the database can do this.
+    skip: if True and if the database has SKIP LOCKED, rows that another transaction has locked are left out.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

@@ -1,30 +1,31 @@
-"""For PostgreSQL, send the statements of a usual request without Django's cursors, in fewer messages.
+"""For PostgreSQL, this module sends the statements of a usual request without Django's cursors, in fewer messages.
 
-A protected request then takes as many messages as the view without protection. Django sends BEGIN and COMMIT in two
-more messages, and waits for each answer. This module sends BEGIN in the same message as the claim, and COMMIT in the
-same message as the result. The drivers pgjdbc and Npgsql also do this. Before each statement, psycopg asks libpq
-whether a transaction is open. So psycopg notices the BEGIN of this module by itself.
+With these messages, a request with a key needs no more messages than a request in an `atomic()` view without
+protection. Django sends BEGIN and COMMIT in two messages of their own, and waits for each answer. This module sends
+BEGIN together with the claim, and COMMIT together with the result. The drivers pgjdbc and Npgsql also do this. Before
+each statement, psycopg asks libpq whether a transaction is open. So psycopg notices the BEGIN of this module by itself.
 
 # Note [Where messages go beside Django's cursors]
 Packages for tenants and tracers must see each statement, so this module works only where no such tool is active. The
 connection must be of Django's own class and psycopg's own class, with no replaced method, no execute wrapper and no
-query log. The block must be the outermost `atomic()` block, in the default isolation. Otherwise the same statements are
-sent by Django's cursor.
+query log. The block must be the outermost `atomic()` block, in the default isolation. Otherwise, Django's cursor sends
+the statements.
 
 # Note [Prepared statements]
 The first claim of a connection is sent as text, because a connection for one request only would not save time by a
-preparation. The second claim of the connection prepares the statements by name, in the same message. Each name has a
-hash of its text, so that two releases behind one pooler never share a name. The state of a connection is an attribute
-of psycopg's connection, because a pool gives psycopg's connection to the next request.
+preparation. The message of the connection's second claim also prepares the statements. The name of a prepared statement
+contains a hash of its SQL, so that two releases behind one pooler never use one name for two statements. The state of a
+connection is an attribute of psycopg's connection, because a pool gives psycopg's connection to the next request.
 
-A prepared statement may be gone (DISCARD ALL). The name may be taken already (by another client behind a pooler). After
-a migration, the statement may have another result than before. A claim with one of these errors is rolled back and sent
-as text. From then on, this connection sends all statements as text. At the completion, the view has run already, so a
-completion with one of these errors is never repeated: the request fails, and nothing of the request is committed.
+A prepared statement can be lost (DISCARD ALL). Its name can be taken already (by another client behind a pooler). After
+a migration, the statement can have other result columns than before. A claim with one of these errors is rolled back
+and sent as text. From then on, this connection sends all statements as text. At the completion, the view has run
+already, so a completion with one of these errors is never repeated: the request fails, and nothing of the request is
+committed.
 
-A query plan that PostgreSQL made while the table was empty reads the whole table, as long as the connection lives. So
-the prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan` on again
-themselves, because the setting must not change the queries of the view.
+If PostgreSQL plans a statement while the table is empty, the plan reads the whole table, and stays until the connection
+ends. So the prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan`
+on again themselves, because the setting must not change the queries of the view.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ STATE = "_django_idempotency"
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05", "0A000"})
 """PostgreSQL's invalid_sql_statement_name, duplicate_prepared_statement and feature_not_supported. The last code means
-here that a statement has another result than at its preparation."""
+here that a statement now has other result columns than at its preparation."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 """The numbers of libpq's states PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
 LARGE = 64 * 1024
-"""A body of more bytes is sent as a binary parameter, because the server's parser is slow on long hexadecimal text."""
+"""A body with more bytes than this is sent as a binary parameter: the server parses long hexadecimal text slowly."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
 """The modules with Django's own classes of connections."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -73,9 +74,10 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A statement that is sent as text first, and by the name of its preparation later.
+    """A statement that is sent as text first. Later, only the name of the prepared statement is sent.
 
-    text: the parameters are written as `%(name)s`. `{seqscan_on}` marks where a prepared statement gets another column.
+    text: the SQL. Its parameters are written as `%(name)s`. At `{seqscan_on}`, a prepared statement gets one more
+    column.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -110,13 +112,13 @@ class Statement:
 
 
 def may_send(connection: Any, status: int) -> bool:
-    """Return whether BEGIN or COMMIT may be sent beside Django's cursors.
+    """Return whether this module can send BEGIN or COMMIT without Django's cursors.
 
     See Note [Where messages go beside Django's cursors].
 
-    For BEGIN, `status` is IDLE. If the result is true, psycopg's next message would be a plain BEGIN, in a transaction
-    that Django commits. For COMMIT, `status` is IN_TRANSACTION. If the result is true, the end of the current
-    `atomic()` would send COMMIT only, unless the connection needs a rollback.
+    For BEGIN, `status` is IDLE. A true result means that psycopg would now send a plain BEGIN, in a transaction that
+    Django commits. For COMMIT, `status` is IN_TRANSACTION. A true result means that the end of the current `atomic()`
+    would send only COMMIT, unless the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -150,9 +152,9 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Return whether the method is Django's own.
+    """Return whether the method is Django's own method.
 
-    The file of the code decides, because tools that replace methods also copy the names and modules of the methods.
+    The function compares the file of the code, because tools that replace a method also copy its name and its module.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -166,7 +168,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The claim is prepared last, so a connection that has prepared the claim has prepared the other statements.
+        # The claim is prepared last. So if a connection has prepared the claim, it has prepared the other statements,
+        # too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -214,7 +217,7 @@ def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """Undo BEGIN if the error says that a prepared statement is lost. Return whether the claim may be sent again."""
+    """Undo BEGIN if the error says that a prepared statement is lost. Return whether the claim should be sent again."""
     raw = connection.connection
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False

@@ -1,6 +1,6 @@
-"""On PostgreSQL, an advisory lock shows which key is in flight, so no request waits. A unique constraint guards a key.
+"""On PostgreSQL, an advisory lock shows that a key is in flight, so no request waits. A unique constraint guards keys.
 
-The transaction that runs the view holds the advisory lock on `scope_hash`, so a duplicate never waits for the row.
+The transaction that runs the view has the advisory lock on `scope_hash`, so a duplicate never waits for the row.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 
 
 # Note [Which advisory locks are ours]
-# The number of our advisory lock is a hash, and every application may use the same number. But a claim also writes to
-# the key table, and a transaction keeps its lock on the table until its end. So `RUNNING_SQL` counts a transaction only
-# if the transaction holds an advisory lock and has written to the key table. An additional statement for each claim
+# The number of our advisory lock is a hash, so another application can use an equal number. But a claim also writes to
+# the key table, and a transaction keeps its lock on the table until its end. So `RUNNING_SQL` returns a transaction
+# only if the transaction has an advisory lock and has also written to the key table. One more statement in each claim
 # could mark our locks clearly, but would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
@@ -47,13 +47,13 @@ RUNNING_SQL = (
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""The parameter `table` is the quoted name of the key table. See Note [Which advisory locks are ours]."""
+"""This query has the parameter `table`, the quoted name of the key table. See Note [Which advisory locks are ours]."""
 
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # lock_not_available and query_canceled: the project's own lock_timeout or statement_timeout was over, because
-    # another transaction (a migration, VACUUM FULL) holds the table.
+    # lock_not_available and query_canceled. The claim has reached the project's own lock_timeout or statement_timeout,
+    # because another transaction, such as a migration or VACUUM FULL, has locked the table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
@@ -103,7 +103,7 @@ class PostgreSQLStore(Store):
             messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
             # The statement divides by the number of rows that it has written, so a lost claim is a division by zero. A
-            # deferred trigger may also divide by zero, but at the COMMIT, and the COMMIT ends the transaction.
+            # deferred trigger can also divide by zero, but only at the COMMIT, and the COMMIT ends the transaction.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
@@ -113,7 +113,7 @@ class PostgreSQLStore(Store):
     def _statements(self) -> dict[str, Statement]:
         # If no row was written, the division fails, and PostgreSQL does not run the COMMIT in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        # Only a completed key can be expired in this query, so the query need not look at the steps of the key.
+        # For this query, only completed keys can be expired, so the query does not look at the steps of the key.
         k = self._sql.k
         due = f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {self._sql.clock}"
         texts = {
@@ -134,8 +134,8 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So the
-        # transaction counts as ended only if the claim is gone.
+        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So the result is
+        # True only if the claim is gone.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -155,7 +155,7 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # The server may refuse all statements of the transaction, although Django has not noticed an error.
+        # Sometimes the server refuses all statements of the transaction, although Django has not noticed an error.
         raw: Any = connection.connection
         aborted = raw.info.transaction_status == IN_ERROR
         return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
@@ -164,7 +164,7 @@ class PostgreSQLStore(Store):
     def _insert_sql(self) -> str:
         """Insert a new row under the advisory lock, unless the key is stored already.
 
-        If another transaction holds the advisory lock, the statement returns no row at once.
+        If another transaction has the advisory lock, the statement does not wait, and returns no row.
 
         Without NOT EXISTS, every replay would take a number from the sequence, and write that number to the WAL.
         """
@@ -181,8 +181,9 @@ class PostgreSQLStore(Store):
     def _read_sql(self, expired: str, free: str = "") -> str:
         """Read the row, and try the advisory lock if no key is stored, or the stored row is `free` to be claimed.
 
-        The statement always returns one row. If no key is stored, the columns of that row are NULL. The snapshot of the
-        read may be older than the lock. So if the lock is taken but no key is found, the store tries the INSERT again.
+        The statement always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the
+        snapshot of the read is older than the lock. So if the lock is taken but no key is found, the store tries the
+        INSERT again.
         """
         sql = self._sql
         return (
@@ -203,8 +204,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that two bounds on one column leave 0.5 % of the table. Because of this guess, the planner
-        # may collect and sort all expired rows in every batch. Walking along the index is faster.
+        # PostgreSQL guesses that a condition with two limits on one column fits 0.5 % of the table. Because of this
+        # guess, the planner sometimes reads and sorts all expired rows in every batch. It is faster to read rows in the
+        # order of the index.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 
@@ -226,7 +228,7 @@ class CitusStore(PostgreSQLStore):
 
     The key commits together with the tenant's other rows on one node, in one phase. If a view writes to several nodes,
     Citus commits in two phases. Each statement of this class is a "router query": Citus sends the unchanged statement
-    to the node of the schema. This class uses no INSERT … SELECT, because Citus may run it on another node.
+    to the node of the schema. This class uses no INSERT … SELECT, because Citus can run it on another node.
     """
 
     def check(self) -> Iterable[CheckMessage]:

@@ -28,11 +28,10 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. A float may have more digits than milliseconds need, but these digits come from
-    # rounding.
+    # SQLite's times have milliseconds. If a float has more digits than milliseconds, these digits come from rounding.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
-"""SQL that computes how many seconds are left until the time in a column."""
+"""SQL for each kind of database that computes how many seconds are left until the time in a column."""
 COLUMNS: dict[str, Callable[[Any], Any]] = {
     "id": int,
     "scope": str,
@@ -56,7 +55,7 @@ different types."""
 
 
 class Queries:
-    """The SQL that claims a key, completes a claim or releases a claim. `k` are the quoted columns of the key table."""
+    """The SQL that claims a key, completes a claim or releases a claim. `k` has the quoted columns of the key table."""
 
     def __init__(self, alias: str) -> None:
         connection = connections[alias]
@@ -71,12 +70,12 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL for the clock plus the seconds in the parameter of this name."""
+        """Return SQL for the database's time plus a number of seconds. `seconds` is the name of a parameter."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """The SQL values of a new row, by the quoted names of the columns."""
+        """A dict from the quoted columns of a new row to their SQL values."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -90,12 +89,12 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """Return an INSERT of a new row with VALUES. instead: SQL that replaces the parameter of this name."""
+        """Return an INSERT of a new row with VALUES. In `instead`, SQL can replace the parameter of a given name."""
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> str:
-        """Return SQL for the values of `COLUMNS`. expired: SQL that tells whether the row has expired."""
+        """Return SQL for the values of `COLUMNS`. `expired` is SQL that tells whether the row has expired."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -106,19 +105,19 @@ class Queries:
 
     @cached_property
     def look(self) -> str:
-        """Read the row of an identity without locking it."""
+        """Return a query that reads the row of an identity without locking the row."""
         return f"SELECT {self.stored_key(self.expired)} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
-        """Find out whether the key is stored already."""
+        """Return a query that tells whether the key is stored already."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
     def fence(self) -> str:
         """The condition that the claimed row still belongs to this attempt. See Note [Fencing].
 
-        The condition contains the hashes, because the same id could be a row of another tenant.
+        The condition contains the hashes, because the row with this id can belong to another tenant.
         """
         k = self.k
         return (
@@ -128,7 +127,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """Store the response of the own claim. If `ttl` or the resource is NULL, the stored values do not change."""
+        """Return an UPDATE that completes this request's claim. A NULL for `ttl` or the resource changes nothing."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -146,15 +145,15 @@ class Queries:
 
     @cached_property
     def release(self) -> str:
-        """Delete the row of the own claim."""
+        """Return a DELETE for the row of this request's claim."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """Convert a row of `Queries.stored_key`."""
+    """Convert a row of the query `Queries.stored_key` into a `StoredKey`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # If text arrives as bytes, no value of the row can be compared with the request.
+        # If the driver returns text as bytes, no value of the row can be compared with the request.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
@@ -167,7 +166,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def values_of(wanted: ClaimRequest) -> Values:
-    """Return the parameters of a claim, by name."""
+    """Return the parameters of a claim, as a dict from their names."""
     identity = wanted.identity
     return {
         "key_hash": identity.key_hash,
@@ -184,7 +183,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the parameters by which `complete` and `release` find the claimed row, by name."""
+    """Return the parameters with which `complete` and `release` find the claimed row, as a dict from their names."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,

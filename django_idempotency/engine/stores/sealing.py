@@ -1,20 +1,20 @@
 """Encryption at rest: responses, step results and error texts are encrypted ("sealed") before they are stored.
 
-Without `ENCRYPTION_KEYS`, the texts are stored unencrypted, and this module costs no more than a look at the setting.
-The package `cryptography` is imported only if encryption keys are set.
+Without `ENCRYPTION_KEYS`, the texts are stored unencrypted, and this module only reads the setting. The package
+`cryptography` is imported only if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But a client must not be able
-to make a row count as plain by sending a chosen text. So sealed text begins with a mark. Plain headers are a JSON list,
-and plain results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can
-begin with the mark, because a view may echo a request. So the body has no mark of its own. One statement writes the
-headers and the body of a response, so the mark of the headers also counts for the body. Plain error texts begin with
-the name of a class, and not with the mark. Error texts are only shown.
+Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But no client must be able to
+send a text that makes a sealed row look plain. So sealed text begins with a mark. Plain headers are a JSON list, and
+plain results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can begin
+with the mark, because some views return text of the request. So the body has no mark of its own. One statement writes
+the headers and the body of a response, so the mark of the headers is also valid for the body. Plain error texts begin
+with the name of a class, and not with the mark. Error texts are only shown.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data: a sealed text can be opened only in the place for which it was sealed.
 Otherwise, a person with access to the database could copy the response of another user into a row of their own, and
-then get that response as a replay. The place consists of key, caller and operation (by the two hashes of the row), the
+then get that response as a replay. The place consists of the two hashes of the row (for key, caller and operation), the
 column, and the name of the step. For a response, the place also contains the status code and the fingerprint of the
 row. So a refusal cannot be changed into a success, and a response cannot be moved to another payload.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
-"""Sealed text begins with this mark. Another way of sealing must get another number."""
+"""Sealed text begins with this mark. If the way of sealing changes, the number in the mark must change."""
 NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
@@ -48,14 +48,14 @@ NONCE_BYTES = 12
 HEADERS = json.JSONEncoder(separators=(",", ":"))
 """Writes headers as ASCII JSON. A JSON list keeps the order of the headers, but jsonb does not promise an order."""
 Row = Claimed | Identity | IdempotencyKey
-"""An object with both hashes of a row: a claim, the identity of a request, or the model's instance."""
+"""An object with both hashes of a row: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
 """Another fact to which a sealed text is bound: the name of the step, the status code or the fingerprint of the
 response. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Encrypt the text for this place, or return the text unchanged if no encryption key is set."""
+    """Encrypt the text and bind it to this place, or return the text unchanged if no encryption key is set."""
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()

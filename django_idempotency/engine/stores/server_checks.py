@@ -1,4 +1,4 @@
-"""Check whether the server is set up so that a claim and the business write commit together or roll back together."""
+"""Check the set-up of the server: a claim and the business write must commit together or roll back together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables, which can get lost when a table is rebuilt."""
+    """Check the indexes and collations of the package's tables. They can be lost when a table is rebuilt."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -58,7 +58,7 @@ COLLATIONS = (
 # --- MariaDB and MySQL
 
 ENGINE = "InnoDB"
-"""The stores need the locks of this storage engine."""
+"""The storage engine whose locks the stores need."""
 WITHOUT_TRANSACTIONS = (
     "SELECT tables.table_name FROM information_schema.tables AS tables "
     "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "

@@ -1,4 +1,4 @@
-"""SQLite has one writer at a time, so the transaction that writes holds every key."""
+"""SQLite has one writer at a time, so a transaction that writes locks all keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # The lock may be for another key, because SQLite does not tell which key is locked.
+    # Perhaps the lock is for another key, because SQLite does not tell which key is locked.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 

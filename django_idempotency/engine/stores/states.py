@@ -1,8 +1,8 @@
-"""The states of a key. For each state, this module has a name, what a person does, and the rule that defines the state.
+"""The states of a key. Each state has a name, an advice for a person, and a rule that says which keys are in it.
 
-A key can be in several states: failed and in doubt, for example. In the table of states, the worst state comes first,
-and a key gets the first state that fits. Each state has two forms: a condition for a query, by the database's clock,
-and a function for a row that was read.
+A key can be in several states, for example failed and in doubt. In the table of states, the worst state comes first,
+and a key gets the first state that fits. The rule of a state has two forms: a condition for a query, which uses the
+database's clock, and a function for a row that was read.
 
 # Note [Which index finds a state]
 Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with the
@@ -10,10 +10,10 @@ condition of its index: `locked_until IS NOT NULL`, `last_error IS NOT NULL` or 
 has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates, which
 are PostgreSQL's updates without a change of indexes.
 
-No partial index holds a committed claim without a lease, because then every completion would have to change the index.
-The index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
-other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, a key without a lease
-refuses each retry, see Note [A committed claim without a lease].
+There is no partial index for committed claims without a lease. Every completion would have to change such an index. The
+index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
+other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, each retry of a key
+without a lease is refused, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # SQLite stores times as text in the format of Django's datetimes, so times can be compared. The percent signs are
-    # doubled, because a statement with parameters reads a single percent sign as a placeholder.
+    # SQLite stores times as text. This SQL writes them in the format of Django's datetimes, so that texts can be
+    # compared. The percent signs are doubled, because a statement with parameters reads a single percent sign as a
+    # placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
@@ -50,10 +51,10 @@ CLOCKS = {
 
 
 class Clock(Func):
-    """The database's time at the start of the statement. A statement has one time, so an index can be used.
+    """The database's time at the start of the statement. This time does not change in a statement, so it allows an
+    index.
 
-    The time is neither the start of the transaction nor the time of the application's clock. The time is never later
-    than now.
+    It is not the start of the transaction, and not the time of the application's clock. It is never later than now.
 
     plus: the number of seconds to add.
     """
@@ -73,16 +74,18 @@ class Clock(Func):
 CALLED = Q(kind=Kind.CALL, finished_at__isnull=False)
 """The condition for a step that is a finished call, so the call took effect outside."""
 UNFINISHED = Q(finished_at=None)
-"""The condition for a step that was started and has no result. The step may have taken effect."""
+"""The condition for a step that was started and has no result. It is not known whether the step took effect."""
 EFFECT = Q(kind=Kind.CALL) | UNFINISHED
-"""The condition for a step with an effect that a retry must know of. Reads and finished writes have no such effect."""
+"""The condition for a call, or for a step without a result. A retry must know of these, but not of other finished
+steps.
+"""
 
 
 class WhenAsked(Combinable):
     """A part of a query that is built only when a query uses the part.
 
-    A model may use this package: for example, a Wagtail page is a model that answers requests. When the module of a
-    model is imported, Django cannot resolve relations yet.
+    Sometimes the module of a model imports this package: for example, a Wagtail page is a model that answers requests.
+    While models are imported, Django cannot resolve relations yet.
     """
 
     conditional = True
@@ -122,12 +125,12 @@ class Seen:
 
     @property
     def live(self) -> bool:
-        """Whether a worker holds the key under a lease that is not over."""
+        """Whether a worker has the key with a lease that is not over."""
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
     def abandoned(self) -> bool:
-        """Whether the key is in progress, but no worker holds the key under a lease."""
+        """Whether the key is in progress, but no worker has the key with a lease that is not over."""
         return self.row.status == Status.IN_PROGRESS and not self.live
 
     @property
@@ -137,7 +140,7 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """Whether a person may decide about the key: the key has failed, or is in progress without a live lease."""
+        """Whether a person may decide about the key, because it has failed, or is in progress without a live lease."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
@@ -152,7 +155,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The worst state of the key. The value is never "expired": `expires_at` shows that a key has expired."""
+        """The worst state of the key, but never "expired". Only `expires_at` shows that a key has expired."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
@@ -161,12 +164,12 @@ class State:
     """A state that a key can have.
 
     Attributes:
-        name: the name of the state in look-ups, metrics and options.
+        name: the name of the state in queries, metrics and options.
         label: the name that people read.
         to_do: what a person does about such a key.
         condition: finds the keys that are in the state. See Note [Which index finds a state].
-        fits: tells whether a row that was read is in the state. None: only a query can tell.
-        order: the columns of the partial index that the database should walk along.
+        fits: tells whether a row that was read is in the state. It is None if only a query can tell.
+        order: the columns by which a query sorts, so that the database uses the partial index.
     """
 
     name: str
@@ -241,11 +244,11 @@ COMPLETED = State(
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
 """All states, the worst state first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
-"""The states that need attention. A key is in one of them at most, so their counts add up."""
+"""The states that need attention. A key is in at most one of them, so the sum of their numbers is correct."""
 NEEDS_ATTENTION = LAPSED | _LISTED | (FAILED & HAS_EFFECTS)
 """The condition for all keys that need attention."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""The condition for keys that a person may decide about. No index finds these keys, so a query must add ids."""
+"""The condition for keys that a person may decide about. It has no index, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:

@@ -1,8 +1,8 @@
-"""The contract of a store: a store claims a key, and completes or releases the claim.
+"""The contract of a store. A store claims a key, and completes or releases the claim.
 
 A store works on the connection of its alias, inside the transaction that the caller has opened. What the store writes
 commits or rolls back together with the business write. All times come from the database's clock. A store never waits
-for another request. The package `execution` claims again later instead, and no transaction is open between two claims.
+for another request. Instead, the package `execution` claims again later, and no transaction is open between the claims.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import Resource, Snapshot
 
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
-"""The columns of an expired key that a takeover empties."""
+"""A takeover of an expired key sets these columns to NULL."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # The condition {still} is needed, because in a partitioned table ids are unique only by their sequence.
+    # The condition {still} is needed, because a partitioned table has no unique constraint on ids.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-    # The join makes MySQL delete row by row through the index. For an IN list, the optimizer may scan the table, and
-    # would wait for every row that another transaction holds.
+    # With the join, MySQL finds each row through the index. For an IN list, the optimizer sometimes reads the whole
+    # table, and would then wait for every row that another transaction has locked.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
 }
-"""SQL that deletes the rows whose column is in a JSON list. If several rows can have one id, {still} picks the rows to
-delete."""
+"""SQL for each kind of database that deletes the rows whose column is in a JSON list. If several rows can have one id,
+the condition {still} finds the right rows.
+"""
 
 
 class KeyLocked(Exception):
@@ -55,14 +56,14 @@ class KeyLocked(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """One open transaction that holds keys of atomic mode. Most often the transaction belongs to one request.
+    """One open transaction that has claimed keys in atomic mode. Usually it belongs to one request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
         application_name: the name that your service has set on its connection.
-        keys: how many keys the transaction holds.
-        seconds: the age of the transaction. None if your role may not see the age; members of `pg_read_all_stats` may.
-        state: "active", or "idle in transaction" while the server waits for the worker. None as for `seconds`.
+        keys: how many keys the transaction has claimed.
+        seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and may not see it.
+        state: "active", or "idle in transaction" while the server waits for the worker, or None, see `seconds`.
     """
 
     pid: int
@@ -73,7 +74,7 @@ class RunningTransaction:
 
 
 class Store(ABC):
-    """The key table of one database alias. Threads may share a store, because the store keeps nothing but its SQL."""
+    """The key table of one database alias. Threads can share a store, because the store keeps nothing but its SQL."""
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
@@ -81,8 +82,7 @@ class Store(ABC):
     unmigrated: ClassVar[frozenset[object]]
     """The error codes of the database, as `code` returns them.
 
-    repeatable: errors of a claim that may succeed in a new transaction, such as a deadlock or a serialization failure.
-    rolled_back: the database has rolled back the whole transaction, so that another transaction can go on.
+    repeatable: errors of a claim that can succeed in a new transaction, such as a deadlock or a serialization failure.
     busy: errors of a claim for which the database did not answer in time.
     unmigrated: a table or a column is missing.
     """
@@ -113,7 +113,7 @@ class Store(ABC):
         """Return whether the driver has no open transaction, although Django has one. The server is not queried."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has an open transaction, but Django has none, as after a raw BEGIN."""
+        """Return whether the driver has an open transaction, but Django has none, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Store(ABC):
         """Return the database's own code for this error."""
 
     def check(self) -> Iterable[CheckMessage]:
-        """Run the system checks that query the database: can the database, as it is set up, keep the promises?"""
+        """Run the system checks that query the database. They check whether the set-up can keep the promises."""
         return check_tables(self.connection)
 
     def explain(self, error: DatabaseError) -> None:
@@ -140,7 +140,8 @@ class Store(ABC):
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Claim a key, or return why the key cannot be claimed. This must be the first statement of a transaction."""
         try:
-            # A second round is needed if the row that stopped the first INSERT was deleted or completed since then.
+            # A second round is needed if the row that stopped the first INSERT was deleted or completed after that
+            # INSERT.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -149,7 +150,7 @@ class Store(ABC):
         return Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
-        """Return the answer that a duplicate of this request would get now. The look claims and locks nothing."""
+        """Return the answer that a duplicate of this request would get now. The method claims and locks nothing."""
         stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
@@ -166,11 +167,11 @@ class Store(ABC):
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
         ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
-        resource: the type and id of what the operation is about. None keeps the stored resource.
+        resource: the type and id of the object that the operation is about. None keeps the stored resource.
         last: whether this is the last statement of the caller's `atomic()`.
 
-        After the last statement, only COMMIT follows. So the store may send COMMIT in the message of the last
-        statement, and this method then raises the errors of COMMIT.
+        After the last statement, only COMMIT follows. So a store can send COMMIT in the message of the last statement.
+        Then this method raises the errors of COMMIT.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -187,10 +188,10 @@ class Store(ABC):
         write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
-        """Delete the row, so that the key counts as new. Raises `ClaimLost` if the row is not the claim's any more.
+        """Delete the row, so that the key is new again. Raises `ClaimLost` if the row does not belong to the claim any
+        more.
 
-        This must be the last statement of the caller's `atomic()`, because the store may send the COMMIT in the same
-        message.
+        This must be the last statement of the caller's `atomic()`, because a store can send COMMIT in its message.
         """
         self._write_last("release", values_of_claim(claimed))
 
@@ -198,15 +199,16 @@ class Store(ABC):
         """Delete up to `batch_size` expired keys in the current transaction.
 
         Returns the number of deleted keys, and the `not_before` for the next batch. With `not_before`, the next batch
-        starts where this batch has stopped. Without `not_before`, the next batch would step over the entries of deleted
-        rows, because an old snapshot of another transaction may keep these entries in the index for hours.
+        starts where this batch has stopped. Without `not_before`, the next batch would read the index entries of
+        deleted rows again, because an old snapshot of another transaction can keep these entries in the index for
+        hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
         mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
         rows = rows_of(
             connection,
-            # Without FORCE INDEX, MySQL's optimizer may read the whole table, and lock every row of the table.
+            # Without FORCE INDEX, MySQL's optimizer sometimes reads the whole table, and locks every row of the table.
             f"SELECT {id_}, {expires_at} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
             f"WHERE {sql.expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s "
             + (connection.ops.for_update_sql(skip_locked=True) if skips else ""),
@@ -218,14 +220,16 @@ class Store(ABC):
         return len(rows), rows[-1][1] if rows else not_before
 
     def running(self) -> list[RunningTransaction] | None:
-        """Return the open transactions that hold keys of atomic mode, the oldest first, or None if they are unknown."""
+        """Return the open transactions that have claimed keys in atomic mode, the oldest first, or None if unknown."""
         return None
 
     # --- what a database brings
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert the row and return its id. None: the key is stored already, or another transaction is inserting it."""
+        """Insert the row and return its id, or None if the key is stored already or is being inserted by another
+        request.
+        """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """Return the committed row, or None. Raises `KeyLocked` if another transaction works on the row."""
@@ -236,18 +240,18 @@ class Store(ABC):
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Change the own claim by the statement of `Queries` with this name. Raises `ClaimLost`."""
+        """Change the row of this claim with the statement of `Queries` that has this name. Raises `ClaimLost`."""
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Write as `_write` does. The store may send COMMIT in the same message as the statement."""
+        """Write as `_write` does. A store can send COMMIT in the message of the statement."""
         self._write(name, values)
 
     # --- shared
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Run one round of a claim. None: another transaction has changed or deleted the row in the meantime."""
+        """Run one round of a claim. Return None if another transaction has changed or deleted the row meanwhile."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -262,7 +266,7 @@ class Store(ABC):
                 return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row as a new key. None: another request was faster."""
+        """Claim an expired row as a new key. Return None if another request was faster."""
         row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -292,7 +296,8 @@ class Store(ABC):
         The query has no condition on a time. In a small table, a condition on a time could make the optimizer choose
         the index on `expires_at`, and lock the whole range of that index.
         """
-        # The query compares the hashes too, because in another schema the same id could be a row of another tenant.
+        # The query also compares the hashes, because in another schema the row with this id can belong to another
+        # tenant.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
@@ -317,7 +322,7 @@ class Store(ABC):
     def _fetch(self, sql: str, values: Any = None) -> Any:
         """Return the first row of the result, or None."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # without values, Django would send doubled percent signs as they are
+            cursor.execute(sql, values or {})  # without values, Django leaves doubled percent signs doubled
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:

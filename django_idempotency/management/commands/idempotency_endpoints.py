@@ -50,7 +50,7 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # Such a pattern would allow a future unprotected endpoint without a warning.
+                # A pattern without an unprotected endpoint would allow a future unprotected endpoint without a warning.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
@@ -67,6 +67,6 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route that equals the pattern matches too, because a route may be a regular expression with characters such as
+    # A route that equals the pattern also matches, because a route can be a regular expression with characters such as
     # "[", which have another meaning in patterns.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)

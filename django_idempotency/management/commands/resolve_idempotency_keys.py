@@ -25,8 +25,9 @@ STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
-"""With these options a person says that the other side was asked. Without these options, the command passes over keys
-for which the other side must be asked first."""
+"""With these options, a person says that the other side was asked. Without these options, the command leaves out keys
+for which the other side must be asked first.
+"""
 LOOKED_HELP = (
     "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
     "looked, and that what is in doubt did not take effect."
@@ -36,7 +37,7 @@ SETTLED_HELP = (
     "that the order exists or no money is kept."
 )
 SHOWN = 200
-"""How many characters of a step's result are printed."""
+"""The command prints at most this number of characters of a step's result."""
 
 
 class Command(IdempotencyCommand):
@@ -87,7 +88,7 @@ class Command(IdempotencyCommand):
             self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
-            # Several callers may have used the same key.
+            # Perhaps several callers have used one key.
             raise CommandError(
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
@@ -96,7 +97,7 @@ class Command(IdempotencyCommand):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Decide about the keys, or without --apply print the plan. Returns the number of keys.
+        """With --apply, decide about the keys. Without it, print the plan. Returns the number of keys.
 
         Without an answer, the keys are released for a retry.
         """
@@ -118,7 +119,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """The keys that the options select, in their present state. An option with an empty list selects no keys."""
+    """Return the keys that the options select, in their present state. An option with an empty list selects no keys."""
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -134,11 +135,11 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # first, because money may have moved
+    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # doubts come first, because perhaps money was paid
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Why this decision cannot be made about this key. Empty: the decision is possible, or there is no decision."""
+    """Return why this decision cannot be made about this key, or an empty text if it is possible or not asked for."""
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
@@ -150,7 +151,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    return without_controls(  # text of a client may contain line breaks, and could look like another key's line
+    return without_controls(  # text of a client can have line breaks, and could look like another key's line
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
         f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
@@ -166,7 +167,7 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """The name of the decision, as the trail of decisions has it. Empty: the command only lists the keys.
+    """Return the name of the decision for the trail of decisions, or an empty text if the command only lists keys.
 
     Raises `CommandError` if `--apply` is given and another option is missing.
     """
@@ -179,7 +180,7 @@ def _action(options: dict[str, Any]) -> str:
 
 
 def _answer(status: int, body: str) -> Snapshot:
-    """The answer that closes a key. Raises `CommandError`, and `ValueError` for a body that is broken JSON."""
+    """Return the answer that closes a key. Raises `CommandError`, and `ValueError` if the body is not valid JSON."""
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
     is_json = body.lstrip().startswith(("{", "[", '"'))
