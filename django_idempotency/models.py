@@ -100,7 +100,10 @@ class IdempotencyKey(models.Model):
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from its own database, also for deferred fields, because routers can choose a replica."""
+        """Read the row again from the database that it came from, because a router could choose a replica.
+
+        Django also calls this method when it reads a deferred field.
+        """
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property

@@ -190,9 +190,9 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """Yield the problems of check E006 that the class of a class-based view has. For a function, yield nothing.
+    """Yield the problems of check E006 in the class of a class-based view. For a function, yield nothing.
 
-    A class with a mixin raises these problems as errors, already when its URL is made.
+    If the class has a mixin, these problems are already raised as errors when the URL is made.
     """
     if (cls := _view_class(callback)) is None:
         return

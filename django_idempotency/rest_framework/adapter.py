@@ -129,7 +129,7 @@ def _raise(error: Exception) -> Any:
 def view_call(
     request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
 ) -> RestFrameworkViewCall | None:
-    """Return the call of a protected handler, if `request` is a request of the REST framework."""
+    """Return the call of a protected handler, or None if `request` does not come from the REST framework."""
     if not isinstance(request, Request):
         return None
     return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)

@@ -109,7 +109,8 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
     def send(client: Any) -> Reply:
         try:
-            connections[alias].ensure_connection()  # before the start, because connecting takes longer than a request
+            # Connect before the barrier, because connecting takes longer than a request.
+            connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)
         except BaseException:

@@ -84,8 +84,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # The view's instance is the first argument of a method. But method_decorator passes a partial of the bound
-        # method, and the bound method has the instance.
+        # Usually `view` is a method, and its first argument is the instance of the view class. But method_decorator
+        # passes a partial of the bound method. Then the bound method has the instance.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]

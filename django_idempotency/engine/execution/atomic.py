@@ -167,10 +167,12 @@ class _Attempt(NoBridgeAbove):
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
         """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
 
-        On one server, the claim already finds the other transaction. The nodes of a Galera cluster find the other
-        transaction only at COMMIT, or at the end of a statement of the work. The result None means another cause.
+        On one server, the claim already finds the other transaction. In a Galera cluster, a node finds the
+        other transaction later: when our transaction commits, or when a statement of the work ends. The result None
+        means that our transaction was rolled back for another reason.
         """
-        # This flag is still set when an `on_commit` callback raises: then our own transaction has committed.
+        # Django sets this flag at COMMIT, and clears the flag after the `on_commit` callbacks. So if a callback raises,
+        # the flag shows that our own transaction has committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None

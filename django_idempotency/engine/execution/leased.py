@@ -277,9 +277,8 @@ class LeasedOperation(Operation):
         """Return whether the package should keep the framework's final answer to this exception of the work.
 
         If an external call is in doubt, the exception possibly comes from that call. While a call is in doubt, no
-        answer is final, and its status does not matter. If the exception comes from a `write` that was rolled back
-        after other steps, the answer is not kept either, because then no person would see what the other steps have
-        done.
+        answer is kept, whatever status it has. If the exception comes from a `write` that was rolled back after other
+        steps, the answer is not kept either, because then no person would see what the other steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 

@@ -107,8 +107,8 @@ class Operation:
         """Store with the key what the operation is about. The admin, the search, events and logs show this reference.
 
         In atomic mode, the reference is stored together with the result and costs no statement. In leased mode, the
-        reference costs one statement, under the fence. Inside the function of `write`, the reference commits together
-        with the write. A second call replaces the first reference.
+        reference costs one statement, under the fence. If you call this method in the function that you pass to
+        `write`, the reference commits together with the write. A second call replaces the first reference.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100

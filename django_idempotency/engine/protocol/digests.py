@@ -65,7 +65,10 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """The hex digits of the key for logs, see `reference_of`. They are empty if the request has no usable key."""
+        """The hex digits that stand for the key in logs, see `reference_of`.
+
+        They are empty if the request has no usable key.
+        """
         return reference_of(self.key_hash) if self.key else ""
 
 

@@ -62,9 +62,9 @@ class Unparsable(Exception):
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """Return the fingerprint of a request, which `options.fingerprint` describes, or None if requests are not compared.
+    """Return the fingerprint of a request, or None if requests are not compared.
 
-    See Note [What Django has read is compared].
+    `options.fingerprint` says what is compared. See Note [What Django has read is compared].
 
     The first part of each digest is the version of this method. Fingerprints of two versions are never equal.
 

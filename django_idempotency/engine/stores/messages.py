@@ -76,8 +76,8 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 class Statement:
     """A statement that is sent as text first. Later, only the name of the prepared statement is sent.
 
-    text: the SQL. Its parameters are written as `%(name)s`. At `{seqscan_on}`, a prepared statement gets one more
-    column.
+    text: the SQL. Its parameters are written as `%(name)s`. In a prepared statement, `{seqscan_on}` becomes one
+    more column, which allows sequential scans again.
     """
 
     def __init__(self, kind: str, text: str) -> None:

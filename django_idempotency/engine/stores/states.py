@@ -10,8 +10,8 @@ condition of its index: `locked_until IS NOT NULL`, `last_error IS NOT NULL` or 
 has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates, which
 are PostgreSQL's updates without a change of indexes.
 
-There is no partial index for committed claims without a lease. Every completion would have to change such an index. The
-index on `expires_at` finds a committed claim without a lease when the claim's `ttl` is over. A cleanup deletes most
+There is no partial index for committed claims without a lease. Every completion would have to change such an index. So
+the query uses the index on `expires_at`, and finds such a claim only after the claim's `ttl`. A cleanup deletes most
 other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, each retry of a key
 without a lease is refused, see Note [A committed claim without a lease].
 """

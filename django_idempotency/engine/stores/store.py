@@ -170,7 +170,7 @@ class Store(ABC):
         resource: the type and id of the object that the operation is about. None keeps the stored resource.
         last: whether this is the last statement of the caller's `atomic()`.
 
-        After the last statement, only COMMIT follows. So a store can send COMMIT in the message of the last statement.
+        After the last statement, only COMMIT follows. So a store can send this statement and COMMIT in one message.
         Then this method raises the errors of COMMIT.
         """
         headers, body = seal_response(claimed, snapshot)
@@ -245,7 +245,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Write as `_write` does. A store can send COMMIT in the message of the statement."""
+        """Write as `_write` does. A store can send the statement and COMMIT in one message."""
         self._write(name, values)
 
     # --- shared

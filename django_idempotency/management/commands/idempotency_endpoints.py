@@ -67,6 +67,6 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route that equals the pattern also matches, because a route can be a regular expression with characters such as
-    # "[", which have another meaning in patterns.
+    # A route can be a regular expression with characters such as "[". In patterns, these characters have another
+    # meaning. So a pattern also matches a text that is equal to it.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
