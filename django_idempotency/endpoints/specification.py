@@ -86,7 +86,7 @@ def documented_responses(options: Idempotency) -> list[Problem]:
     """Return the package's own responses that a client of this endpoint can get, in the order of their statuses."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # The real detail contains the status of the response, which is not the same for each response.
+    # The real detail contains the status of the response. This status is not the same for each response.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)

@@ -22,7 +22,7 @@ AS_IT_IS = ("X-Content-Type-Options", "nosniff")
 
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
-    """Return the answer for a key that a person closes. Raises `ValueError` if the body does not have its type."""
+    """Return the answer for a key that a person closes. Raises `ValueError` if the type is JSON and the body is not."""
     if body and content_type.endswith("json"):  # an empty body, such as the body of a 204, is not checked
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)

@@ -1,11 +1,11 @@
 """Delete what is stored about a caller, for support ("let this key run again") and for erasure requests.
 
 # Note [What is never forgotten]
-A key in progress belongs to a worker, so the key is kept. A failed key with a call, finished or in doubt, is kept,
-because the key stops the next retry from making the call a second time. A key in progress without a lease belongs to no
-worker, because its work has ended its own transaction and then failed. A key without a lease is kept, too. All these
-keys are counted as kept. With `include_unsettled`, only keys with a live lease are kept. So `include_unsettled` deletes
-keys that are stuck, in doubt or half done, although these keys are the only trace of what was done.
+A key in progress belongs to a worker, so the key is kept. A failed key is kept if one of its calls has ended or is in
+doubt, because the key stops the next retry from making the call a second time. A key in progress without a lease
+belongs to no worker: the work of this key has ended its own transaction and then failed. Such a key is kept, too. All
+these keys are counted as kept. With `include_unsettled`, only keys with a live lease are kept. So `include_unsettled`
+deletes keys that are stuck, in doubt or half done, although these keys are the only trace of what was done.
 
 A request in atomic mode that is still running has no visible row yet, because the request commits its key at its end.
 """

@@ -60,7 +60,7 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
 
     If all rows are completed, no query is needed.
 
-    results: if True, the results and errors of the steps are read too, which can be large, also for completed keys.
+    results: if True, the results and errors of the steps are read too, also for completed keys. They can be large.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):

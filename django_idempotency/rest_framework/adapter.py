@@ -65,7 +65,7 @@ class RestFrameworkViewCall(ViewCall):
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """Return the caller to whom a token belongs, if the token belongs to no user."""
+        """Return the scope of a token that belongs to no user, or None if there is a user or no token."""
         request: Any = self.asked_with
         if request.auth is None or is_authenticated(request.user):
             return None
@@ -136,7 +136,7 @@ def view_call(
 
 
 def declared(callback: Any) -> None:
-    """Return None, because the views of the REST framework are classes, which the listing reads itself."""
+    """Return None: the views of the REST framework are classes, and the listing itself reads classes."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:

@@ -167,9 +167,9 @@ class _Attempt(NoBridgeAbove):
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
         """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
 
-        On one server, the claim already finds the other transaction. In a Galera cluster, a node finds the
-        other transaction later: when our transaction commits, or when a statement of the work ends. The result None
-        means that our transaction was rolled back for another reason.
+        On one server, the claim already finds the other transaction. In a Galera cluster, a node finds the other
+        transaction later: when our transaction commits, or when a statement of the work ends. The result None means
+        that the error has another cause.
         """
         # Django sets this flag at COMMIT, and clears the flag after the `on_commit` callbacks. So if a callback raises,
         # the flag shows that our own transaction has committed.

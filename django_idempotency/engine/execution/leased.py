@@ -33,7 +33,7 @@ logger = logging.getLogger("django_idempotency")
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work under a lease. Only one worker can have the lease at a time.
 
-    Commits the claim first, then runs the work while no transaction is open. `Verdict.KEEP` completes the key. Any
+    Commit the claim first, and then run the work while no transaction is open. `Verdict.KEEP` completes the key. Any
     other verdict, or an exception, marks the key as failed and keeps its steps, so that the next retry runs at once.
     Only if the worker dies, the next retry must wait for the end of the lease.
 

@@ -11,7 +11,7 @@ from .digests import CONTROLS
 MAX_LENGTH = 500
 """The most characters of such a text. A limit is needed because a class can have a very long name."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-"""The folders of Python and of installed packages, whose code is not the project's own."""
+"""The folders of Python and of installed packages. The code in these folders is not the project's own."""
 OURS = "django_idempotency."
 
 

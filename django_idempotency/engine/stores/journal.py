@@ -205,7 +205,7 @@ class Journal:
     # ---
 
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
-        """Return the claimed row, if the row still belongs to this attempt."""
+        """Return a query that finds the claimed row while the row still belongs to this attempt."""
         rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
