@@ -18,7 +18,7 @@ from django.db import transaction
 from django.db.models import Max, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -51,7 +51,7 @@ def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequ
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
     page = _decide(model_admin, request, decision, rows)
-    return page or HttpResponseRedirect(reverse(f"admin:{NAME}_change", args=[pk]))
+    return page or HttpResponseRedirect("../change/")
 
 
 @admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])

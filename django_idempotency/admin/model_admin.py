@@ -9,8 +9,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
@@ -146,7 +145,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         """Show the timeline of the key, which has all decisions. Django's history has no decisions made by commands."""
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
-        return redirect("admin:django_idempotency_idempotencykey_change", object_id)
+        return HttpResponseRedirect("../change/")
 
     def get_urls(self) -> list[Any]:
         return [*decision_urls(self), *super().get_urls()]

@@ -100,8 +100,7 @@ def _is_readable(entry: Any) -> bool:
         steps = entry.get("steps", [])
         times = [entry["at"], *(step["started_at"] for step in steps)]
         texts = [entry["action"], entry.get("replaced") or "", *(entry.get(n, "") for n in ("by", "reason", "detail"))]
-        texts += [text for step in steps for text in (step["name"], step["kind"], step["error"] or "")]
-        {step["attempt"] for step in steps}
+        texts += [text for s in steps for text in (s["name"], s["kind"], s["error"] or "", str(s["attempt"]))]
         return {*map(type, texts)} == {str} and all(1970 <= datetime.fromisoformat(at).year < 9999 for at in times)
     except (AttributeError, KeyError, TypeError, ValueError):
         return False

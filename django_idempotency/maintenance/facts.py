@@ -9,7 +9,7 @@ from functools import cached_property
 from django.db.models import Prefetch, prefetch_related_objects
 from django.utils import timezone
 
-from ..engine.stores.states import Clock, Seen
+from ..engine.stores.states import HALF_DONE, IN_DOUBT, Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import correctable
 
@@ -52,7 +52,7 @@ class Facts(Seen):
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
             return on_hold or self.write_in_doubt or self.unleased
-        return action == "answer" and bool(self.called or self.doubts or self.unleased)
+        return action == "answer" and self.state in (IN_DOUBT, HALF_DONE)
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:

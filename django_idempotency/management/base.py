@@ -29,13 +29,18 @@ twice: to the process, and then to the process group.
 """
 
 
+def first_line(error: object) -> str:
+    """Return the first line of an error's text, because the other lines can contain data of a row."""
+    return without_controls(str(error).partition("\n")[0])
+
+
 class IdempotencyCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. An error of the options or of the database is printed without a traceback."""
         try:
             return super().execute(*args, **options)
-        except DatabaseError as error:  # the lines after the first one can contain data of a row
-            raise CommandError(without_controls(str(error).partition("\n")[0])) from error
+        except DatabaseError as error:
+            raise CommandError(first_line(error)) from error
         except (IdempotencyError, ImportError, ValueError) as error:
             raise CommandError(str(error)) from error
 
@@ -76,7 +81,7 @@ class DatabasesCommand(IdempotencyCommand):
                 except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
                     if not name:
                         raise
-                    self.stderr.write(without_controls(f"{name}{error}".partition("\n")[0]))
+                    self.stderr.write(f"{name}{first_line(error)}")
                     failed += 1
                 else:
                     attention += needs_attention

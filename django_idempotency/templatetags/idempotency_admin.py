@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django import template
@@ -30,10 +31,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         model_admin: Any = site._registry.get(IdempotencyKey)
         if site.name == request.current_app and model_admin and model_admin.has_view_permission(request):
             keys, number = model_admin.get_queryset(request), None
-            try:
-                with transaction.atomic(using=keys.db):  # an error must not end the transaction of the page
-                    number = attention(overview(keys))
-            except Error:
-                pass
+            with suppress(Error), transaction.atomic(using=keys.db):  # an error must not end the page's transaction
+                number = attention(overview(keys))
             return {"number": number, "address": reverse(f"admin:{NAME}_changelist", current_app=site.name)}
     return {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from django_idempotency import run_once
+from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 
 
@@ -30,6 +32,26 @@ CALLERS = pytest.mark.parametrize("caller", [transaction.atomic, without_autocom
 
 def once(work: Callable[[], Any], **options: Any) -> Any:
     return run_once(work, scope="caller", key="key", operation="order", **options)
+
+
+def beside(in_threads: Callable[..., list[Any]], duplicate: Callable[[], Any], **options: Any) -> Any:
+    """Return the result of `duplicate`, which is called while another transaction runs the key."""
+    started, ended = Event(), Event()
+
+    def work() -> None:
+        started.set()
+        assert ended.wait(DEADLINE)
+
+    def run(number: int) -> Any:
+        if number == 0:
+            return once(work, **options)
+        assert started.wait(DEADLINE)
+        try:
+            return duplicate()
+        finally:
+            ended.set()
+
+    return in_threads(2, run)[1]
 
 
 TIMEOUTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Barrier, Event
+from threading import Barrier
 from time import monotonic
 from typing import Any
 
@@ -16,7 +16,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, C
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, claim_and_commit, expire
-from tests.concurrency.callers import once
+from tests.concurrency.callers import beside, once
 from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import DEADLINE
@@ -60,25 +60,16 @@ def test_replays_at_once_get_the_answer(store: Store, in_threads: Threads) -> No
 def test_a_duplicate_waits_as_long_as_it_was_told(in_threads: Threads, isolation: None, request: Any) -> None:
     """And its session keeps its lock timeout. The exception is MySQL under the levels that check W002 warns about."""
     waits_for_the_lock = not connection.mysql_is_mariadb and "committed" not in request.node.name
-    started, ended = Event(), Event()
 
-    def work() -> None:
-        started.set()
-        assert ended.wait(DEADLINE)
-
-    def run(number: int) -> Any:
-        if number == 0:
-            return once(work)
-        assert started.wait(DEADLINE)
+    def duplicate() -> tuple[float, Any]:
         with connection.cursor() as cursor:
             cursor.execute("SET innodb_lock_wait_timeout = 4")
         begun = monotonic()
         with pytest.raises(OperationInProgress):
             once(lambda: None, wait=1)
-        ended.set()
         return monotonic() - begun, ask("SELECT @@innodb_lock_wait_timeout")[0]
 
-    seconds, timeout = in_threads(2, run)[1]
+    seconds, timeout = beside(in_threads, duplicate)
     assert timeout == 4
     assert 1 <= seconds < 3 or (waits_for_the_lock and 4 <= seconds < 6)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from threading import Event
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from django.db import OperationalError, transaction
 from django_idempotency import OperationInProgress
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
-from tests.concurrency.callers import CALLERS, once, order, references
+from tests.concurrency.callers import CALLERS, beside, once, order, references
 from tests.mariadb_server import mariadb, migrated, missing
-from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 
 Threads = Callable[..., list[Any]]
@@ -46,26 +44,6 @@ def using(timeouts: str, django_db_blocker: Any) -> Iterator[str]:
         IdempotencyKey.objects.using(timeouts).all().delete()
 
 
-def beside(in_threads: Threads, using: str, duplicate: Callable[[], Any]) -> Any:
-    """Do this while another transaction runs the key."""
-    started, ended = Event(), Event()
-
-    def work() -> None:
-        started.set()
-        assert ended.wait(DEADLINE)
-
-    def run(number: int) -> Any:
-        if number == 0:
-            return once(work, using=using)
-        assert started.wait(DEADLINE)
-        try:
-            return duplicate()
-        finally:
-            ended.set()
-
-    return in_threads(2, run)[1]
-
-
 @CALLERS
 def test_a_conflict_that_cost_the_callers_writes_is_an_error(using: str, in_threads: Threads, caller: Any) -> None:
     """A conflict would say that nothing has happened."""
@@ -77,7 +55,7 @@ def test_a_conflict_that_cost_the_callers_writes_is_an_error(using: str, in_thre
                 once(lambda: order("second", using), using=using)
             assert error.value.args[0] == LOCK_WAIT_TIMEOUT
 
-    beside(in_threads, using, duplicate)
+    beside(in_threads, duplicate, using=using)
     assert references(using) == []
 
 
@@ -88,7 +66,7 @@ def test_without_a_caller_it_is_the_usual_conflict(using: str, in_threads: Threa
         with pytest.raises(OperationInProgress):
             once(lambda: order("second", using), using=using)
 
-    beside(in_threads, using, duplicate)
+    beside(in_threads, duplicate, using=using)
 
 
 def test_work_that_hides_its_own_time_out_is_not_kept(using: str, in_threads: Threads) -> None:

@@ -68,6 +68,19 @@ class TestList:
             "1 key. Decide by --release or --close.\n",
         )
 
+    def test_a_key_whose_view_ended_its_transaction_says_what_is_in_doubt(self) -> None:
+        """Its claim is committed, and no worker has a lease."""
+        IdempotencyKey.objects.filter(key="stuck").update(
+            status="in_progress", locked_until=None, expires_at=timezone.now()
+        )
+        status, text = resolve(f"--id={get('stuck').pk}")
+        assert (status, ", in doubt: what the view has committed, done: write={}." in text) == (0, True)
+
+    @pytest.mark.parametrize("key", ["done", "running"])
+    def test_a_key_that_nobody_can_decide_about_now_gets_no_such_advice(self, key: str) -> None:
+        """It is completed, or a worker holds it."""
+        assert resolve(f"--key={key}")[1].endswith("\n1 key.\n")
+
     def test_a_result_that_cannot_be_decrypted_says_so(self) -> None:
         IdempotencyStep.objects.filter(name="write").update(result=f"{MARK}x")
         assert "done: write=(cannot be decrypted)" in resolve("--operation=POST refund/")[1]

@@ -133,6 +133,7 @@ STORED = {"name": "charge", "kind": "call", "attempt": 1, "started_at": "2026-01
             {"action": "record", "detail": []},
             {"steps": [{**STORED, "kind": []}]},
             {"steps": [{**STORED, "started_at": None}]},
+            {"steps": [{name: stored for name, stored in STORED.items() if name != "attempt"}]},
         )
     ]
     + [
