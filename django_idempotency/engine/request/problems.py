@@ -1,7 +1,7 @@
 """The error answers of the package, in the format of RFC 9457 (problem details). Each error has its own function.
 
-If section 2.7 of the IETF draft has a title for an error, the package uses the title of the draft. Titles are never
-translated, but details are.
+If section 2.7 of the IETF draft about `Idempotency-Key` has a title for an error, the package uses this title. Titles
+are never translated, but details are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of an error answer. `respond` makes the response from it.
+    """The content of an error answer, from which `respond` makes the response.
 
     If the setting `ERROR_RESPONSE` has a callable, the callable gets a `Problem` as its second argument.
     """
@@ -51,7 +51,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """The package cannot identify the caller of the request, or cannot use its body. So the package claims no key."""
+    """The caller of the request or the body of the request cannot be used. So the package claims no key."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)

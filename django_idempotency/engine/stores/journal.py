@@ -1,7 +1,7 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-When the journal changes a row, it compares the attempt number of the worker with the attempt number of the row. If the
-row belongs to a newer attempt, the journal changes nothing and raises `LeaseLost`. This number is called the fence.
+Each change by the journal has the condition that the claimed row still has the attempt number of this worker. This
+number is called the fence. If a newer attempt has taken the key over, the journal changes nothing.
 
 # Note [Fencing]
 Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
@@ -86,7 +86,7 @@ class Journal:
             raise lease_lost()
 
     def renew(self, claimed: Claimed, lease: float) -> None:
-        """Set the lease of the key to `lease` seconds from now. Raises `LeaseLost`."""
+        """Set the end of the key's lease to `lease` seconds from now. Raises `LeaseLost`."""
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
@@ -241,7 +241,7 @@ class Journal:
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """Return a transaction for several statements, or use the open transaction of the caller."""
+        """Make several statements commit together, in the open transaction of the caller or in a new transaction."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
