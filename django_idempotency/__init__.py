@@ -46,7 +46,7 @@ if not TYPE_CHECKING:  # if a type checker read `__getattr__`, the type checker 
     def __getattr__(name: str) -> Any:
         """Import the module of a public name when the name is first used, and return the object with this name.
 
-        An earlier import would fail, because Django imports this package before models can be imported.
+        The module cannot be imported earlier, because Django imports this package before models can be imported.
         """
         for home, names in _HOMES.items():
             if name in names:

@@ -1,4 +1,4 @@
-"""`IdempotencyMixin` for class-based views of plain Django. `django_idempotency.rest_framework` has the same mixin."""
+"""`IdempotencyMixin` for class-based views of plain Django. `django_idempotency.rest_framework` also has this mixin."""
 
 from .engine.declare.class_options import IdempotencyMixin
 

@@ -1,8 +1,8 @@
 """The admin pages on which a person decides about one key, or about all keys that are ticked in the list of keys.
 
-A page first explains what its decision will do. If the person has to enter a result or a response, the page then shows
-a preview of it. A decision changes only keys that the page has shown. The person must have the permission to decide. A
-key that has changed after the page showed it is left out.
+The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
+shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
+the permission to decide. If a key has changed after the page was shown, the decision does not change this key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that were ticked in the list, at most one page of them.
+    """Return the keys that were ticked in the list, but not more keys than one page of the list shows.
 
     The choice "Select all" of Django's list has no effect here, because it could mean the whole table.
     """
@@ -75,10 +75,10 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Answer one request to the page of a decision: show the form, or show the preview, or make the decision.
+    """Show the form of a decision, or show the preview of a decision, or make the decision.
 
     Return the page with the form or the preview. Return None if the decision was made, or if no key is left to decide
-    about. After None, a message in the admin tells the person what has happened.
+    about. If this function returns None, a message in the admin tells the person what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -144,7 +144,7 @@ def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[st
     """Find one stored result of each step as an example, if the person has the permission to see results.
 
     The example for a step is the newest result of this step in the completed keys of the same operation. The queries
-    read only the latest results: the first query reads a range of primary keys, and the next queries read single rows.
+    read only the latest results. The first query reads a range of primary keys, and the next queries read single rows.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

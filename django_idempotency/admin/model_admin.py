@@ -1,6 +1,7 @@
-"""The admin pages for keys. People can read keys there, and decide about keys that no worker is processing.
+"""The admin pages for keys.
 
-These pages change a key only by a decision.
+On these admin pages, people read keys, and decide about keys that no worker is processing. The pages change a key only
+when a person has made a decision about the key.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # The list has no facets. For facets, Django would count all keys of the table for each choice of each filter.
+    # The list has no facets, because Django would count all keys of the table for each choice of each filter.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -119,7 +120,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Return whether this user may take decisions. If the user may not, the list of keys has no actions."""
+        """Return whether this user may take decisions.
+
+        For a user without the permission to take decisions, the list of keys shows no actions.
+        """
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
@@ -140,8 +144,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The admin does not read keys from a replica, because it writes a decision to the database from which it has
-        # read the key.
+        # The admin does not read keys from a replica, because a decision about a key is written to the database from
+        # which the admin has read the key.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 

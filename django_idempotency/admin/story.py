@@ -1,4 +1,7 @@
-"""The sentences on the page of a key. They tell what has happened, what is certain or not, and what comes next."""
+"""The texts on the admin page of a key.
+
+The texts tell what has happened to the key, what is certain, what is not certain, and what comes next.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,7 @@ class Story(Facts):
     def unreadable(self) -> bool:
         """Return whether a retry would raise `NotDecryptable`.
 
-        A retry raises this error if it cannot decrypt the stored response or the result of a step.
+        A retry raises `NotDecryptable` if it cannot decrypt the stored response or the result of a step.
         """
         try:
             unseal(self.row, "headers", self.row.headers, self.row.status_code, self.row.fingerprint)
@@ -142,8 +145,8 @@ class Story(Facts):
     def to_do(self) -> str:
         """Return the advice for a person who decides about this key.
 
-        If the lease of a worker is over, the advice usually begins with a check that this worker is dead. The reason is
-        that a slow worker can still make calls.
+        A worker that is only slow can still make calls. So if the lease of a worker is over, the advice usually begins
+        with a check that this worker is dead.
         """
         if self.unreadable:
             return _(

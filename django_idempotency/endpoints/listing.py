@@ -1,8 +1,8 @@
 """List the endpoints of a project that answer unsafe HTTP methods such as POST.
 
 The listing reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
-listing cannot find the protection. The listing also cannot find `idempotent` below a decorator that does not use
-`functools.wraps`. In both cases, the listing shows the endpoint as not protected.
+listing shows the endpoint as not protected. If `idempotent` stands below a decorator that does not use
+`functools.wraps`, the listing also shows the endpoint as not protected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """Return "atomic", "leased" or "leased, hold". Return an empty text if the endpoint is not protected."""
+        """Return the mode: "atomic", "leased" or "leased, hold". Without protection, return an empty text."""
         return "" if self.options is None else MODES[self.options.policy]
 
 
@@ -124,7 +124,7 @@ class Answers(NamedTuple):
     def methods(self) -> list[str]:
         """Return the HTTP methods that the list shows for this view.
 
-        If a function does not declare its methods, the list shows the methods that are protected.
+        If a function does not declare its methods, the list shows only the protected methods of the function.
         """
         if self.method is not None:
             return [self.method]
@@ -177,8 +177,9 @@ def of_handler(
 def _whole(callback: Any, cls: Any) -> Declaration | None:
     """Return the declaration that protects a whole class-based view, or None.
 
-    The declaration is on the callback of the URL, or on a `dispatch` method. The `dispatch` methods of all base classes
-    are searched, because the first one can be without protection, for example that of `LoginRequiredMixin`.
+    The declaration is on the callback of the URL, or on a `dispatch` method. This function looks at the `dispatch`
+    methods of all base classes. An unprotected `dispatch`, for example the `dispatch` of `LoginRequiredMixin`, can run
+    before the protected `dispatch`.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
@@ -201,7 +202,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    If the class has `IdempotencyMixin`, `as_view()` has already raised these problems as errors.
+    If the class has `IdempotencyMixin`, `as_view()` has already raised the problems of check E006 as errors.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -211,7 +212,7 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the class of a callback that `as_view()` or a router has made. Return None for a function."""
+    """Return the view class of a callback that `as_view()` or a router has made. For a function, return None."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 

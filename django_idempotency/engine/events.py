@@ -33,10 +33,12 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return the log levels for the reports about one held attempt. The first level is ERROR, each later level is INFO.
+    """Return the log levels for the reports about one held attempt.
 
-    The cache of this function keeps these levels for each held attempt. So if a client retries a held key many times,
-    each process logs only one ERROR.
+    The level of the first report is ERROR, and the level of each later report is INFO.
+
+    The cache of this function keeps the levels of each held attempt. So if a client retries a held key many times, each
+    process logs only one ERROR.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -51,9 +53,9 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Write the event to the log, and send it as a signal. If a transaction on this alias is open, wait for its commit.
+    """Write the event to the log, and send it as a signal. This function never raises an exception.
 
-    This function never raises an exception.
+    If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
 
     `event` is one of the texts that the docstring of `signals.key_event` explains.
     `reason` is reported only up to its first colon, because the message of an exception can contain text of the client.
@@ -81,8 +83,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    This function does not report a replay, because `may_replay` can refuse the replay later. After that, the caller of
-    this function reports the replay.
+    This function does not report a replay, because `may_replay` can refuse the replay later. The caller of this
+    function reports the replay after `may_replay`.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -115,14 +117,14 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Print an exception of the logging or of a signal receiver to stderr, and do not raise the exception again.
+    """If the logging or a signal receiver raises an exception, print the exception, and do not raise it again.
 
     `logging` also prints most of its own errors without raising them. But a filter of a logger can raise an exception.
     `send_robust` raises an exception if a receiver without `__qualname__` fails.
 
-    The argument `robust=True` of `on_commit` is not enough. If our callback raises an exception in Django 5.2, Django
-    raises an exception too, and does not run the callbacks of the project. Later versions of Django write our callback
-    to the log, and this callback contains the key, which is a secret.
+    The argument `robust=True` of `on_commit` does not protect enough. If our callback raises an exception in Django
+    5.2, Django raises a second exception, and does not run the callbacks of the project. Later versions of Django write
+    our callback to the log, and this callback contains the key, which is a secret.
     """
     try:
         yield

@@ -5,7 +5,7 @@ In Django Ninja, `Operation.run` authenticates and throttles the caller, parses 
 function of the operation. The decorator puts a wrapper around this function, and this wrapper is the protection. The
 decorator also puts a second wrapper around `Operation.run`. The second wrapper tells the first wrapper which operation
 is running. The second wrapper also raises each exception that the API's exception handlers have not answered. If the
-first wrapper raised such an exception, `Operation.run` would give it to the same handlers again.
+first wrapper raised this exception, `Operation.run` would give the exception to the same handlers again.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     ATOMIC_REQUESTS, the decorator opens a savepoint instead. An exception of the operation rolls back this transaction
     or savepoint. After the rollback, the API's exception handlers make the answer. A final answer is stored.
 
-    Put `idempotent_operation` below the route decorator. The decorator can have no arguments, options as keyword
-    arguments, or an `Idempotency` object as its argument. The decorator protects the unsafe HTTP methods of the route.
-    Authentication, throttling and parsing run before the protection, also for a replay.
+    Put `idempotent_operation` below the route decorator. The decorator works without arguments, with options as keyword
+    arguments, or with an `Idempotency` object as its argument. The decorator protects the unsafe HTTP methods of the
+    route. Authentication, throttling and parsing run before the protection, also for a replay.
 
     Raises:
         IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
@@ -124,7 +124,7 @@ def _around(layer: Idempotency, run: Any) -> Any:
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    declare(operation, Declaration((layer, for_methods(*methods))))  # for example, this protects PUT on a PUT route
+    declare(operation, Declaration((layer, for_methods(*methods))))  # for example, PUT is protected on a PUT route
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
@@ -153,17 +153,17 @@ class NinjaViewCall(ViewCall):
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """Return a text that identifies the caller, as the operation's own authentication has found the caller.
+        """Return a text that identifies the caller whom the operation's own authentication has found.
 
-        Return None if the authentication has found no caller.
+        If the authentication has found no caller, return None.
         """
         auth = getattr(self.request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. Django Ninja's own authenticators for sessions return a user and no text, so they are
-            # not counted here.
+            # returned the text. Django Ninja's own authenticators for sessions return a user and no text, so these
+            # authenticators are not counted.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -176,14 +176,14 @@ class NinjaViewCall(ViewCall):
     def ready(self, response: Any) -> HttpResponseBase:
         """Convert the operation's result into a response, in the same way as the operation itself.
 
-        This happens before the COMMIT, because a schema can refuse the result.
+        The conversion happens before the COMMIT, because a schema can refuse the result.
         """
         # If the operation has a parameter for its response, the operation has set headers on this parameter.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Return the answer of the API's exception handlers to this exception. They run in a new transaction."""
+        """Return the answer of the API's exception handlers, which run in a new transaction."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
@@ -229,7 +229,7 @@ def view_call(*args: Any) -> None:
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
     """Convert the return value of `reconcile` into a response, in the same way as a return value of the operation.
 
-    This conversion uses an empty request.
+    The conversion uses an empty request object.
     """
     if not isinstance(declaration.target, Operation):
         return None

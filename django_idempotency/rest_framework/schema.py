@@ -2,12 +2,12 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-If a project has its own schema class, `AutoSchema` must be the first base class of that class. If the project itself
-has declared one of the headers or statuses, the declaration of the project stays.
+If a project has its own schema class, `AutoSchema` must be the first base class of that class. If a project has itself
+declared a header or a status of an operation, the schema keeps the declaration of the project.
 
-This module contains a schema class, because other kinds of extensions for drf-spectacular would miss some operations.
+The package extends drf-spectacular with a schema class, because other kinds of extensions would miss some operations.
 An `OpenApiViewExtension` does not work for a method with `@extend_schema`, and a post-processing hook does not get the
-view. The maintainer of drf-spectacular recommends a schema class for such a purpose (issue #804).
+view. In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["AutoSchema"]
 
 
 class AutoSchema(openapi.AutoSchema):
-    """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
+    """This class extends drf-spectacular's `AutoSchema`, and also shows the idempotency key of protected operations.
 
-    Put the dotted name of this class into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema class,
-    write `class ShopSchema(AutoSchema, OwnSchema)`.
+    Put the dotted name of `AutoSchema` into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema
+    class, write `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:

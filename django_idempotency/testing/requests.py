@@ -1,4 +1,7 @@
-"""Send requests to the endpoint under test. A test can send a request again, change its body, or send it many times."""
+"""Send requests to the endpoint under test.
+
+A test can repeat a request, change the body of a request, or send a request several times at once.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ class Request:
     def _body(self, carried: Any) -> Any:
         """Return the body of the request.
 
-        `carried` is the data that contains the key. This data is some fields of the body, or the whole body.
+        `carried` is the data that contains the key. `carried` can be some fields of the body, or the whole body.
         """
         data = copy.deepcopy(self.data)  # each request needs its own copy, because a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
@@ -146,11 +149,11 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 def _copy(client: Any, *, raises: bool = True) -> Any:
     """Return a copy of a Django client. The copy has its own cookies. A client of another kind is returned as it is.
 
-    A retry must send the same cookies as the first request. It must not send the cookies that the first response has
-    set, because a client that retries has usually not received the first response.
+    A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
+    set, because the first response was lost.
 
-    If `raises` is False, the copy does not raise the exceptions of views. Otherwise, the copy would also raise the
-    exception of a request that another thread of this process has sent.
+    If `raises` is False, the copy does not raise the exceptions of views. If `raises` were True, the copy would also
+    raise the exception of a request that another thread of this process has sent.
     """
     if not isinstance(client, Client):
         return client

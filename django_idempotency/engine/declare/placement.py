@@ -1,8 +1,8 @@
-"""Find decorators `idempotent` in wrong places, and refuse them with an error.
+"""Find uses of the decorator `idempotent` in wrong places, and raise errors.
 
-The decorator must stand below all code that decides who the caller is, for example below `login_required`. If the
-decorator stood above such code, a replay could send a response to another caller, or to a caller whose token has been
-revoked.
+The decorator `idempotent` must stand below all code that decides who the caller is, for example below `login_required`.
+If `idempotent` stands in a wrong place, a replay can send a response to the wrong caller, or to a caller whose token
+has been revoked.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def refuse_view(view: Any) -> None:
 def _below(view: Any) -> str | None:
     """Return a text about code below `idempotent` that possibly decides who the caller is.
 
-    The text is about an operation of Django Ninja, a view class, or another decorator. Return None if `idempotent` has
-    no such code below it.
+    The returned text is about an operation of Django Ninja, a view class, or a different decorator. Return None if
+    there is no such code below `idempotent`.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -75,9 +75,9 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Set a hook on a protected Django view, so that Django Ninja raises an error if it gets this view as an operation.
+    """Set a hook on a protected Django view, so that Django Ninja cannot make an operation from this view.
 
-    Django Ninja calls the hook when it makes an operation from the view, and the hook raises the error.
+    Django Ninja calls the hook when it makes an operation from the view, and the hook raises an error.
     """
     # The code sets the attribute without an import of Django Ninja, because many projects do not use Django Ninja. The
     # attribute gets a new list, because `wraps()` has copied only a reference to the list of the unprotected view.
@@ -107,7 +107,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return a text about `idempotent` in a wrong place on the `dispatch` of this class, or None if all is right.
+    """Return a text about `idempotent` in a wrong place on the `dispatch` of this class, or None if the place is right.
 
     A system check also calls this function.
     """
@@ -143,8 +143,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
     # Each `dispatch` method that the project has written runs before the handlers, so this `dispatch` possibly checks
-    # who is calling. If the class has no handlers, the last `dispatch` answers the request itself. So the last
-    # `dispatch` is not treated as a check.
+    # who is calling. If the class has no handlers, the last `dispatch` is not treated as a check, because this
+    # `dispatch` answers the request itself.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -173,7 +173,7 @@ def refuse_handler(handler: Any) -> None:
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
     """Return a text about a decorator of this function that possibly decides who the caller is.
 
-    The text also advises how to correct the code. Return None if the function has no such decorator.
+    The returned text also advises how to correct the code. Return None if the function has no such decorator.
     """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:

@@ -50,12 +50,13 @@ def is_alone(store: Store) -> bool:
 
 
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Claim the key, and return the outcome. If another request has claimed the key, try again for `wait` seconds.
+    """Claim the key, and return the outcome of the claim.
 
-    After a deadlock or a serialization failure, the key is claimed a second time. This is safe, because the work has
-    not run yet. The second claim is made only if the caller has no open transaction. Inside an outer `atomic()`, the
-    database has perhaps rolled back the writes of the caller too. In this case, only the caller can begin again. Inside
-    an outer `atomic()`, a duplicate never waits for the running request.
+    If another request has claimed the key, try again for up to `wait` seconds. After a deadlock or a serialization
+    failure, the key is claimed a second time, because the work has not run yet. The second claim is made only if the
+    caller has no open transaction. Inside an outer `atomic()`, the database has perhaps rolled back the writes of the
+    caller too, so only the caller can start its work again. Inside an outer `atomic()`, a duplicate never waits for the
+    running request.
     """
     outcome: ClaimOutcome = Conflicted()
     # `end` is computed before the first claim, because MySQL can delay this claim under some isolation levels.
@@ -76,7 +77,7 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
 
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Claim the key again and again until the time `end`. The last claim is made at this time.
+    """Claim the key again and again until the time `end`. The last claim is made at the time `end`.
 
     `end` is a time of `time.monotonic()`. Each claim begins and ends its own transaction. So during the pause between
     two claims, the database keeps no lock and no snapshot for this request.

@@ -16,7 +16,7 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """Each scope that is stored as a hash begins with this text. No other stored scope begins with it."""
 # This list of characters never changes. The package does not call `str.isprintable`, because its result can change with
-# a new Python version. After such a change, a retry would not find its row.
+# a new Python version. If the result changed, a retry after an upgrade of Python would not find its row.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
@@ -24,7 +24,7 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 def digest(*parts: bytes | str) -> bytes:
     """Return the SHA-256 hash of all parts. The length of each part is hashed before the part.
 
-    With these lengths, two different lists of parts never become the same bytes before the hashing.
+    Because of these lengths, two different lists of parts never give the same bytes to hash.
     """
     hasher = sha256()
     for part in parts:
@@ -40,7 +40,7 @@ def key_hash(key: str) -> int:
 
 
 def reference_of(hash_: int) -> str:
-    """Return 16 hex digits. Logs show them in place of the key, because the key itself can be a secret."""
+    """Return 16 hex digits that logs show in place of the key, because the key itself can be a secret."""
     return f"{hash_ & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
@@ -53,7 +53,7 @@ def hash_of(reference: str) -> int:
 class Identity:
     """The caller, the operation and the key of one row of the key table. The function `identify` makes an identity.
 
-    If a request has no usable key, only the operation is known. In this case, `scope` and `key` are empty texts.
+    If a request has no usable key, only the operation is known, and `scope` and `key` are empty texts.
 
     `key_hash` is the first 8 bytes of SHA-256(key), as a number.
     `scope_hash` is the first 8 bytes of the digest of scope, operation and key, as a number.
@@ -72,7 +72,7 @@ class Identity:
     def reference(self) -> str:
         """Return the hex digits that logs show in place of the key, see `reference_of`.
 
-        If the request has no usable key, return an empty text.
+        If the request has no usable key, the reference is an empty text.
         """
         return reference_of(self.key_hash) if self.key else ""
 
@@ -88,8 +88,8 @@ def kept_scope(scope: str) -> str:
     Any other scope is stored as a hash. Some projects build the scope from a text that the client has sent. Such a text
     can contain a NUL, which PostgreSQL refuses. The text can also contain line breaks, or be a megabyte long.
 
-    A scope that begins with "scope:" is also stored as a hash, because each stored hash begins with "scope:". Without
-    this rule, a person who has read a stored hash in the table could send this hash as a scope. Then the package would
+    Each stored hash begins with "scope:". If a sent scope begins with "scope:", it is also stored as a hash. Without
+    this rule, a person who has read a stored hash in the table could send this hash as a scope. The package would then
     treat this person as the caller to whom the hash belongs.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
@@ -100,8 +100,9 @@ def kept_scope(scope: str) -> str:
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
     """Return the identity of a request or of a row.
 
-    `stored` is True if the scope comes from the table. Such a scope must not be changed.
-    `stored` is False if the scope comes from a request. For such a scope, `kept_scope` decides whether to hash it.
+    `stored` is True if the scope comes from the table, because a scope from the table must not be changed.
+    `stored` is False if the scope comes from a request. For a scope from a request, `kept_scope` decides whether to
+    hash it.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
@@ -112,7 +113,7 @@ def derived_key(identity: Identity, step: str) -> str:
     """Return a UUID (version 5, RFC 9562) for one external call.
 
     The UUID of this call is the same in every attempt, in every process and in every release of the package. The UUID
-    is `uuid5(DERIVED, text)`. In this formula, `text` is the SHA-256 hash of scope, operation, key and step name, in
-    hex digits. The length of each of the four parts is hashed before the part, as 8 bytes.
+    is `uuid5(DERIVED, text)`. In `uuid5(DERIVED, text)`, `text` is the SHA-256 hash of scope, operation, key and step
+    name, in hex digits. The length of each of these four parts is hashed before the part, as 8 bytes.
     """
     return str(uuid5(DERIVED, digest(identity.scope, identity.operation, identity.key, step).hex()))

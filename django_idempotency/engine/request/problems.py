@@ -51,7 +51,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """The caller of the request or the body of the request cannot be used. So the package claims no key."""
+    """The package claims no key, because it cannot identify the caller or cannot use the body of the request."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -191,8 +191,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # While the first request is running, the status is 409 and never 202, even if the project uses 202 elsewhere. The
-    # reason is that a sender of webhooks would treat a 202 as success.
+    # While the first request is running, this response has the status 409, and never 202 with a status page. The reason
+    # is that a sender of webhooks would treat 202 as success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
@@ -201,8 +201,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
 def respond(request: HttpRequest, problem: Problem) -> Any:
     """Return the response for a problem.
 
-    If the project has a format of its own for errors, the response has this format. Otherwise, a browser gets a page,
-    and a program gets JSON.
+    If the project has a format of its own for errors, the response has this format. If the project has no format of its
+    own for errors, a browser gets a page, and a program gets JSON.
     """
     conf = get_settings()
     if conf.error_response is not None:
@@ -223,8 +223,8 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     Return None if the client is a program, or if the project does not use Django templates.
 
     The page has a button that sends the form again with the same key. The page does not reload itself, because a reload
-    would send a GET. The answer to this GET would be an empty form with a new key. With the new key, a customer would
-    order the same goods a second time.
+    would send a GET. The answer to a GET would be an empty form with a new key, and a customer would fill in the form
+    and order the same goods a second time.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

@@ -1,29 +1,29 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-Each change by the journal has the condition that the claimed row still has the attempt number of this worker. This
-number is called the fence. If a newer attempt has taken the key over, the journal changes nothing.
+Each change by the journal has the condition that the claimed row still has the attempt number of this worker. The
+attempt number is called the fence. If a newer attempt has taken the key over, the journal changes nothing.
 
 # Note [Fencing]
 Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
-locks or changes the claimed row. This statement finds the row only if the row is still in progress and still has the
+locks or changes the claimed row. The lock or the change succeeds only if the row is still in progress and still has the
 attempt number of this worker. A takeover or an operator's decision locks the same row, and changes the attempt or the
-status of the row. So only two cases are possible. In the first case, the old worker commits before the takeover or the
-decision. In the second case, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the
-old worker. A check without a lock would not be enough, because the old worker and the new worker could commit at the
-same time.
+status of the row. So the old worker can commit only before the takeover or the decision. After the takeover or the
+decision, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the old worker. A check
+without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
 The condition for the claimed row also contains the two hashes of the key's identity. Some projects have a schema or a
-database for each tenant. In such a project, the work can switch the connection to the schema of another tenant
-(`SET search_path`, `USE`). In the schema of the other tenant, another key could have the same id and the same attempt
-number. The hashes also tell the database which partition has the row.
+database for each tenant. In such a project, the work can switch the connection to the schema of another tenant (`SET
+search_path`, `USE`). In the schema of the other tenant, another key could have the same id and the same attempt number.
+The hashes also tell the database which partition has the row.
 
 On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
 have an older snapshot, which does not show the started call. The new version of the row makes a takeover with an older
-snapshot fail. A lock alone would not make this takeover fail, because a lock does not write a new version of the row.
+snapshot fail. A lock alone would not stop a takeover with an older snapshot, because a lock writes no new row version.
 
 # Note [Lost answers]
-Sometimes a connection breaks while the worker waits for the answer to a COMMIT. Then the worker cannot tell whether the
-database has committed the transaction. So the package must act correctly whether the COMMIT has happened or not:
+Sometimes a connection breaks while the worker waits for the answer to a COMMIT. After such a break, the worker cannot
+tell whether the database has committed the transaction. So the package must act correctly in both cases, with and
+without the commit:
 
 * If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
   locked until its lease is over.
@@ -34,15 +34,14 @@ database has committed the transaction. So the package must act correctly whethe
 * If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
   from the table whether the write was committed.
 * If the answer to a completion is lost, the key is marked as failed, and the next attempt finds the finished steps. But
-  if the completion was committed, the key is completed, and is not marked as failed. In this case, the client gets the
-  stored response.
+  if the completion was committed, the key is not marked as failed, and the client gets the stored response.
 
 # Note [Writes in doubt]
 The transaction of a local write begins with a record that the write has started, and ends with a record of its result.
-So other requests usually never find a started write without a result. The only exception is a write that ends its own
-transaction in the middle, for example with DDL on MariaDB or with a raw COMMIT. After this exception, the step of the
-write always stays without a result, also after `kill -9`. The package cannot find out what the write has committed, so
-a person must decide about the key.
+So other requests find no started write without a result. The only exception is a write that ends its own transaction in
+the middle, for example with DDL on MariaDB or with a raw COMMIT. If a write has ended its own transaction, the step of
+the write always stays without a result, also after `kill -9`. The package cannot find out what the write has committed,
+so a person must decide about the key.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class Journal:
     def fence(self, claimed: Claimed) -> None:
         """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
 
-        On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. One
-        reason is that the nodes of a Galera cluster tell each other only which rows a transaction has changed, and not
-        which rows it has locked. Another reason is that SQLite locks only when a transaction writes.
+        On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
+        Galera cluster, a lock would not be enough, because a node tells the other nodes only which rows a transaction
+        has changed, and not which rows it has locked. On SQLite, a transaction can lock only by writing.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -96,8 +95,9 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The text `error` is stored in ASCII, because some databases refuse some of the other letters. The other letters
-        are stored as escapes. If a database refused the text, the key would stay locked until its lease is over.
+        The text `error` is stored in ASCII, because some databases refuse some letters that are not in ASCII. These
+        letters are stored as escapes. If a database refused the text, the key would stay locked until its lease is
+        over.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -131,8 +131,8 @@ class Journal:
         `again` is True if an earlier attempt has already started this call.
         `keyed` is True if the work has read the derived key of this step before the call, and perhaps sends this key.
 
-        If the worker makes a call again, the record keeps the time and the error of the first call. A person perhaps
-        needs them to search for the first call.
+        If the worker makes a call again, the record keeps the time and the error of the first call. Perhaps a person
+        needs this time and this error to search for the first call.
         """
         with self._atomic():
             self._change(claimed)
@@ -146,8 +146,8 @@ class Journal:
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. Raises `LeaseLost`.
 
-        If `result` is None, the call has ended, but its return value is lost. After an error of this method, the caller
-        can use the method again. See Note [Lost answers].
+        If `result` is None, the call has ended, but its return value is lost. If `finish_call` raises an error, the
+        caller can call `finish_call` again. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)
@@ -169,13 +169,13 @@ class Journal:
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Lock the claimed row with `fence`, and record that a local write will run now. Raises `LeaseLost`.
 
-        This method must be called first in the transaction of the local write. See Note [Writes in doubt].
+        `start_write` must be called first in the transaction of the local write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. This method must be called last in the transaction of the local write.
+        """Record the result of a local write. `finish_write` must be called last in the transaction of the local write.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -194,8 +194,8 @@ class Journal:
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the started calls without a result, and the names of the started writes without a result.
 
-        The caller must lock the key first. The query locks the steps, so it reads the steps that are committed now. A
-        query without a lock could read an older snapshot.
+        The caller must lock the key before it calls this method. The query locks the steps, so it reads the steps that
+        are committed now. A query without a lock could read an older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
@@ -217,7 +217,7 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # This UPDATE always changes `updated_at`, because MySQL (without FOUND_ROWS) does not count a row whose values
+        # Each UPDATE here changes `updated_at`, because MySQL (without FOUND_ROWS) does not count a row whose values
         # stay the same.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
@@ -246,7 +246,7 @@ class Journal:
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock these rows until the transaction ends, if the database has row locks. Other requests can read locked rows.
+    """Lock these rows until the transaction ends, if the database has row locks. Duplicates can read locked rows.
 
     If `skip` is True and the database has SKIP LOCKED, the result does not contain rows that another transaction has
     locked.

@@ -19,8 +19,8 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # These errors do not tell which key the other transaction has claimed. Perhaps that key is not the key of this
-    # request.
+    # SQLite's error about a lock does not tell which key is locked. Perhaps a different key is locked, and not the key
+    # of this request.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 
@@ -31,7 +31,7 @@ class SQLiteStore(Store):
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) roll back the whole transaction. `executescript` commits the
-        # transaction. In both cases, Django does not notice that the transaction has ended. From then on, SQLite
+        # transaction. Django does not notice that the transaction has ended. After the end of the transaction, SQLite
         # commits each statement by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 

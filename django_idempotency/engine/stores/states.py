@@ -40,9 +40,9 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # SQLite stores times as texts. This SQL writes the time in Django's text format, so that SQLite can compare the two
-    # texts. Each percent sign is doubled, because in a statement with parameters a single percent sign begins a
-    # placeholder.
+    # SQLite stores times as texts. This SQL writes the present time in the text format that Django uses, so that SQLite
+    # can compare the present time with a stored time. Each percent sign is doubled, because a single percent sign
+    # begins a placeholder in a statement with parameters.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
@@ -54,9 +54,9 @@ CLOCKS = {
 class Clock(Func):
     """The database's time at the start of the statement.
 
-    During a statement, this time does not change, so the database can compare an indexed column with this time by the
-    index. This time is not the start of the transaction, and it does not come from the clock of the application server.
-    This time is never later than the database's present time.
+    The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
+    with `Clock`. The value of `Clock` is not the start of the transaction, and does not come from the clock of the
+    application server. The value is never later than the present time of the database.
 
     `plus` is the number of seconds that are added to the database's time.
     """
@@ -147,7 +147,7 @@ class Seen:
 
     @property
     def doubts(self) -> list[IdempotencyStep]:
-        """Return the steps that were started and have no result. Return no steps while a worker runs the key."""
+        """Return the steps that were started and have no result. Return no steps if a worker has a live lease."""
         return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @property
