@@ -68,7 +68,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
     """Return the keys that were ticked in the list, but not more keys than one page of the list shows.
 
-    The choice "Select all" of Django's list has no effect here, because it could mean the whole table.
+    The choice "Select all" of Django's list has no effect on decisions, because it could mean the whole table.
     """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")

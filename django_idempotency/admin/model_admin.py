@@ -129,7 +129,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
         """Return whether this user may decide about this key.
 
-        The page of the key and the actions of the list call this method before each decision.
+        The page of the key and the actions of the list call `may_decide` before each decision.
         """
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
@@ -144,8 +144,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The admin does not read keys from a replica, because a decision about a key is written to the database from
-        # which the admin has read the key.
+        # The admin does not read keys from a replica, because a decision must be written to the database from which the
+        # key was read.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 

@@ -67,7 +67,7 @@ class Endpoint:
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """Return the unsafe endpoints in the order of the URLconf. No database is read.
+    """Return unsafe endpoints in the order of the URLconf. No database is read.
 
     Args:
         urlconf: the dotted path of the URLconf. The default is the project's.
@@ -141,7 +141,7 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """Yield one `Answers` for each unsafe HTTP method of a URL's callback.
 
-    An `Answers` has the view that answers this method, and the declaration that protects the view.
+    An `Answers` has the view that answers the HTTP method, and the declaration that protects the view.
     """
     for candidate in unwrapped(callback):
         for framework in frameworks():
@@ -188,7 +188,7 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 def _of_function(callback: Any) -> Iterator[Answers]:
     """Yield one `Answers` for each unsafe method that the function's decorator `require_http_methods` allows.
 
-    If the function does not have this decorator, yield one `Answers` without a method.
+    If the function does not have `require_http_methods`, yield one `Answers` without a method.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # The decorator `require_http_methods` keeps its list of methods in a closure.

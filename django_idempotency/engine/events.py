@@ -83,8 +83,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    This function does not report a replay, because `may_replay` can refuse the replay later. The caller of this
-    function reports the replay after `may_replay`.
+    `report_outcome` does not report a replay, because `may_replay` can refuse the replay later. The caller of
+    `report_outcome` reports the replay after `may_replay`.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):

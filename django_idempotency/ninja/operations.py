@@ -2,10 +2,11 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-function of the operation. The decorator puts a wrapper around this function, and this wrapper is the protection. The
-decorator also puts a second wrapper around `Operation.run`. The second wrapper tells the first wrapper which operation
-is running. The second wrapper also raises each exception that the API's exception handlers have not answered. If the
-first wrapper raised this exception, `Operation.run` would give the exception to the same handlers again.
+function of the operation. The decorator puts a wrapper around the function of the operation, and this wrapper is the
+protection. The decorator also puts a second wrapper around `Operation.run`. The second wrapper tells the first wrapper
+which operation is running. The second wrapper also raises each exception that the API's exception handlers have not
+answered. If the first wrapper raised an unanswered exception, `Operation.run` would give the exception to the same
+handlers again.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
     The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
-    ATOMIC_REQUESTS, the decorator opens a savepoint instead. An exception of the operation rolls back this transaction
-    or savepoint. After the rollback, the API's exception handlers make the answer. A final answer is stored.
+    ATOMIC_REQUESTS, the decorator opens a savepoint instead. An exception of the operation rolls back the transaction
+    or the savepoint. After the rollback, the API's exception handlers make the answer. A final answer is stored.
 
     Put `idempotent_operation` below the route decorator. The decorator works without arguments, with options as keyword
     arguments, or with an `Idempotency` object as its argument. The decorator protects the unsafe HTTP methods of the
@@ -93,8 +94,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
-    # An annotation can be a string. Django Ninja must resolve this string in the module of the function that is
-    # decorated, and not in this module.
+    # An annotation can be a string. Django Ninja must resolve a string annotation in the module of the decorated
+    # function, and not in this module.
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
@@ -147,7 +148,8 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 class NinjaViewCall(ViewCall):
     """One request to a protected operation.
 
-    Before this object is made, `Operation.run` has authenticated and throttled the caller, and parsed the parameters.
+    Before a `NinjaViewCall` is made, `Operation.run` has authenticated and throttled the caller, and parsed the
+    parameters.
     """
 
     operation: Operation

@@ -29,7 +29,7 @@ START_TIMEOUT = 60
 class Reply:
     """A response of the endpoint under test.
 
-    `replayed` is True or False, as the header `Idempotency-Replayed` tells. Without this header, `replayed` is None.
+    `replayed` is True or False, as the header `Idempotency-Replayed` tells. Without it, `replayed` is None.
     """
 
     def __init__(self, response: Any) -> None:
@@ -42,7 +42,7 @@ class Reply:
     def is_conflict(self) -> bool:
         """Return whether the response tells that the first request is still running.
 
-        Such a response has the status 409 or 429, or it has the status 202 and the state of the first request as JSON.
+        The response then has the status 409 or 429, or the status 202 with the state of the first request as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -147,7 +147,9 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
 
 def _copy(client: Any, *, raises: bool = True) -> Any:
-    """Return a copy of a Django client. The copy has its own cookies. A client of another kind is returned as it is.
+    """Return a copy of a Django client. The copy has its own cookies.
+
+    A client that is not Django's is returned without a copy.
 
     A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
     set, because the first response was lost.

@@ -46,7 +46,7 @@ NINJA_ORDER = """
 def refuse_view(view: Any) -> None:
     """Raise an error if `idempotent` decorates an object that is not a view, or if it stands in a wrong place.
 
-    This function is called when the decorator is applied.
+    `refuse_view` is called when the decorator is applied.
     """
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'

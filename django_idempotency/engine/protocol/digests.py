@@ -15,8 +15,9 @@ MAX_READABLE_SCOPE = 255
 """The most characters of a scope, equal to the limit of a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """Each scope that is stored as a hash begins with this text. No other stored scope begins with it."""
-# This list of characters never changes. The package does not call `str.isprintable`, because its result can change with
-# a new Python version. If the result changed, a retry after an upgrade of Python would not find its row.
+# The list of characters in `CONTROLS` never changes. The package does not call `str.isprintable`, because its result
+# can change with a new Python version. If the result changed, a retry after an upgrade of Python would not find its
+# row.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
@@ -24,7 +25,7 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 def digest(*parts: bytes | str) -> bytes:
     """Return the SHA-256 hash of all parts. The length of each part is hashed before the part.
 
-    Because of these lengths, two different lists of parts never give the same bytes to hash.
+    Because the lengths are hashed too, two different lists of parts never give the same bytes to hash.
     """
     hasher = sha256()
     for part in parts:
@@ -35,7 +36,7 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """Return a number that depends only on the key. With this number, an operator can find a key without its scope."""
+    """Return a number that depends only on the key. With `key_hash`, an operator can find a key without its scope."""
     return identify(scope="", operation="", key=key).key_hash
 
 
@@ -85,12 +86,13 @@ def has_controls(text: str) -> bool:
 def kept_scope(scope: str) -> str:
     """Return the scope as the table stores it. A short scope without control characters is stored unchanged.
 
-    Any other scope is stored as a hash. Some projects build the scope from a text that the client has sent. Such a text
-    can contain a NUL, which PostgreSQL refuses. The text can also contain line breaks, or be a megabyte long.
+    Any other scope is stored as a hash. Some projects build the scope from a text that the client has sent. A text from
+    a client can contain a NUL, which PostgreSQL refuses. A text from a client can also contain line breaks, or be a
+    megabyte long.
 
-    Each stored hash begins with "scope:". If a sent scope begins with "scope:", it is also stored as a hash. Without
-    this rule, a person who has read a stored hash in the table could send this hash as a scope. The package would then
-    treat this person as the caller to whom the hash belongs.
+    Each stored hash begins with "scope:". If a scope from a client begins with "scope:", this scope is also stored as a
+    hash. If this scope were stored unchanged, a person who has read a stored hash in the table could send this hash as
+    a scope. The package would then treat this person as the caller to whom the hash belongs.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope

@@ -223,8 +223,8 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     Return None if the client is a program, or if the project does not use Django templates.
 
     The page has a button that sends the form again with the same key. The page does not reload itself, because a reload
-    would send a GET. The answer to a GET would be an empty form with a new key, and a customer would fill in the form
-    and order the same goods a second time.
+    would send a GET. The answer to a GET would be an empty form with a new key. A customer would fill in the empty
+    form, and order the same goods a second time.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

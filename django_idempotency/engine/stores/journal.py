@@ -11,19 +11,18 @@ status of the row. So the old worker can commit only before the takeover or the 
 decision, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the old worker. A check
 without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
-The condition for the claimed row also contains the two hashes of the key's identity. Some projects have a schema or a
-database for each tenant. In such a project, the work can switch the connection to the schema of another tenant (`SET
-search_path`, `USE`). In the schema of the other tenant, another key could have the same id and the same attempt number.
-The hashes also tell the database which partition has the row.
+The condition for the claimed row also contains the two hashes of the key's identity. In a project with one schema or
+one database for each tenant, the work can switch the connection to another tenant's schema (`SET search_path`, `USE`).
+In the schema of the other tenant, another key could have the same id and the same attempt number. The hashes also tell
+the database which partition has the row.
 
 On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
 have an older snapshot, which does not show the started call. The new version of the row makes a takeover with an older
 snapshot fail. A lock alone would not stop a takeover with an older snapshot, because a lock writes no new row version.
 
 # Note [Lost answers]
-Sometimes a connection breaks while the worker waits for the answer to a COMMIT. After such a break, the worker cannot
-tell whether the database has committed the transaction. So the package must act correctly in both cases, with and
-without the commit:
+If a connection breaks while a worker waits for the answer to a COMMIT, the worker cannot tell whether the database has
+committed the transaction. So the package must act correctly with the commit and without the commit:
 
 * If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
   locked until its lease is over.
@@ -76,8 +75,8 @@ class Journal:
         """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
 
         On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
-        Galera cluster, a lock would not be enough, because a node tells the other nodes only which rows a transaction
-        has changed, and not which rows it has locked. On SQLite, a transaction can lock only by writing.
+        Galera cluster, a lock would not be enough. A node tells the other nodes which rows a transaction has changed,
+        but not which rows the transaction has locked. On SQLite, a transaction can lock only by writing.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -95,9 +94,9 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The text `error` is stored in ASCII, because some databases refuse some letters that are not in ASCII. These
-        letters are stored as escapes. If a database refused the text, the key would stay locked until its lease is
-        over.
+        The text `error` is stored in ASCII, because some databases refuse some letters that are not in ASCII. Letters
+        that are not in ASCII are stored as escapes. If a database refused the error text, the key would stay locked
+        until its lease is over.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -131,8 +130,8 @@ class Journal:
         `again` is True if an earlier attempt has already started this call.
         `keyed` is True if the work has read the derived key of this step before the call, and perhaps sends this key.
 
-        If the worker makes a call again, the record keeps the time and the error of the first call. Perhaps a person
-        needs this time and this error to search for the first call.
+        If the worker makes a call again, the record keeps the time and the error of the first call. With this
+        information, a person can search for the first call at the other side.
         """
         with self._atomic():
             self._change(claimed)
@@ -246,10 +245,10 @@ class Journal:
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock these rows until the transaction ends, if the database has row locks. Duplicates can read locked rows.
+    """Lock the rows of a query until the transaction ends, if the database has row locks.
 
-    If `skip` is True and the database has SKIP LOCKED, the result does not contain rows that another transaction has
-    locked.
+    Duplicates can still read the locked rows. If `skip` is True and the database has SKIP LOCKED, the result does not
+    contain rows that another transaction has locked.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

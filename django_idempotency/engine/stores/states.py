@@ -5,16 +5,16 @@ state, and a key is shown with its first state in this dict. The rule of a state
 condition for a query, which uses the database's clock. The second form is a function for a row that was read already.
 
 # Note [Which index finds a state]
-Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these indexes are
+Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
 `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. The condition of a state begins with the
 condition of its index, so that the database can use the index. Every failed key has an error, so a condition on
 `last_error` finds all failed keys. With an index that has a condition on `status`, PostgreSQL could not use HOT updates
 any more. A HOT update is an UPDATE that changes no index.
 
-Committed claims without a lease have no partial index, because every completion would have to change this index.
-Instead, the query for these claims uses the index on `expires_at`, and finds a claim only after the claim's `ttl`. The
-query reads few other rows, because a cleanup deletes most other rows whose `expires_at` is over. Until the `ttl` is
-over, each retry of a key without a lease is refused, see Note [A committed claim without a lease].
+Committed claims without a lease have no partial index, because every completion would have to change this index. The
+query for committed claims without a lease uses the index on `expires_at`, and finds a claim only after the claim's
+`ttl`. The query reads few other rows, because a cleanup deletes most other rows whose `expires_at` is over. Until the
+`ttl` is over, each retry of a key without a lease is refused, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until
 def as_sql(condition: Q, alias: str) -> str:
     """Return the condition as SQL, for a statement that uses the key table and no other table.
 
-    The returned SQL contains its values, so it has no placeholders.
+    The returned SQL contains all values, and has no placeholders.
     """
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
