@@ -41,10 +41,13 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-if not TYPE_CHECKING:  # with this function, a type checker would accept every name
+if not TYPE_CHECKING:  # if a type checker read `__getattr__`, the type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Import the module of a name late, because Django imports this package before models can be imported."""
+        """Import the module of a public name when the name is first used, and return the object with this name.
+
+        The module cannot be imported earlier, because Django imports this package before models can be imported.
+        """
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home, __name__), name)

@@ -1,4 +1,7 @@
-"""The mixin for class-based views of plain Django. `django_idempotency.rest_framework` also has this mixin."""
+"""The mixin `IdempotencyMixin` for class-based views of plain Django.
+
+The module `django_idempotency.rest_framework` has the same `IdempotencyMixin`.
+"""
 
 from .engine.declare.class_options import IdempotencyMixin
 

@@ -1,7 +1,8 @@
-"""The pages on which a person decides about one key, or about all keys that are ticked in the list.
+"""The admin pages on which a person decides about one key, or about all keys that are ticked in the list of keys.
 
-A page first explains what the decision will do. Then the page shows a preview. A decision is about the rows that the
-page has shown, if this person has the permission to decide, and if the rows have not changed since then.
+The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
+shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
+the permission to decide. If a key has changed after the page was shown, the decision does not change this key.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
-    """Decide about one key. The button is on the page of the key."""
+    """Decide about one key. The page of a key has a button for each decision."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
@@ -65,15 +66,19 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """The keys that were ticked. "Select all" is refused, because it could mean the whole table."""
+    """Return the keys that were ticked in the list, but not more keys than one page of the list shows.
+
+    The choice "Select all" of Django's list has no effect on decisions, because it could mean the whole table.
+    """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form with the keys. Then show the preview. Then do what the preview has shown.
+    """Show the form of a decision, or show the preview of a decision, or make the decision.
 
-    Return None when there is nothing more to show. In this case, a message tells the person what has happened.
+    Return the page with the form or the preview. Return None if the decision was made, or if no key is left to decide
+    about. If this function returns None, a message in the admin tells the person what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -100,7 +105,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
-        "action": request.POST.get("action", ""),  # empty for a decision from the page of one key
+        "action": request.POST.get("action", ""),  # on the page of one key, `action` is an empty text
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -112,7 +117,10 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Decide about each key as the person has seen it. The decision and its log entry commit in one transaction."""
+    """Make the decision for each key, but leave out each key that has changed after the person saw it.
+
+    For each key, the decision and its log entry commit in one transaction.
+    """
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
@@ -122,7 +130,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # this row's encryption key is missing, but the next rows are decided
+        except NotDecryptable as error:  # if a row cannot be decrypted, the decision goes on with the next row
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
@@ -133,10 +141,10 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """Find an older result of each step, if the person has the permission to see results.
+    """Find one stored result of each step as an example, if the person has the permission to see results.
 
-    The example is the newest result of a completed key with this operation. The queries read only the latest results:
-    first a range of the primary key, then single rows.
+    The example for a step is the newest result of this step in the completed keys of the same operation. The queries
+    read only the latest results. The first query reads a range of primary keys, and the next queries read single rows.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -1,4 +1,8 @@
-"""The admin pages of keys. These pages change keys only by decisions, and only keys that no worker holds."""
+"""The admin pages for keys.
+
+On these admin pages, people read keys, and decide about keys that no worker is processing. The pages change a key only
+when a person has made a decision about the key.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,10 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column of the list, or a field of a page. `text` is a function that returns the text to show."""
+    """Make a column for the list of keys, or a field for the page of a key.
+
+    `text` is a function that gets a key, and returns the text to show.
+    """
 
     @admin.display(description=title)
     def display(model_admin: Any, obj: Any) -> Any:
@@ -53,18 +60,19 @@ def _response(key: Shown) -> Any:
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the class takes no type parameters at run time
-    """The admin of keys. This package registers it. Subclass it, for example to limit `get_queryset()`.
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run time, `ModelAdmin[…]` would fail
+    """The admin of keys. This package registers it. A subclass can, for example, limit `get_queryset()`.
 
-    A user needs `view_idempotencykey` to see that there are keys, `view_response` to see the keys themselves and stored
-    responses, and `resolve_idempotencykey` to take decisions. A decision is the only change that these pages make.
+    A user with the permission `view_idempotencykey` sees that there are keys. With the permission `view_response`, the
+    user also sees the texts of the keys and the stored responses. To take decisions, a user needs the permission
+    `resolve_idempotencykey`. The admin pages make no change other than a decision.
     """
 
     actions = (answer_selected, release_selected)
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # With facets, Django would count all keys of the table for each choice of each filter.
+    # The list has no facets, because Django would count all keys of the table for each choice of each filter.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -82,7 +90,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # A key is enough to get the response of an anonymous caller. So a person who may not see responses sees no keys.
+    # A person who knows the key of an anonymous caller can get the caller's response with this key. So a person without
+    # the permission to see responses does not see the keys either.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -110,23 +119,32 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Whether this person may take decisions. If not, the list has no actions."""
+        """Return whether this user may take decisions.
+
+        For a user without the permission to take decisions, the list of keys shows no actions.
+        """
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
-        """Whether this person may decide about this key. The key's page and the list's actions both ask this method."""
+        """Return whether this user may decide about this key.
+
+        The page of the key and the actions of the list call `may_decide` before each decision.
+        """
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters. With `?body__startswith=`, a person without permission could guess a body."""
+        """Allow only the filters of the list.
+
+        If `?body__startswith=` were allowed, a user without the permission to see responses could guess a stored body.
+        """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The page does not read from a replica, because a decision is written to the database from which the key was
-        # read.
+        # The admin does not read keys from a replica, because a decision must be written to the database from which the
+        # key was read.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -142,7 +160,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # the cl
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show the timeline of the key, which has all decisions. Django's history has no decisions made by commands."""
+        """Show the page of the key, because its timeline has all decisions about the key.
+
+        Django's own history page would miss each decision that was made with a management command.
+        """
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
         return HttpResponseRedirect("../change/")

@@ -1,4 +1,7 @@
-"""A key in words: what has happened, what is certain, what is not certain, and what comes next."""
+"""The texts on the admin page of a key.
+
+The texts tell what has happened to the key, what is certain, what is not certain, and what comes next.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """Answers the first questions of a person on call. An answer is a few short sentences, or an empty text."""
+    """The answers to the first questions of an operator who looks at a key in the admin.
+
+    Each answer is a text of a few short sentences, or an empty text.
+    """
 
     @property
     def happened(self) -> str:
@@ -71,7 +77,10 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What is missing although all started steps are done. Only the view knows whether more steps would follow."""
+        """Return a text about what is missing although all started steps have ended.
+
+        The package cannot tell whether the view would start more steps.
+        """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
@@ -109,7 +118,7 @@ class Story(Facts):
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
                 "reconcile function, the function is asked first."
             )
-        if self.in_doubt:  # a key without a policy is treated as "hold"
+        if self.in_doubt:  # if the key has no policy, the rule of the policy "hold" applies
             return _(
                 "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
                 "is asked first."
@@ -120,7 +129,10 @@ class Story(Facts):
 
     @property
     def unreadable(self) -> bool:
-        """Whether a retry would raise `NotDecryptable`, because it reads the response or the results of the steps."""
+        """Return whether a retry would raise `NotDecryptable`.
+
+        A retry raises `NotDecryptable` if it cannot decrypt the stored response or the result of a step.
+        """
         try:
             unseal(self.row, "headers", self.row.headers, self.row.status_code, self.row.fingerprint)
             for step in self.steps:
@@ -131,7 +143,11 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What a person should do about this key. The worker must be dead first: a slow worker can still make calls."""
+        """Return the advice for a person who decides about this key.
+
+        A worker that is only slow can still make calls. So if the lease of a worker is over, the advice usually begins
+        with a check that this worker is dead.
+        """
         if self.unreadable:
             return _(
                 "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "

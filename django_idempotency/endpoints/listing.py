@@ -1,7 +1,8 @@
-"""The unsafe routes of the project, read from its URLconf. The listing calls no view.
+"""List the endpoints of a project that answer unsafe HTTP methods such as POST.
 
-The listing cannot see `idempotent` inside a view, or below a decorator that does not use `functools.wraps`. It lists
-these endpoints as not protected.
+The listing reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
+listing shows the endpoint as not protected. If `idempotent` stands below a decorator that does not use
+`functools.wraps`, the listing also shows the endpoint as not protected.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ANY = "ANY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One unsafe method of one route.
+    """One unsafe HTTP method of one route.
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
@@ -61,12 +62,12 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """The text "atomic", "leased" or "leased, hold", or "" if the endpoint is not protected."""
+        """Return the mode: "atomic", "leased" or "leased, hold". Without protection, return an empty text."""
         return "" if self.options is None else MODES[self.options.policy]
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """Return the unsafe endpoints of a URLconf, in its order. No database is read.
+    """Return unsafe endpoints in the order of the URLconf. No database is read.
 
     Args:
         urlconf: the dotted path of the URLconf. The default is the project's.
@@ -97,7 +98,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
     for pattern in resolver.url_patterns:
-        # Django joins the parts of resolver_match.route in this way, too.
+        # The next two lines join the parts of a route as Django joins them for `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -107,12 +108,12 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """The view that answers one HTTP method of a route, and its protection.
+    """The view that answers one HTTP method of a route, and the declaration that protects the view.
 
-    method: the HTTP method, or None if the view does not declare its methods.
-    view: the dotted name of the view.
-    declaration: the declaration that protects the view, or None if the view is not protected.
-    by_request: whether the view can choose other options for each request.
+    `method` is the HTTP method, or None if the view does not declare its methods.
+    `view` is the dotted name of the view.
+    `declaration` is None if the view is not protected.
+    `by_request` is True if the view can choose different options for each request.
     """
 
     method: str | None
@@ -121,7 +122,10 @@ class Answers(NamedTuple):
     by_request: bool = False
 
     def methods(self) -> list[str]:
-        """The methods that the list shows. If a function declares no methods, the list shows its protected methods."""
+        """Return the HTTP methods that the list shows for this view.
+
+        If a function does not declare its methods, the list shows only the protected methods of the function.
+        """
         if self.method is not None:
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
@@ -129,13 +133,16 @@ class Answers(NamedTuple):
     def options_for(self, method: str) -> Idempotency | None:
         """Return the resolved options, or None if nothing protects the method.
 
-        Raises `IdempotencyConfigurationError` for options that cannot work.
+        This method raises `IdempotencyConfigurationError` if the options cannot work.
         """
         return None if self.declaration is None else self.declaration.options_for(method)
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield, for each unsafe method of a URL's callback, the view that answers and the declaration that protects it."""
+    """Yield one `Answers` for each unsafe HTTP method of a URL's callback.
+
+    An `Answers` has the view that answers the HTTP method, and the declaration that protects the view.
+    """
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
@@ -161,27 +168,30 @@ def of_handler(
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # @api_view has made this class from a function. The class has the name of the function.
+        # The decorator @api_view has made the class `cls` from a function, and `cls` has the name of this function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
-    """Return the declaration that protects a whole class-based view. It is on the callback or on a `dispatch` method.
+    """Return the declaration that protects a whole class-based view, or None.
 
-    The `dispatch` of another base class, for example LoginRequiredMixin, can run before the protected `dispatch`.
+    The declaration is on the callback of the URL, or on a `dispatch` method. This function looks at the `dispatch`
+    methods of all base classes. An unprotected `dispatch`, for example the `dispatch` of `LoginRequiredMixin`, can run
+    before the protected `dispatch`.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` for each method of the function's `require_http_methods`. Without this decorator, yield one
-    `Answers` without a method.
+    """Yield one `Answers` for each unsafe method that the function's decorator `require_http_methods` allows.
+
+    If the function does not have `require_http_methods`, yield one `Answers` without a method.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
-    # Django's decorators keep the list of methods in a closure.
+    # The decorator `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
     enclosed = (getclosurevars(level).nonlocals for level in levels)
     declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
@@ -190,9 +200,9 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """Yield the problems of check E006 in the class of a class-based view. For a function, yield nothing.
+    """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    If the class has a mixin, these problems are already raised as errors when the URL is made.
+    If the class has `IdempotencyMixin`, `as_view()` has already raised the problems of check E006 as errors.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -202,7 +212,7 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the class of a callback that `as_view()` or a router has made. Return None for a function."""
+    """Return the view class of a callback that `as_view()` or a router has made. For a function, return None."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 

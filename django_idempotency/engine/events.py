@@ -1,4 +1,7 @@
-"""Report what happens to keys: send the signal, and write to the logger `django_idempotency`, both after the commit."""
+"""Report what happens to keys. Each report writes to the logger `django_idempotency`, and sends the signal `key_event`.
+
+Inside a transaction, a report waits for the commit.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,12 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return the log levels for one held attempt: ERROR for the first report, and INFO for each later report.
+    """Return the log levels for the reports about one held attempt.
 
-    The cache makes this process remember each held attempt, so a retry of the client does not log another error.
+    The level of the first report is ERROR, and the level of each later report is INFO.
+
+    The cache of this function keeps the levels of each held attempt. So if a client retries a held key many times, each
+    process logs only one ERROR.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -47,12 +53,14 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log and send the event. If a transaction is open on this alias, wait for its commit. Never raises.
+    """Write the event to the log, and send it as a signal. This function never raises an exception.
 
-    event: see `signals.key_event`.
-    reason: the text after the first colon is left out, because an exception's message can contain text of the client.
-    resource: the type and id of the object that the operation has referred to.
-    level: the level of the log record. If it is None, `LEVELS` decides.
+    If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
+
+    `event` is one of the texts that the docstring of `signals.key_event` explains.
+    `reason` is reported only up to its first colon, because the message of an exception can contain text of the client.
+    `resource` is the type and the id of the object that the operation is about.
+    `level` is the level of the log record. If `level` is None, the level comes from the dict `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or key_event.has_listeners(IdempotencyKey)):
@@ -75,7 +83,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    The caller reports a replay itself, because `may_replay` can still refuse the replay.
+    `report_outcome` does not report a replay, because `may_replay` can refuse the replay later. The caller of
+    `report_outcome` reports the replay after `may_replay`.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -90,7 +99,7 @@ def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: st
 
 
 def report_purged(cleanup: Any, using: str) -> None:
-    """Log and send the result of a cleanup. Never raises."""
+    """Write the result of a cleanup to the log, and send it as a signal. This function never raises an exception."""
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."
@@ -108,14 +117,16 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Print an error of the log or of a receiver, and go on. `logging` also prints its own errors and goes on.
+    """If the logging or a signal receiver raises an exception, print the exception, and do not raise it again.
 
-    A filter of a logger can raise an exception. `send_robust` raises if a failing receiver has no `__qualname__`. The
-    argument `robust=True` of `on_commit` does not protect enough. If our callback raises in Django 5.2, Django raises
-    too, and drops the project's own callbacks. Later versions of Django write the callback to the log, but our callback
-    contains the key, which is a secret.
+    `logging` also prints most of its own errors without raising them. But a filter of a logger can raise an exception.
+    `send_robust` raises an exception if a receiver without `__qualname__` fails.
+
+    The argument `robust=True` of `on_commit` does not protect enough. If our callback raises an exception in Django
+    5.2, Django raises a second exception, and does not run the callbacks of the project. Later versions of Django write
+    our callback to the log, and this callback contains the key, which is a secret.
     """
     try:
         yield
-    except Exception:  # noqa: BLE001 (a listener must not change the answer of the client)
+    except Exception:  # noqa: BLE001 (an exception of a receiver must not change the response)
         traceback.print_exc()

@@ -1,9 +1,12 @@
-"""The `idempotent_operation` decorator, and one request to an operation that the decorator protects.
+"""The decorator `idempotent_operation`, and the class for a request to an operation that this decorator protects.
 
 # Note [Around the operation and around its function]
-`Operation.run` authenticates, throttles and parses, and calls the function last. The protection is a wrapper around the
-function. A second wrapper is around `run`. The second wrapper tells the first wrapper which operation is running. It
-also raises the exceptions that the API's handlers did not answer, because `run` would give them to the handlers again.
+In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
+function of the operation. The decorator puts a wrapper around the function of the operation, and this wrapper is the
+protection. The decorator also puts a second wrapper around `Operation.run`. The second wrapper tells the first wrapper
+which operation is running. The second wrapper also raises each exception that the API's exception handlers have not
+answered. If the first wrapper raised an unanswered exception, `Operation.run` would give the exception to the same
+handlers again.
 """
 
 from __future__ import annotations
@@ -51,12 +54,13 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
-    The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, such as that of
-    ATOMIC_REQUESTS, this is a savepoint. An exception rolls the transaction back. Then the API's exception handlers
-    answer, and their answer is kept if it is final.
+    The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
+    ATOMIC_REQUESTS, the decorator opens a savepoint instead. An exception of the operation rolls back the transaction
+    or the savepoint. After the rollback, the API's exception handlers make the answer. A final answer is stored.
 
-    Put the decorator below the route decorator, without arguments, with keyword options, or with an `Idempotency`. It
-    protects the methods of the route. Authentication, throttling and parsing run before it, also for a replay.
+    Put `idempotent_operation` below the route decorator. The decorator works without arguments, with options as keyword
+    arguments, or with an `Idempotency` object as its argument. The decorator protects the unsafe HTTP methods of the
+    route. Authentication, throttling and parsing run before the protection, also for a replay.
 
     Raises:
         IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
@@ -67,7 +71,7 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """Return the protected form of a function. See Note [Around the operation and around its function]."""
+    """Return the protected form of an operation's function. See Note [Around the operation and around its function]."""
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
@@ -90,12 +94,13 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         return call
 
     protected: Any = wraps(view)(protected_form(view, view_call))
-    # Annotations can be strings. Django Ninja must resolve them in the module of the function, not in this module.
+    # An annotation can be a string. Django Ninja must resolve a string annotation in the module of the decorated
+    # function, and not in this module.
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # A new list is made, because wraps() gives us the list of the unprotected function. Our wrapper is the innermost
-    # one.
+    # The attribute gets a new list, because `wraps()` has copied only a reference to the list of the unprotected
+    # function. Our wrapper stands first in the new list, so it is the innermost wrapper around `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -103,7 +108,10 @@ def _protect(layer: Idempotency, view: Any) -> Any:
 
 
 def _around(layer: Idempotency, run: Any) -> Any:
-    """Wrap `run` of an operation. Django Ninja calls this function once for each place where the router is mounted."""
+    """Return a wrapper around the method `run` of an operation.
+
+    Django Ninja calls this function once for each place where the project mounts the router.
+    """
     operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
@@ -117,7 +125,7 @@ def _around(layer: Idempotency, run: Any) -> Any:
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    declare(operation, Declaration((layer, for_methods(*methods))))  # on a PUT route, the decorator protects PUT
+    declare(operation, Declaration((layer, for_methods(*methods))))  # for example, PUT is protected on a PUT route
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
@@ -138,18 +146,26 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 
 
 class NinjaViewCall(ViewCall):
-    """One request. `Operation.run` has already authenticated and throttled the caller, and parsed the parameters."""
+    """One request to a protected operation.
+
+    Before a `NinjaViewCall` is made, `Operation.run` has authenticated and throttled the caller, and parsed the
+    parameters.
+    """
 
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """Return the caller whom the operation's own authentication has found."""
+        """Return a text that identifies the caller whom the operation's own authentication has found.
+
+        If the authentication has found no caller, return None.
+        """
         auth = getattr(self.request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17, and Django Ninja does not say which authenticator returned
-            # it. Django Ninja's authenticators for sessions return a user, so they are left out here.
+            # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
+            # returned the text. Django Ninja's own authenticators for sessions return a user and no text, so these
+            # authenticators are not counted.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -160,23 +176,29 @@ class NinjaViewCall(ViewCall):
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the result as the operation itself would, but before the COMMIT, because a schema can refuse it."""
-        # The operation has set headers on its `response` parameter.
+        """Convert the operation's result into a response, in the same way as the operation itself.
+
+        The conversion happens before the COMMIT, because a schema can refuse the result.
+        """
+        # If the operation has a parameter for its response, the operation has set headers on this parameter.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Ask the exception handlers of the API for an answer, in a new transaction."""
+        """Return the answer of the API's exception handlers, which run in a new transaction."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:  # noqa: BLE001 (`_answered` raises it again)
+        except Exception as unanswered:  # noqa: BLE001 (`_answered` raises the exception again)
             setattr(self.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return the result of an operation as a response. `temporal` has the headers that the operation has set."""
+    """Return the result of an operation as a response.
+
+    `temporal` is a response object with the headers that the operation has set.
+    """
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
@@ -186,7 +208,10 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """Yield the unsafe methods of a URL. The `PathView` with the operations is in the closure of the URL's callback."""
+    """Yield one tuple for each unsafe HTTP method of a URL of Django Ninja. For another URL, return None.
+
+    The closure of the URL's callback contains the `PathView` with the operations of the URL.
+    """
     enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
     path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
     if path_view is None:
@@ -200,11 +225,14 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None, because Django Ninja uses Django's own requests, and its operations have their own decorator."""
+    """Return None. Django Ninja uses Django's own requests, and its operations have a decorator of their own."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Convert the value that `reconcile` has returned as if the operation had returned it, with an empty request."""
+    """Convert the return value of `reconcile` into a response, in the same way as a return value of the operation.
+
+    The conversion uses an empty request object.
+    """
     if not isinstance(declaration.target, Operation):
         return None
     request = HttpRequest()

@@ -2,12 +2,12 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-A project with a schema class of its own puts this class before the other base classes. If the project has declared one
-of these headers or statuses, its declaration stays.
+If a project has its own schema class, `AutoSchema` must be the first base class of that class. If a project has itself
+declared a header or a status of an operation, the schema keeps the declaration of the project.
 
-This is a schema class because other extensions of drf-spectacular miss operations. An `OpenApiViewExtension` does not
-work for a method with `@extend_schema`, and a post-processing hook does not get the view. The maintainer of
-drf-spectacular recommends a schema class (issue #804).
+The package extends drf-spectacular with a schema class, because other kinds of extensions would miss some operations.
+An `OpenApiViewExtension` does not work for a method with `@extend_schema`, and a post-processing hook does not get the
+view. In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["AutoSchema"]
 
 
 class AutoSchema(openapi.AutoSchema):
-    """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
+    """This class extends drf-spectacular's `AutoSchema`, and also shows the idempotency key of protected operations.
 
-    Use it in the setting `DEFAULT_SCHEMA_CLASS`. If you have a schema class of your own, write `class
-    ShopSchema(AutoSchema, OwnSchema)`.
+    Put the dotted name of `AutoSchema` into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema
+    class, write `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
@@ -44,7 +44,7 @@ class AutoSchema(openapi.AutoSchema):
             operation,
             options,
             required=options.required and not answers.by_request,
-            undeclared={400: self.map_renderers("media_type")},  # the framework itself answers 400 to bad input
+            undeclared={400: self.map_renderers("media_type")},  # the REST framework answers bad input with 400
         )
         for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""Sends requests to the endpoint under test: a request again, with another body, or several times at once."""
+"""Send requests to the endpoint under test.
+
+A test can repeat a request, change the body of a request, or send a request several times at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ START_TIMEOUT = 60
 
 
 class Reply:
-    """A response. `replayed` is the value of its `Idempotency-Replayed` header, or None without this header."""
+    """A response of the endpoint under test.
+
+    `replayed` is True or False, as the header `Idempotency-Replayed` tells. Without it, `replayed` is None.
+    """
 
     def __init__(self, response: Any) -> None:
         self.response, self.status = response, response.status_code
@@ -34,14 +40,17 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the response says that the first request still runs. It is a 409, a 429, or a 202 with a page."""
+        """Return whether the response tells that the first request is still running.
+
+        The response then has the status 409 or 429, or the status 202 with the state of the first request as JSON.
+        """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
         return self.status in (409, 429)
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether the response is the package's own error for a key that was used for another request."""
+        """Return whether the response is this package's error for a key that an earlier, different request has used."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
     def _json_field(self, name: str) -> Any:
@@ -51,7 +60,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """Return the response as text for error messages."""
+        """Return a description of the response for error messages."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -62,10 +71,10 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request that can be sent many times, with any key.
+    """A request that a test can send many times, and with any key.
 
-    with_key: `callable(key)`, which returns those arguments of `client.post` that contain the key.
-    alters_body: whether the body is sent with one more field.
+    `with_key` is a function that gets a key, and returns the arguments of `client.post` that contain this key.
+    `alters_body` is True if the body is sent with a change, such as one more field.
     """
 
     client: Any
@@ -80,7 +89,10 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request once, with `client` if it is given. The cookies of the client do not change."""
+        """Send the request once, and return the reply. If `client` is given, this client sends the request.
+
+        The cookies of the client do not change.
+        """
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -88,8 +100,11 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """Return the data to send. `carried` is the data that contains the key: some fields, or a whole body."""
-        data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs a copy
+        """Return the body of the request.
+
+        `carried` is the data that contains the key. `carried` can be some fields of the body, or the whole body.
+        """
+        data = copy.deepcopy(self.data)  # each request needs its own copy, because a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body
@@ -99,17 +114,24 @@ class Request:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """Return arguments with the key in the header. The key has quotes, because a quoted key is always accepted."""
+    """Return arguments for `client.post` with the key in the header.
+
+    The key is written in quotes, because the package always accepts a quoted key.
+    """
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:
-    """Send one request `count` times at once, from several threads. Each thread has its own database connection."""
+    """Send one request `count` times at the same time, from `count` threads, and return the replies.
+
+    Each thread has its own database connection.
+    """
     barrier = Barrier(count, timeout=START_TIMEOUT)
 
     def send(client: Any) -> Reply:
         try:
-            # Connect before the barrier, because connecting takes longer than a request.
+            # Each thread connects to the database before it waits at the barrier, because connecting takes longer than
+            # a request.
             connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)
@@ -125,12 +147,15 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
 
 def _copy(client: Any, *, raises: bool = True) -> Any:
-    """Return a copy of a Django client with its own cookies. A client of another kind is not copied.
+    """Return a copy of a Django client. The copy has its own cookies.
 
-    A retry must send the cookies of the first request, because the first response was lost.
+    A client that is not Django's is returned without a copy.
 
-    raises: whether the copy should raise the exception of a view. A client raises the exceptions of all requests in the
-        process, also of a request in another thread.
+    A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
+    set, because the first response was lost.
+
+    If `raises` is False, the copy does not raise the exceptions of views. If `raises` were True, the copy would also
+    raise the exception of a request that another thread of this process has sent.
     """
     if not isinstance(client, Client):
         return client
@@ -144,7 +169,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Return the data with each file in memory, because only a file in memory can be copied."""
+    """Return the data with all files read into memory, because only a file in memory can be copied."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -159,7 +184,7 @@ def with_files_read(data: Any) -> Any:
 
 
 def altered(data: Any) -> Any:
-    """Return the data with one more field, item or character."""
+    """Return a changed copy of the data, with one more field, list item or character."""
     match data:
         case None | dict():
             return {**(data or {}), "altered": "1"}

@@ -1,6 +1,8 @@
-"""The decorator must not stand above the code that decides who the caller is. This module refuses such places.
+"""Find uses of the decorator `idempotent` in wrong places, and raise errors.
 
-In a wrong place, a response could be replayed to another caller, or to a caller whose token has been revoked.
+The decorator `idempotent` must stand below all code that decides who the caller is, for example below `login_required`.
+If `idempotent` stands in a wrong place, a replay can send a response to the wrong caller, or to a caller whose token
+has been revoked.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Refuse, when the decorator is applied, an object that is not a view, and a decorator in a wrong place."""
+    """Raise an error if `idempotent` decorates an object that is not a view, or if it stands in a wrong place.
+
+    `refuse_view` is called when the decorator is applied.
+    """
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
@@ -57,9 +62,10 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the code below the decorator that possibly decides who the caller is, or None.
+    """Return a text about code below `idempotent` that possibly decides who the caller is.
 
-    This code is an operation of Django Ninja, a view class, or another decorator.
+    The returned text is about an operation of Django Ninja, a view class, or a different decorator. Return None if
+    there is no such code below `idempotent`.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -69,23 +75,28 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Let Django Ninja raise our error if the project turns a view for plain Django into an operation."""
-    # The attribute is set by its name, so that Django Ninja is not imported. A new list is made, because wraps() has
-    # copied only a reference to the view's own list.
+    """Set a hook on a protected Django view, so that Django Ninja cannot make an operation from this view.
+
+    Django Ninja calls the hook when it makes an operation from the view, and the hook raises an error.
+    """
+    # The code sets the attribute without an import of Django Ninja, because many projects do not use Django Ninja. The
+    # attribute gets a new list, because `wraps()` has copied only a reference to the list of the unprotected view.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Refuse, on a request, wrong places of the decorator that the package cannot see earlier.
+    """Raise an error for two wrong places of `idempotent` that the package finds only when a request comes.
 
-    These are a decorated operation of Django Ninja, and a decorated `dispatch` in a class that has checks below it.
+    The first wrong place is an operation of Django Ninja. The second wrong place is a `dispatch` method of a class that
+    checks the caller after this `dispatch`.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # Usually `view` is a method, and its first argument is the instance of the view class. But method_decorator
-        # passes a partial of the bound method. Then the bound method has the instance.
+        # Usually `view` is a method of a view class, and the first argument is the instance of this class. But
+        # `method_decorator` passes a partial of a bound method. For a partial, the instance is the `__self__` of the
+        # bound method.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -96,7 +107,10 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return why the decorator on this class's `dispatch` stands too high, or None. A system check calls this."""
+    """Return a text about `idempotent` in a wrong place on the `dispatch` of this class, or None if the place is right.
+
+    A system check also calls this function.
+    """
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
@@ -111,7 +125,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the code below a protected `dispatch` that possibly decides who the caller is, or None.
+    """Return a text about code below a protected `dispatch` that possibly decides who the caller is, or None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -128,8 +142,9 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # Each `dispatch` that the project has written runs before the handlers, so it possibly checks who is calling. If
-    # the class has no handlers, the last `dispatch` answers the request, so it is not treated as a check.
+    # Each `dispatch` method that the project has written runs before the handlers, so this `dispatch` possibly checks
+    # who is calling. If the class has no handlers, the last `dispatch` is not treated as a check, because this
+    # `dispatch` answers the request itself.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -138,22 +153,28 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Return why the decorator on this handler stands too high, or None. A refusal shows this text."""
+    """Return a text about `idempotent` in a wrong place on this handler, or None if the place is right.
+
+    System check E006 shows this text.
+    """
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
-    """Refuse a handler of the mixin if one of the handler's decorators possibly checks who is calling.
+    """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that possibly checks the caller.
 
-    The mixin's protection stands above all decorators of the handler, so a replay would skip the check.
+    The protection of the mixin stands above all decorators of the handler, so a replay would skip this check.
     """
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
         raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Return a decorator of this function that possibly decides who the caller is, with advice, or None."""
+    """Return a text about a decorator of this function that possibly decides who the caller is.
+
+    The returned text also advises how to correct the code. Return None if the function has no such decorator.
+    """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -170,7 +191,10 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Whether the class is an `APIView`. Names are compared, so that the REST framework is not imported."""
+    """Return whether the class is an `APIView` of the REST framework.
+
+    The function compares the names of the base classes, because then it need not import the REST framework.
+    """
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

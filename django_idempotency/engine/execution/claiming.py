@@ -1,4 +1,7 @@
-"""Claim a key. The claim is repeated after a deadlock, and while a duplicate waits for the running request."""
+"""Claim a key. After a deadlock, the claim is made again.
+
+If a duplicate waits for the end of the running request, the claim is also made again, after each pause.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ later pauses are long to save queries."""
 
 
 def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """Make a claim request from resolved options."""
+    """Return a claim request with the values of the resolved options."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,
@@ -35,7 +38,7 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Return whether a transaction that begins now would contain only our writes, and no writes of a caller.
+    """Return whether a transaction that begins now would contain no writes of a caller, but only this package's writes.
 
     The transaction of a `TestCase` is not treated as a caller's transaction.
     """
@@ -47,15 +50,17 @@ def is_alone(store: Store) -> bool:
 
 
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Return the outcome of the claim. While another request has the claim, try again for up to `wait` seconds.
+    """Claim the key, and return the outcome of the claim.
 
-    After a deadlock or a serialization failure, claim once more, because the work has not run yet. A second claim is
-    possible only if the caller has no open transaction. Inside an outer `atomic()`, the database has perhaps rolled
-    back the caller's writes too, so only the caller can start again. Inside an outer `atomic()`, a duplicate also does
-    not wait.
+    If another request has claimed the key, try again for up to `wait` seconds. After a deadlock or a serialization
+    failure, the key is claimed a second time, because the work has not run yet. The second claim is made only if the
+    caller has no open transaction. Inside an outer `atomic()`, the database has perhaps rolled back the writes of the
+    caller too, so only the caller can start its work again. Inside an outer `atomic()`, a duplicate never waits for the
+    running request.
     """
     outcome: ClaimOutcome = Conflicted()
-    end = time.monotonic() + wait  # computed now, because under some isolation levels MySQL delays the first claim
+    # `end` is computed before the first claim, because MySQL can delay this claim under some isolation levels.
+    end = time.monotonic() + wait
     for _ in range(2):
         try:
             outcome = claim()
@@ -72,9 +77,10 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
 
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Claim repeatedly until `end`, which is a time of `time.monotonic()`. The last claim is made at `end`.
+    """Claim the key again and again until the time `end`. The last claim is made at the time `end`.
 
-    Each claim begins and ends its own transaction, so there is no lock and no snapshot during a pause.
+    `end` is a time of `time.monotonic()`. Each claim begins and ends its own transaction. So during the pause between
+    two claims, the database keeps no lock and no snapshot for this request.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:

@@ -1,1 +1,4 @@
-"""The rules of the package, as pure functions and values. The rules use no Django, no database and no clock."""
+"""This package contains the rules for idempotency keys as pure functions and values.
+
+The rules do not use Django, a database or a clock.
+"""

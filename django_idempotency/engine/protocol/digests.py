@@ -1,4 +1,4 @@
-"""Hashes: a key is found in the table by two numbers of fixed size, not by long texts."""
+"""Hashes of keys. A query finds a key in the table by two numbers of fixed size, and not by long texts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ MAX_READABLE_SCOPE = 255
 """The most characters of a scope, equal to the limit of a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """Each scope that is stored as a hash begins with this text. No other stored scope begins with it."""
-# The list of characters is fixed, because the result of `str.isprintable` can change with a new Python version. Then a
-# retry after an upgrade would not find its row.
+# The list of characters in `CONTROLS` never changes. The package does not call `str.isprintable`, because its result
+# can change with a new Python version. If the result changed, a retry after an upgrade of Python would not find its
+# row.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 """Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs."""
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """SHA-256 of the parts, each with its length before it. So two different lists of parts never give equal bytes."""
+    """Return the SHA-256 hash of all parts. The length of each part is hashed before the part.
+
+    Because the lengths are hashed too, two different lists of parts never give the same bytes to hash.
+    """
     hasher = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -32,29 +36,31 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """A number that depends on the key only. With this number, an operator can find a key without its scope."""
+    """Return a number that depends only on the key. With `key_hash`, an operator can find a key without its scope."""
     return identify(scope="", operation="", key=key).key_hash
 
 
 def reference_of(hash_: int) -> str:
-    """16 hex digits that stand for a key in logs, because the key itself can be a secret."""
+    """Return 16 hex digits that logs show in place of the key, because the key itself can be a secret."""
     return f"{hash_ & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def hash_of(reference: str) -> int:
-    """The `key_hash` of a reference, see `reference_of`."""
+    """Return the `key_hash` from which `reference_of` has made this reference."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller, the operation and the key of one row of the key table. Made by `identify`.
+    """The caller, the operation and the key of one row of the key table. The function `identify` makes an identity.
 
-    If a request has no usable key, only the operation is known, and the other texts are empty.
+    If a request has no usable key, only the operation is known, and `scope` and `key` are empty texts.
 
-    key_hash: the first 8 bytes of SHA-256(key).
-    scope_hash: the first 8 bytes of the digest of scope, operation and key. The pair of `key_hash` and `scope_hash` is
-        unique. `scope_hash` is also the number of the advisory lock.
+    `key_hash` is the first 8 bytes of SHA-256(key), as a number.
+    `scope_hash` is the first 8 bytes of the digest of scope, operation and key, as a number.
+
+    Two rows of the table never have the same pair of `key_hash` and `scope_hash`. `scope_hash` is also the number of
+    the key's advisory lock.
     """
 
     scope: str
@@ -65,24 +71,28 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """The hex digits that stand for the key in logs, see `reference_of`.
+        """Return the hex digits that logs show in place of the key, see `reference_of`.
 
-        They are empty if the request has no usable key.
+        If the request has no usable key, the reference is an empty text.
         """
         return reference_of(self.key_hash) if self.key else ""
 
 
 def has_controls(text: str) -> bool:
-    """Whether the text has a control character, an invisible character, or a single surrogate (half of a pair)."""
+    """Return whether the text has a control character, an invisible character, or one half of a surrogate pair."""
     return CONTROLS.search(text) is not None
 
 
 def kept_scope(scope: str) -> str:
-    """The scope that the table stores. A short text without control characters is unchanged, other texts are hashed.
+    """Return the scope as the table stores it. A short scope without control characters is stored unchanged.
 
-    Some projects build the scope from text of a client. For example, this text can have a NUL, which PostgreSQL
-    refuses, or line breaks, or a megabyte. A text that begins with "scope:" is hashed too. Otherwise, a person who has
-    read a stored hash in the table could send that hash as a scope, and would be treated as the other caller.
+    Any other scope is stored as a hash. Some projects build the scope from a text that the client has sent. A text from
+    a client can contain a NUL, which PostgreSQL refuses. A text from a client can also contain line breaks, or be a
+    megabyte long.
+
+    Each stored hash begins with "scope:". If a scope from a client begins with "scope:", this scope is also stored as a
+    hash. If this scope were stored unchanged, a person who has read a stored hash in the table could send this hash as
+    a scope. The package would then treat this person as the caller to whom the hash belongs.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
@@ -90,10 +100,11 @@ def kept_scope(scope: str) -> str:
 
 
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
-    """Make the identity of a request or of a row.
+    """Return the identity of a request or of a row.
 
-    stored: True if the scope comes from the table and must not be changed. False if the scope comes from a request, and
-        `kept_scope` decides whether to hash it.
+    `stored` is True if the scope comes from the table, because a scope from the table must not be changed.
+    `stored` is False if the scope comes from a request. For a scope from a request, `kept_scope` decides whether to
+    hash it.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
@@ -101,9 +112,10 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 
 
 def derived_key(identity: Identity, step: str) -> str:
-    """A UUID (version 5, RFC 9562) for one external call. The UUID is the same in every attempt, process and release.
+    """Return a UUID (version 5, RFC 9562) for one external call.
 
-    The UUID is `uuid5(DERIVED, text)`. The text is the hexadecimal SHA-256 of scope, operation, key and step name, each
-    with its length in 8 bytes before it.
+    The UUID of this call is the same in every attempt, in every process and in every release of the package. The UUID
+    is `uuid5(DERIVED, text)`. In `uuid5(DERIVED, text)`, `text` is the SHA-256 hash of scope, operation, key and step
+    name, in hex digits. The length of each of these four parts is hashed before the part, as 8 bytes.
     """
     return str(uuid5(DERIVED, digest(identity.scope, identity.operation, identity.key, step).hex()))

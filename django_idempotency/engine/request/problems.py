@@ -1,6 +1,7 @@
-"""Every error answer of the package, as RFC 9457 problem details. For each error there is one function.
+"""The error answers of the package, in the format of RFC 9457 (problem details). Each error has its own function.
 
-Titles are those of the draft (section 2.7) and are never translated. Details are translated.
+If section 2.7 of the IETF draft about `Idempotency-Key` has a title for an error, the package uses this title. Titles
+are never translated, but details are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error answer that is not yet a response. The callable of `ERROR_RESPONSE` gets it as its second argument."""
+    """The content of an error answer, from which `respond` makes the response.
+
+    If the setting `ERROR_RESPONSE` has a callable, the callable gets a `Problem` as its second argument.
+    """
 
     code: str
     """The name of the error for client programs. The code is never translated, and never changes."""
@@ -47,7 +51,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """The request has no usable caller or no usable body, so no key is claimed."""
+    """The package claims no key, because it cannot identify the caller or cannot use the body of the request."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -55,16 +59,20 @@ class Refused(Exception):
 
 
 def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
-    """The problem of a missing key. If `request` has a header with a similar name, the detail shows this name."""
+    """Return the error for a request without a key.
+
+    If the request has a header with a similar name, the detail of the error shows the name of that header.
+    """
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        # A header's name is cut to a length that fits into a sentence.
+        # A long header name is cut to 60 characters, so that the sentence with this name stays short.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
             text = _("The header %(similar)s was sent, which has another name.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
-    elif (source := getattr(options.key, "source", None)) is not None:  # a `KeyReader` says where the key must be
+    elif (source := getattr(options.key, "source", None)) is not None:
+        # The `source` of a `KeyReader` is a text that tells where in the request the key must be.
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": source}
     else:
         detail = _("This operation needs an idempotency key.")
@@ -76,7 +84,7 @@ def invalid_key(options: Idempotency, reason: str) -> Problem:
         detail = _("The request header %(header)s does not carry a usable key.") % {"header": get_settings().header}
     else:
         detail = _("The request does not carry a usable key.")
-    if reason:  # gettext("") would return the header of the catalogue
+    if reason:  # for an empty text, gettext() would return the header of the translation file
         detail = f"{detail} {_(reason)}"
     return Problem("invalid-key", 400, "Idempotency-Key is not valid", detail)
 
@@ -105,7 +113,10 @@ def body_too_large() -> Problem:
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
-    """`retry_after` is in seconds, see `Conflicted.retry_after`."""
+    """Return the error for a duplicate that came while the first request is still running.
+
+    `retry_after` is the number of seconds after which the client should retry, see `Conflicted.retry_after`.
+    """
     title = "A request is outstanding for this Idempotency-Key"
     detail = _("The first request with this key is still being processed. Retry it later, unchanged.")
     return Problem(IN_PROGRESS, options.in_progress_status, title, detail, {"Retry-After": str(retry_after)})
@@ -151,7 +162,7 @@ def store_busy() -> Problem:
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
-    """The error answer to a request whose claim was refused, or to an exception of `run_once`."""
+    """Return the error for a request whose claim was refused, or for an exception that `run_once` has raised."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
             problem = already_used(options)
@@ -169,9 +180,9 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Return the answer that a protected view would send, for an exception of `run_once` in your own view.
+    """Convert an exception that `run_once` raised in your view into the response that a protected view would send.
 
-    The status is 409 or 422, or 503 if the store was busy. `Retry-After` is set, unless no retry can succeed.
+    The status is 409 or 422, or 503 if the store was busy. If a retry can succeed, the response has `Retry-After`.
 
     Args:
         request: Django's or the REST framework's request.
@@ -180,15 +191,18 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # The status is never 202 with a status page, because a sender of webhooks would treat a 202 as success.
+    # While the first request is running, this response has the status 409, and never 202 with a status page. The reason
+    # is that a sender of webhooks would treat 202 as success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
-    """Return the response for a problem: in the project's own format, or else a page for a browser or JSON for a
-    program.
+    """Return the response for a problem.
+
+    If the project has a format of its own for errors, the response has this format. If the project has no format of its
+    own for errors, a browser gets a page, and a program gets JSON.
     """
     conf = get_settings()
     if conf.error_response is not None:
@@ -204,10 +218,13 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """Return the problem as a page for a browser, or None for a program or without Django templates.
+    """Return a page about the problem if the client is a browser.
 
-    The button of the page sends the form again, with its first key. The page does not reload itself, because a reload
-    would be a GET. The GET would show an empty form with a new key, and a shopper would order again.
+    Return None if the client is a program, or if the project does not use Django templates.
+
+    The page has a button that sends the form again with the same key. The page does not reload itself, because a reload
+    would send a GET. The answer to a GET would be an empty form with a new key. A customer would fill in the empty
+    form, and order the same goods a second time.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

@@ -1,46 +1,46 @@
-"""The journal of leased mode keeps the lease of a committed claim, and the steps of the work.
+"""The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-Each write of the journal has a condition on the number of its attempt, the fence. The write is refused if a newer
-attempt has the key.
+Each change by the journal has the condition that the claimed row still has the attempt number of this worker. The
+attempt number is called the fence. If a newer attempt has taken the key over, the journal changes nothing.
 
 # Note [Fencing]
-Sometimes a worker sleeps for a long time and wakes up after its lease is over. So each transaction of a worker first
-locks or changes the claimed row, but only if the row is still in progress and still has the attempt number of this
-worker. A takeover, or an operator's decision, changes the attempt or the status under the same lock. So only two cases
-are possible. In the first case, the old worker commits before the change. In the second case, the old worker finds no
-row, and `LeaseLost` rolls back its transaction. A test without a lock would not be enough, because the old worker and
-the new worker could commit at the same time.
+Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
+locks or changes the claimed row. The lock or the change succeeds only if the row is still in progress and still has the
+attempt number of this worker. A takeover or an operator's decision locks the same row, and changes the attempt or the
+status of the row. So the old worker can commit only before the takeover or the decision. After the takeover or the
+decision, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the old worker. A check
+without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
-The condition also contains the hashes of the identity. If each tenant has a schema or a database, the work can switch
-the connection to another tenant's schema (`SET search_path`, `USE`). In the other schema, id and attempt could match
-another key. The hashes also tell the database which partition has the row.
+The condition for the claimed row also contains the two hashes of the key's identity. In a project with one schema or
+one database for each tenant, the work can switch the connection to another tenant's schema (`SET search_path`, `USE`).
+In the schema of the other tenant, another key could have the same id and the same attempt number. The hashes also tell
+the database which partition has the row.
 
-The start of a call writes a new version of the row on every database. Under REPEATABLE READ, a takeover can have an
-older snapshot, which does not show the started call. The new version of the row makes that takeover fail. A lock
-without a write would not make the takeover fail, because a lock leaves no new version of the row.
+On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
+have an older snapshot, which does not show the started call. The new version of the row makes a takeover with an older
+snapshot fail. A lock alone would not stop a takeover with an older snapshot, because a lock writes no new row version.
 
 # Note [Lost answers]
-Sometimes a connection breaks after a statement was sent and before its answer has come. Then it is possible that the
-transaction was committed, and that only the answer to the COMMIT was lost. So each step must be correct in both cases,
-with and without the COMMIT:
+If a connection breaks while a worker waits for the answer to a COMMIT, the worker cannot tell whether the database has
+committed the transaction. So the package must act correctly with the commit and without the commit:
 
-* After a lost claim, the error propagates. If the claim was committed, the key is locked until its lease is over. No
-  work was done for the claim.
-* After a lost start of a call, the error propagates, and nothing is called. If the start was committed, the call is in
-  doubt.
-* The end of a call is sent again, on a new connection. If the first message was committed, the second message changes
-  nothing, because the step is finished already.
-* After a lost write, the error propagates, and the key is marked as failed. The next attempt reads from the table
-  whether the step was committed.
-* After a lost completion, the key is marked as failed, and the next attempt finds the finished steps. But if the
-  completion was committed, the key is not in progress any more. So it is not marked as failed, and the client gets the
-  stored response.
+* If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
+  locked until its lease is over.
+* If the answer to the start of a call is lost, the error propagates, and the call is not made. If the start was
+  committed, the call is in doubt.
+* If the answer to the end of a call is lost, the worker sends the end of the call again on a new connection. If the
+  first end was committed, the second end changes nothing, because the step is finished already.
+* If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
+  from the table whether the write was committed.
+* If the answer to a completion is lost, the key is marked as failed, and the next attempt finds the finished steps. But
+  if the completion was committed, the key is not marked as failed, and the client gets the stored response.
 
 # Note [Writes in doubt]
-A local write records "started" at the start of its own transaction, and its result at the end. So other requests never
-see a started write without a result, unless the write has ended the transaction in the middle (DDL on MariaDB, a raw
-COMMIT). After such an end, the step of the write stays without a result in every case, also after `kill -9`. It is
-unknown what the write has committed, so the key is held for a person.
+The transaction of a local write begins with a record that the write has started, and ends with a record of its result.
+So other requests find no started write without a result. The only exception is a write that ends its own transaction in
+the middle, for example with DDL on MariaDB or with a raw COMMIT. If a write has ended its own transaction, the step of
+the write always stays without a result, also after `kill -9`. The package cannot find out what the write has committed,
+so a person must decide about the key.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class Journal:
-    """The journal of one database alias. If the caller has opened a transaction, each method works inside of it."""
+    """The journal of one database alias. If the caller has opened a transaction, each method uses this transaction."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    # --- the claimed row, see Note [Fencing]
+    # --- methods that change the claimed row, see Note [Fencing]
 
     def fence(self, claimed: Claimed) -> None:
         """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
 
-        PostgreSQL locks the row. The other databases change the row, for two reasons. The nodes of a Galera cluster
-        tell each other which rows a transaction has changed, but not which rows it has locked. SQLite can lock only by
-        writing.
+        On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
+        Galera cluster, a lock would not be enough. A node tells the other nodes which rows a transaction has changed,
+        but not which rows the transaction has locked. On SQLite, a transaction can lock only by writing.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -84,18 +84,19 @@ class Journal:
             raise lease_lost()
 
     def renew(self, claimed: Claimed, lease: float) -> None:
-        """Lock the key for `lease` seconds from now. Raises `LeaseLost`."""
+        """Set the end of the key's lease to `lease` seconds from now. Raises `LeaseLost`."""
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
-        """Store the resource that the operation is about. Raises `LeaseLost`."""
+        """Store the type and the id of the object that the operation is about. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        """End an attempt without a final result, so that the next retry can run at once. Raises `LeaseLost`.
+        """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The text `error` is stored in ASCII, with escapes for other letters, because some databases refuse some letters.
-        Then the key would stay locked until its lease is over.
+        The text `error` is stored in ASCII, because some databases refuse some letters that are not in ASCII. Letters
+        that are not in ASCII are stored as escapes. If a database refused the error text, the key would stay locked
+        until its lease is over.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -104,29 +105,33 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return for each step name whether the step is finished, and the result of the step. Raises `LeaseLost`."""
+        """Return a dict from the name of each step to a pair. Raises `LeaseLost`.
+
+        The first value of the pair tells whether the step is finished. The second value is the result of the step.
+        """
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All results are read together, before any step, because an attempt that cannot read them must do nothing.
+        # All results are decrypted before the first step runs. If one result cannot be decrypted, the attempt must do
+        # nothing.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
-            if name is not None  # for a key without steps, the query returns one row with NULL
+            if name is not None  # if the key has no steps, the query returns one row without a name
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
-        """Return a dict from the name of each step of the key to its kind."""
+        """Return a dict from the name of each step of the key to the kind of this step."""
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
-        """Record that a call is about to be made. Raises `LeaseLost`.
+        """Record that the worker will make a call now. Raises `LeaseLost`.
 
-        again: True if an earlier attempt has started the call already.
-        keyed: True if the work has asked for the derived key of this step before the call, so perhaps it was sent.
+        `again` is True if an earlier attempt has already started this call.
+        `keyed` is True if the work has read the derived key of this step before the call, and perhaps sends this key.
 
-        If the call is made again, the record keeps the time and the error of the first call, because perhaps a person
-        must search for the first call.
+        If the worker makes a call again, the record keeps the time and the error of the first call. With this
+        information, a person can search for the first call at the other side.
         """
         with self._atomic():
             self._change(claimed)
@@ -138,37 +143,38 @@ class Journal:
                 raise lease_lost()
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
-        """Record a call's result. With the result None, the call is done but its value is lost. Raises `LeaseLost`.
+        """Record the result of a call. Raises `LeaseLost`.
 
-        After an error, the caller can call this method again. See Note [Lost answers].
+        If `result` is None, the call has ended, but its return value is lost. If `finish_call` raises an error, the
+        caller can call `finish_call` again. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)
             self._finish(claimed, name, result)
 
     def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record an external read and its result. Raises `LeaseLost`."""
+        """Record an external read (a step of kind `fetch`) and its result. Raises `LeaseLost`."""
         with self._atomic():
             self.fence(claimed)
             kept = {"finished_at": Clock(), "result": seal(claimed, "result", result, name)}
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Record why a call is in doubt, if the claim is not lost."""
+        """Store the error because of which a call is in doubt. If this attempt has lost its claim, store nothing."""
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Lock the claimed row with `fence`, and record that a local write is about to run. Raises `LeaseLost`.
+        """Lock the claimed row with `fence`, and record that a local write will run now. Raises `LeaseLost`.
 
-        Call this first in the transaction of the write. See Note [Writes in doubt].
+        `start_write` must be called first in the transaction of the local write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record a local write's result. Call this last in the transaction of the write.
+        """Record the result of a local write. `finish_write` must be called last in the transaction of the local write.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -185,17 +191,17 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the calls, and of the writes, that were started and have no result.
+        """Return the names of the started calls without a result, and the names of the started writes without a result.
 
-        The caller must lock the key first. The read shows what is committed now, even if a plain read would show an
-        older snapshot.
+        The caller must lock the key before it calls this method. The query locks the steps, so it reads the steps that
+        are committed now. A query without a lock could read an older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
 
     def has_steps(self, row_id: int) -> bool:
-        """Return whether the key has steps. Like `doubts`, this method reads what is committed now."""
+        """Return whether the key has steps. Like `doubts`, this method reads the steps that are committed now."""
         return bool(locked(self._steps(row_id)).values_list("pk")[:1])
 
     def delete_steps(self, row_id: int) -> None:
@@ -210,7 +216,8 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # `updated_at` changes every time, because MySQL (without FOUND_ROWS) counts only rows that really change.
+        # Each UPDATE here changes `updated_at`, because MySQL (without FOUND_ROWS) does not count a row whose values
+        # stay the same.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -228,19 +235,20 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # The step is not created by save(), because then a project's signal handler for all models would run between a
-        # fence and its step.
+        # The step is created without save(), because save() sends signals. A project can have a signal handler for all
+        # models, and this handler would run after the fence and before the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """Make the statements commit together, in the caller's transaction or in a new transaction."""
+        """Make several statements commit together, in the open transaction of the caller or in a new transaction."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock these rows until the transaction ends, if the database has row locks. Duplicates can still read the rows.
+    """Lock the rows of a query until the transaction ends, if the database has row locks.
 
-    skip: if True and if the database has SKIP LOCKED, rows that another transaction has locked are left out.
+    Duplicates can still read the locked rows. If `skip` is True and the database has SKIP LOCKED, the result does not
+    contain rows that another transaction has locked.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

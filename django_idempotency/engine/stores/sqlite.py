@@ -1,4 +1,4 @@
-"""SQLite has one writer at a time, so a transaction that writes locks all keys."""
+"""The store for SQLite. SQLite has only one writer at a time, so a transaction that writes locks all keys."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # Perhaps the lock is for another key, because SQLite does not tell which key is locked.
+    # SQLite's error about a lock does not tell which key is locked. Perhaps a different key is locked, and not the key
+    # of this request.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 
     def code(self, error: DatabaseError) -> object:
-        # The low byte of the error code is SQLite's primary result code.
+        # The lowest eight bits of SQLite's error code are the primary result code.
         found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
         return next((words for words in UNKNOWN if words in str(error)), found)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the whole transaction, and `executescript` commits the
-        # transaction. Django does not notice that the transaction has ended. After the end, SQLite commits each
-        # statement by itself.
+        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) roll back the whole transaction. `executescript` commits the
+        # transaction. Django does not notice that the transaction has ended. After the end of the transaction, SQLite
+        # commits each statement by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
@@ -50,6 +51,6 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # Without `not_before`, each batch starts from the first key. SQLite compares times as text, and the driver
-        # writes a time with more digits than the clock, so a comparison with `not_before` would be wrong.
+        # SQLite compares times as texts, and the driver writes a time with more digits than SQLite's clock. So a
+        # comparison with `not_before` would be wrong. Without `not_before`, each batch starts from the first key.
         return super().purge(batch_size)[0], None

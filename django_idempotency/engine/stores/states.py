@@ -1,19 +1,20 @@
-"""The states of a key. Each state has a name, an advice for a person, and a rule that says which keys are in it.
+"""The states of a key. Each state has a name, an advice for a person, and a rule that tells which keys have this state.
 
-A key can be in several states, for example failed and in doubt. In the table of states, the worst state comes first,
-and a key gets the first state that fits. The rule of a state has two forms: a condition for a query, which uses the
-database's clock, and a function for a row that was read.
+A key can have several states at once, for example "failed" and "in doubt". The dict `STATES` begins with the worst
+state, and a key is shown with its first state in this dict. The rule of a state has two forms. The first form is a
+condition for a query, which uses the database's clock. The second form is a function for a row that was read already.
 
 # Note [Which index finds a state]
-Leased keys, failed keys and unfinished steps have partial indexes, which stay small. So a condition begins with the
-condition of its index: `locked_until IS NOT NULL`, `last_error IS NOT NULL` or `finished_at IS NULL`. Every failed key
-has an error, so `last_error` finds the failed keys. An index with a condition on `status` would end HOT updates, which
-are PostgreSQL's updates without a change of indexes.
+Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
+`locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. The condition of a state begins with the
+condition of its index, so that the database can use the index. Every failed key has an error, so a condition on
+`last_error` finds all failed keys. With an index that has a condition on `status`, PostgreSQL could not use HOT updates
+any more. A HOT update is an UPDATE that changes no index.
 
-There is no partial index for committed claims without a lease. Every completion would have to change such an index. So
-the query uses the index on `expires_at`, and finds such a claim only after the claim's `ttl`. A cleanup deletes most
-other rows whose `expires_at` is over, so the query reads few other rows. Until the `ttl` is over, each retry of a key
-without a lease is refused, see Note [A committed claim without a lease].
+Committed claims without a lease have no partial index, because every completion would have to change this index. The
+query for committed claims without a lease uses the index on `expires_at`, and finds a claim only after the claim's
+`ttl`. The query reads few other rows, because a cleanup deletes most other rows whose `expires_at` is over. Until the
+`ttl` is over, each retry of a key without a lease is refused, see Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # SQLite stores times as text. This SQL writes them in the format of Django's datetimes, so that texts can be
-    # compared. The percent signs are doubled, because a statement with parameters reads a single percent sign as a
-    # placeholder.
+    # SQLite stores times as texts. This SQL writes the present time in the text format that Django uses, so that SQLite
+    # can compare the present time with a stored time. Each percent sign is doubled, because a single percent sign
+    # begins a placeholder in a statement with parameters.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
@@ -51,12 +52,13 @@ CLOCKS = {
 
 
 class Clock(Func):
-    """The database's time at the start of the statement. This time does not change in a statement, so it allows an
-    index.
+    """The database's time at the start of the statement.
 
-    It is not the start of the transaction, and not the time of the application's clock. It is never later than now.
+    The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
+    with `Clock`. The value of `Clock` is not the start of the transaction, and does not come from the clock of the
+    application server. The value is never later than the present time of the database.
 
-    plus: the number of seconds to add.
+    `plus` is the number of seconds that are added to the database's time.
     """
 
     arity = 0
@@ -82,10 +84,10 @@ steps.
 
 
 class WhenAsked(Combinable):
-    """A part of a query that is built only when a query uses the part.
+    """A part of a query that is built only when a query uses this part.
 
-    Sometimes the module of a model imports this package: for example, a Wagtail page is a model that answers requests.
-    While models are imported, Django cannot resolve relations yet.
+    Some projects import this package from a module of models. For example, a Wagtail page is a model that answers
+    requests. While Django imports models, Django cannot resolve the relations between models yet.
     """
 
     conditional = True
@@ -98,7 +100,7 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return the condition that the key has a step for which `which` is true."""
+    """Return a condition for keys that have a step for which the condition `which` is true."""
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
@@ -114,9 +116,9 @@ _IDLE = FAILED | LAPSED
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A row that was read, with its steps.
+    """A row of the key table that was read, and the steps of this key.
 
-    now: the database's time, which `.annotate(now=Clock())` reads together with the row.
+    `now` is the database's time at which the row was read, for example from `.annotate(now=Clock())`.
     """
 
     row: IdempotencyKey
@@ -125,37 +127,40 @@ class Seen:
 
     @property
     def live(self) -> bool:
-        """Whether a worker has the key with a lease that is not over."""
+        """Return whether a worker has a lease on this key, and this lease is not over."""
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
     def abandoned(self) -> bool:
-        """Whether the key is in progress, but no worker has the key with a lease that is not over."""
+        """Return whether the key is in progress, but has no lease or only a lease that is over."""
         return self.row.status == Status.IN_PROGRESS and not self.live
 
     @property
     def unleased(self) -> bool:
-        """Whether the key is in progress without a lease, because the work has ended its own transaction."""
+        """Return whether the key is in progress without a lease, because the work has ended its own transaction."""
         return self.row.status == Status.IN_PROGRESS and self.row.locked_until is None
 
     @property
     def idle(self) -> bool:
-        """Whether a person may decide about the key, because it has failed, or is in progress without a live lease."""
+        """Return whether a person may decide about the key, because the key has failed or is abandoned."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
     def doubts(self) -> list[IdempotencyStep]:
-        """The steps that were started and have no result, unless a worker is running them now."""
+        """Return the steps that were started and have no result. Return no steps if a worker has a live lease."""
         return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @property
     def called(self) -> list[IdempotencyStep]:
-        """The external calls that have ended."""
+        """Return the external calls of this key that have ended."""
         return [step for step in self.steps if step.kind == Kind.CALL and step.finished_at is not None]
 
     @property
     def state(self) -> State:
-        """The worst state of the key, but never "expired". Only `expires_at` shows that a key has expired."""
+        """Return the worst state of the key, but never the state "expired".
+
+        Only a query on the column `expires_at` can find out that a key has expired.
+        """
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
@@ -165,10 +170,10 @@ class State:
 
     Attributes:
         name: the name of the state in queries, metrics and options.
-        label: the name that people read.
-        to_do: what a person does about such a key.
-        condition: finds the keys that are in the state. See Note [Which index finds a state].
-        fits: tells whether a row that was read is in the state. It is None if only a query can tell.
+        label: the name of the state that people read.
+        to_do: the advice for a person who finds a key with this state.
+        condition: finds the keys that have the state. See Note [Which index finds a state].
+        fits: tells whether a row that was read has the state. It is None if only a query can tell.
         order: the columns by which a query sorts, so that the database uses the partial index.
     """
 
@@ -252,10 +257,13 @@ UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until
 
 
 def as_sql(condition: Q, alias: str) -> str:
-    """Return the condition as SQL for a statement about the key table alone. The SQL has no parameters of its own."""
+    """Return the condition as SQL, for a statement that uses the key table and no other table.
+
+    The returned SQL contains all values, and has no placeholders.
+    """
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    # The values are constants of this module, so no value comes from a client.
+    # All values in this SQL are constants of this module, so no value comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
     return re.sub("%s", lambda found: next(literals), sql)
