@@ -1,1 +1,1 @@
-"""When a module of the project is imported, its views get their protection here, or are refused."""
+"""The package `declare` protects views while Python imports the project's modules, or refuses them with an error."""
