@@ -1,4 +1,4 @@
-"""Helpers for the tests of your project: check that an endpoint is idempotent, and create rows of keys."""
+"""These functions help you to test your project. They check that an endpoint is idempotent, and create rows of keys."""
 
 from ..maintenance import scope_of_user
 from .assertions import assert_idempotent
