@@ -31,7 +31,7 @@ class KeyReader:
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
-        source: the name of the key's place, which ends the sentence "This operation needs …" of the error answer.
+        source: the name of the key's place, which ends the sentence "This operation needs …" of error answers.
     """
 
     read: Callable[[Any], str | None]

@@ -21,7 +21,7 @@ if not apps.is_installed("django_idempotency"):
 
 
 class IdempotencyKey(models.Model):
-    """A row of the key table. It stores a key with its caller, its operation, and the response to replay.
+    """Each row of this table stores a key with its caller, its operation, and the response to replay.
 
     Only this package writes rows of this table. Your code may read these rows, but must not change them.
     """
@@ -40,8 +40,8 @@ class IdempotencyKey(models.Model):
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index contains two hash numbers instead of the three texts. Numbers need half the size, and all
-    # databases compare numbers in the same way.
+    # The unique index contains two hash numbers instead of the texts `scope`, `operation` and `key`. Numbers need half
+    # the size, and all databases compare numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -80,7 +80,8 @@ class IdempotencyKey(models.Model):
         constraints = [models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq")]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
-            models.Index(fields=["scope"], name="idempotency_scope_idx"),  # for erasing the data of one caller
+            # The index on `scope` is used when all data of one caller are deleted.
+            models.Index(fields=["scope"], name="idempotency_scope_idx"),
             # On PostgreSQL, the completion of an atomic key changes only columns that are in no index. So the
             # completion changes no index.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),

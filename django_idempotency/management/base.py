@@ -157,7 +157,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # only the main thread can catch signals, so here the calling program must do it
+        yield received  # only the main thread can catch signals, so in other threads this function catches none
         return
     try:
         yield received

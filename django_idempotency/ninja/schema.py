@@ -1,12 +1,12 @@
-"""This module is for OpenAPI with Django Ninja. Its `NinjaAPI` adds the headers and the error answers of protected
-operations to the schema. Use this class for your API:
+"""This module is for OpenAPI with Django Ninja. The class `NinjaAPI` of this module adds the headers and the error
+answers of protected operations to the schema. For example:
 
     from django_idempotency.ninja.schema import NinjaAPI
 
     api = NinjaAPI()
 
-If your project has an API class of its own, `NinjaAPI` must be the first base class of this class. If your project has
-declared a header or status itself, the schema keeps the declaration of your project.
+If your project has an API class of its own, write a new class whose first base class is this `NinjaAPI`. If your
+project has declared a header or status itself, the schema keeps the declaration of your project.
 
 The only public method of Django Ninja that can change the schema is `NinjaAPI.get_openapi_schema`. The value
 `openapi_extra` of an operation cannot be used, because it is made before the options of the router and of the API are

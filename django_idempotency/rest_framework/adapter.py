@@ -152,8 +152,8 @@ def declared(callback: Any) -> None:
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Prepare a response of `reconcile` for rendering as JSON. No client is connected that could request a different
-    format.
+    """Prepare a response of `reconcile` for rendering as JSON. The format is always JSON, because no client waits for
+    this response.
 
     If the view has its own JSON renderer, this renderer is used. The view's `finalize_response` is not called.
     """

@@ -17,8 +17,8 @@ register = template.Library()
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """Show the number of keys that need attention, with a link to them. If a person may not view keys, the tag shows
-    nothing.
+    """Show the number of keys that need attention, with a link to these keys. If a person may not view keys, the tag
+    shows nothing.
 
     If the database does not answer, the tag shows that the keys cannot be counted. The rest of the page is not
     affected.

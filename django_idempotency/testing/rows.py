@@ -37,8 +37,8 @@ def create_key(
     """Write a row into the key table, as an earlier request with this key would have done. The next request with this
     key finds the row.
 
-    This function writes with the package's own store, in a transaction of its own. Inside an outer `atomic()`, it uses
-    a savepoint. The row has no fingerprint, so the row matches any request with this key.
+    This function writes with the package's own store, in a transaction of its own. Inside an outer `atomic()`, the
+    function uses a savepoint. The row has no fingerprint, so the row matches any request with this key.
 
     Args:
         key: the key that the client sends, without quotes. Default: a new UUID.

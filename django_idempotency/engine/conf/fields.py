@@ -19,7 +19,7 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """A placeholder for an option that has no value in one layer, so the package looks in the next layer.
+    """A placeholder for an option that is not set in one layer. The package then looks in the next layer.
 
     The package looks for the value of an option in these layers, in this order: action, class, base classes, settings,
     default.
@@ -37,7 +37,7 @@ def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return a dict with the names and fields of a class that were declared with `option()` or `setting()`."""
+    """Return a dict of the fields that a class has declared with `option()` or `setting()`, by their names."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 

@@ -1,1 +1,1 @@
-"""The package `declare` protects views while Python imports the project's modules, or refuses them with an error."""
+"""While Python imports a module of the project, the package `declare` protects its views, or raises an error."""

@@ -93,7 +93,7 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open. If not, the
+        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open, otherwise the
         transaction ends.
         """
         store, wanted, connection = self.store, self.wanted, self.connection
@@ -123,9 +123,9 @@ class _Attempt(NoBridgeAbove):
     def hold_if_ended(self, claim: Claimed) -> None:
         """Stop all retries of the key if the work has ended its own transaction and then raised an exception.
 
-        Each write of the work after the end of its transaction is already committed, so a retry would write again.
+        After the end of its transaction, all further writes of the work are committed, so a retry would write again.
         """
-        with suppress(Error):  # no error of this check replaces the error of the work
+        with suppress(Error):  # the error of the work is more important than an error of this check
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
@@ -141,10 +141,10 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the package should commit the writes of the work.
 
-        If a view returns a response, the writes of the view are committed, as in Django. But this rule has two
-        exceptions. If the status of the response is 5xx, the writes are rolled back, so that a retry starts without old
-        writes. If the status is 4xx (a refusal) and the database has discarded the writes, the package stores the
-        response without the writes.
+        If a view returns a response, the writes of the view are committed, as in Django, except in two cases. If the
+        status of the response is 5xx, the writes are rolled back, so that a retry starts without old writes. If the
+        status is 4xx (a refusal) and the database has discarded the writes, the package stores the response without the
+        writes.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -174,7 +174,7 @@ class _Attempt(NoBridgeAbove):
     # --- the next methods run after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """Return the outcome of another request if our transaction was rolled back because that request has the key.
+        """If our transaction was rolled back because another request has the key, return the outcome of that request.
 
         On a single database server, our claim already finds the claim of the other request. In a Galera cluster, a node
         finds such a conflict later: when our transaction commits, or when a statement of the work ends. If the error
@@ -194,8 +194,8 @@ class _Attempt(NoBridgeAbove):
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response for an exception of the work. The writes and the claim were rolled back
-        before.
+        """Return the framework's response for an exception of the work. This method is called after the rollback of the
+        writes and of the claim.
         """
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"

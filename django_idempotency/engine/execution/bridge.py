@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """A context manager for work in a transaction. It hides an outer `async_to_sync` call from asgiref.
+    """A context manager for work in a transaction, which hides an outer `async_to_sync` call from asgiref.
 
     A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
     when one task fails. With this context manager, the next query of such a late task raises a `RuntimeError`. Without
@@ -52,7 +52,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function that calls `function`. If `function` returns an awaitable, the plain function waits for
-    it.
+    its result.
     """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -91,8 +91,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled during the claim, the thread continues after the claim. This check prevents a start
-        # of the work.
+        # If the caller is cancelled during the claim, the thread continues after the claim. In this case, this check
+        # prevents the start of the work.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -124,7 +124,7 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # if `asyncio.wait` is cancelled, the task is not cancelled
+        await asyncio.wait({task})  # if `asyncio.wait` is cancelled, the task is not cancelled and continues
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)

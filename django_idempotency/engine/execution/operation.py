@@ -56,8 +56,8 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work that is not protected, `steps_on` is the database alias of the work.
-        The steps of such work run, but their results are not stored.
+        """Create the operation. If leased work is not protected, `steps_on` is the database alias of the work. The
+        steps of unprotected work run, but the results of the steps are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -68,8 +68,8 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Prepare the start of the work, or its start after `reconcile`. In both cases, the work can use each step name
-        once, and gets the stored results.
+        """Prepare the first start of the work, and also a second start after `reconcile`. After each start, the work
+        can use each step name once, and gets the stored results.
         """
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """A dict with the name and the result of each finished step, in this attempt and in earlier attempts.
+        """A dict with the name and result of each finished step of this and earlier attempts.
 
         A result that is a model instance is read from the database again, so the `DoesNotExist` of its model can be
         raised.
@@ -111,7 +111,7 @@ class Operation:
         """Store which object the key is about, such as an order. The admin, search, events and logs show this object.
 
         In atomic mode, the reference to the object is stored together with the result, without an extra SQL statement.
-        In leased mode, the reference needs one SQL statement of its own, which is under the fence. If you call
+        In leased mode, the reference needs one SQL statement of its own, with a check of the fence. If you call
         `refer_to` in the function that you pass to `write`, the reference commits together with the write. If you call
         `refer_to` twice, the second reference replaces the first reference.
 
@@ -137,8 +137,8 @@ class Operation:
 
         This method commits the start of the call, runs `function` while no transaction is open, and commits the result.
         A later attempt gets the stored result and does not run `function` again. If `function` raises an exception,
-        such as a timeout, the outcome is unknown. Then the call is in doubt, and the exception propagates. If the other
-        system clearly refuses, for example because a card is declined, `function` should return a value.
+        such as a timeout, the call is in doubt, because its outcome is unknown. The exception propagates to the view.
+        If the other system clearly refuses, for example because a card is declined, `function` should return a value.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -193,7 +193,7 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in a transaction, so that its database writes commit exactly once, together with the result.
+        """Run `function` in a transaction, so that its writes commit exactly once, together with its result.
 
         This method opens a transaction in the key's database, locks the key's row, runs `function`, and commits. A
         later attempt gets the stored result and does not run `function` again.
@@ -220,7 +220,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again with its full length. Use `renew` if the work takes longer than the lease.
+        """Start the full lease again now. Use `renew` if the work takes longer than the lease.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -386,8 +386,8 @@ class Work(Protocol[T]):
 
 
 def encode_step(value: Any) -> str:
-    """Return the JSON text that is stored for the result of a step. Raises `ResultNotStorable` if `encode` raises this
-    exception, or if the text is longer than 1 MiB.
+    """Return the JSON text that is stored for the result of a step. Raises `ResultNotStorable` if the text is longer
+    than 1 MiB, or if the result is neither JSON nor a saved model instance.
     """
     kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
     if len(kept) > MAX_STEP_BYTES:
@@ -419,8 +419,8 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """Return the value from its stored JSON text, or None if the text is None. A model instance is read from the
-    database again, so the `DoesNotExist` of its model can be raised.
+    """Return the value that is stored as a JSON text. If the text is None, return None. A model instance is read from
+    the database again, so the `DoesNotExist` of its model can be raised.
     """
     if text is None:
         return None
