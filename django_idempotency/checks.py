@@ -54,7 +54,7 @@ def check_settings() -> Iterator[CheckMessage]:
     in use must exist, and the database routers must allow the key table on this alias.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. The two users can
-    have the same primary key, and the two tenants can use the same key table and the same locks of this table.
+    have the same primary key. The two tenants can use the same key table and the same locks of this table.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)

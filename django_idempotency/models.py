@@ -82,8 +82,7 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # The index on `scope` is used when all data of one caller are deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # On PostgreSQL, the completion of an atomic key changes only columns that are in no index. So the
-            # completion changes no index.
+            # On PostgreSQL, the completion of an atomic key changes no index, except if the view has called `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             IndexWhereSet(  # each failed key has a text in `last_error`
                 fields=["created_at"],

@@ -9,7 +9,7 @@ If your project has an API class of its own, write a new class whose first base 
 project has declared a header or status itself, the schema keeps the declaration of your project.
 
 The only public method of Django Ninja that can change the schema is `NinjaAPI.get_openapi_schema`. The value
-`openapi_extra` of an operation cannot be used, because it is made before the options of the router and of the API are
+`openapi_extra` of an operation cannot be used. This value is made before the options of the router and of the API are
 known.
 """
 

@@ -19,7 +19,7 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """A placeholder for an option that is not set in one layer. The package then looks in the next layer.
+    """If an option is not set in one layer, its value is `Unset`, and the package looks in the next layer.
 
     The package looks for the value of an option in these layers, in this order: action, class, base classes, settings,
     default.
@@ -37,7 +37,7 @@ def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return a dict of the fields that a class has declared with `option()` or `setting()`, by their names."""
+    """Return the fields that a class has declared with `option()` or `setting()`, as a dict from name to field."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
@@ -145,8 +145,8 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and in an
-    `if`, a coroutine counts as True.
+    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and
+    `bool(coroutine)` is always True.
     """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."

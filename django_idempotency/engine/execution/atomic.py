@@ -123,7 +123,8 @@ class _Attempt(NoBridgeAbove):
     def hold_if_ended(self, claim: Claimed) -> None:
         """Stop all retries of the key if the work has ended its own transaction and then raised an exception.
 
-        After the end of its transaction, all further writes of the work are committed, so a retry would write again.
+        If the work writes after the end of its transaction, these writes are committed at once. So a retry would write
+        again.
         """
         with suppress(Error):  # the error of the work is more important than an error of this check
             if self.store.has_ended(self.connection, claim):
@@ -190,7 +191,7 @@ class _Attempt(NoBridgeAbove):
             return None
         seen = self.store.look(self.wanted)
         # If another request with this key is running now, the deadlock was not about the key, but about rows of the
-        # work. Then the error is treated as an error of the work.
+        # work. In this case, the error is treated as an error of the work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:

@@ -115,8 +115,8 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work`. If the current task is cancelled, wait for the end of `work`, and then raise `CancelledError`.
 
     When a client closes its connection, the server cancels the request. If this cancellation stopped a running external
-    call, the outcome of the call would be unknown, although the external service would perhaps answer a moment later.
-    But a second cancellation of the task stops `work`.
+    call, the outcome of the call would be unknown. But perhaps the external service answers a moment later. A second
+    cancellation of the task stops `work`.
 
     Args:
         work: a coroutine, which runs in a task of its own.

@@ -77,7 +77,7 @@ class Operation:
 
     @property
     def reference(self) -> str | None:
-        """The 16 hexadecimal digits that logs and the admin show instead of the key, or None without a key."""
+        """16 hexadecimal digits that logs and the admin show instead of the key, or None without a key."""
         return None if self._identity is None else self._identity.reference
 
     @property
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """A dict with the name and result of each finished step of this and earlier attempts.
+        """A dict with the name and result of each finished step, of this attempt and earlier attempts.
 
         A result that is a model instance is read from the database again, so the `DoesNotExist` of its model can be
         raised.
@@ -137,8 +137,8 @@ class Operation:
 
         This method commits the start of the call, runs `function` while no transaction is open, and commits the result.
         A later attempt gets the stored result and does not run `function` again. If `function` raises an exception,
-        such as a timeout, the call is in doubt, because its outcome is unknown. The exception propagates to the view.
-        If the other system clearly refuses, for example because a card is declined, `function` should return a value.
+        such as a timeout, the call is in doubt, because its outcome is unknown. `call` raises the exception again. If
+        the other system clearly refuses, for example because a card is declined, `function` should return a value.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.

@@ -110,8 +110,8 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
 
 
 def _token_scope(token: Model) -> str:
-    """Return the scope for an OAuth 2 access token, without a query. The scope contains the client of the token. If the
-    token has a user, the scope also contains the user.
+    """Return the scope for an OAuth 2 access token, without a query. The scope contains the client of the token, or the
+    user of the token, or both.
 
     The scope does not contain the primary key of the token, because a client sometimes gets a new token before a retry.
 
