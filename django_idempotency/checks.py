@@ -39,8 +39,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks. Only two commands run the checks that query a database: `check --database`, and `migrate` before
-    it changes the database.
+    """Run all checks. The checks that query a database run only if Django passes `databases`, as in `check --database`
+    and before `migrate`.
     """
     try:
         get_settings()
