@@ -1,6 +1,6 @@
 """System checks. Before the first request, the checks report mistakes in the set-up that make protection impossible.
 
-An id never gets another meaning:
+The id of a check never changes its meaning in a later version:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is routed elsewhere, E004 no store for the
 database, E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under
@@ -39,7 +39,9 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks. Checks that query a database run only with `check --database` and before `migrate`."""
+    """Run all checks. The checks that query a database run only if Django passes `databases`, as in `check --database`
+    and before `migrate`.
+    """
     try:
         get_settings()
     except IdempotencyConfigurationError as error:
@@ -48,10 +50,11 @@ def check_project(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Check that a key belongs to one tenant, and that each alias in use exists and that its database has the key
-    table.
+    """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
+    in use must exist, and the database routers must allow the key table on this alias.
 
-    Users of two tenants can have equal primary keys, and the tenants can share the key table and its locks.
+    Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. The two users can
+    have the same primary key. The two tenants can use the same key table and the same locks of this table.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -67,7 +70,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
-    """Ask each database in use about its server and its tables of keys."""
+    """Check the server and the key tables of each database in use, with queries to the database."""
     for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
@@ -76,7 +79,9 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check that authentication runs before each protection, and that the options of each route fit together."""
+    """Check each protected route. Authentication must run before the protection, and the options must not contradict
+    each other.
+    """
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
@@ -92,7 +97,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Yield the attributes of a class with a mixin that hold options, but under a name that the package never reads."""
+    """Yield a message for each attribute of a view class that has no effect, because its name is wrong."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
@@ -105,7 +110,9 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:
-    """Return the options of each protected route, and the messages of E007 about options that contradict each other."""
+    """Return the options of all protected routes, and the error messages of the check E007. Each message is about
+    options of one route that contradict each other.
+    """
     options: list[Idempotency] = []
     problems: set[str] = set()
     for callback in _callbacks():
@@ -119,7 +126,7 @@ def _declared() -> tuple[list[Idempotency], set[str]]:
 
 
 def _aliases() -> set[str]:
-    """Return the aliases that the protected routes and the project's default use."""
+    """Return each database alias on which the project stores keys."""
     return {alias_of(options) for options in (resolve(), *_declared()[0])}
 
 
@@ -169,8 +176,9 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 have different numbers for the isolation levels. The import is here, in the function,
-        # because a project without PostgreSQL usually has neither package.
+        # The packages psycopg and psycopg2 use different numbers for the isolation levels. The import of
+        # `IsolationLevel` is inside this function, because a project without PostgreSQL usually has neither psycopg nor
+        # psycopg2.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

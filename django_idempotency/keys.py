@@ -1,7 +1,9 @@
-"""Readers for the `key` option. They are for clients that cannot set the `Idempotency-Key` header.
+"""This module has functions for the option `key`. The functions read the key of clients that cannot set the header
+`Idempotency-Key`.
 
-A reader returns the key, or None if the client sent no key. Without a key, the answer is 400. With `required=False`,
-the request is not protected. A key must have 1 to 255 visible ASCII characters, else the answer is 400.
+A function for the option `key` returns the key, or None if the client sent no key. A request without a key gets the
+answer 400. But if the option `required` is False, a request without a key is not protected. A key must have 1 to 255
+visible ASCII characters, otherwise the answer is 400.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A function for the `key` option, and the name of the place that it reads. A plain callable works too.
+    """A function for the option `key`, with a name for error answers. A plain callable works, too.
 
     Attributes:
-        read: `callable(request) -> str | None`. It can raise `InvalidKey`.
-        source: the name of the place. It ends the sentence "This operation needs …" of the error answer.
+        read: `callable(request) -> str | None`, which can raise `InvalidKey`.
+        source: the name of the key's place, which ends the sentence "This operation needs …" of error answers.
     """
 
     read: Callable[[Any], str | None]
@@ -58,7 +60,8 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
 def from_header(name: str) -> KeyReader:
     """Read the key from another header, such as `webhook-id` (Standard Webhooks) or `X-GitHub-Delivery`.
 
-    The value has the syntax of `Idempotency-Key`. A header that was sent twice is refused with 400.
+    The header's value must have the syntax of `Idempotency-Key`. If a request contains the header twice, the answer is
+    400.
 
     Args:
         name: the name of the header.
@@ -75,9 +78,9 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """The reference that stands for a key in logs and traces. The key itself can be a secret.
+    """Return the reference that logs and traces show instead of the key, because a key can be secret.
 
-    It reads no database. `django_idempotency.maintenance.find_key` finds a key by its reference, too.
+    This function reads no database. `django_idempotency.maintenance.find_key` can also find a key by its reference.
 
     Args:
         key: the client's key, without quotes.
@@ -89,9 +92,10 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the key of `operation.derive_key(step)`, with which you find a call in the books of the other side.
+    """Return the same key as `operation.derive_key(step)`, so that you can find a call at the other service.
 
-    It reads no database. The result is the same in each attempt, process and release.
+    This function reads no database. The derived key is the same in each attempt, in each process and in each release of
+    the package.
 
     Args:
         scope: the row's `scope`.

@@ -1,4 +1,5 @@
-"""Prometheus metrics. The package itself never imports this module. Run `pip install prometheus-client`, then write
+"""This module has metrics for Prometheus. The package itself never imports this module. Run `pip install
+prometheus-client`, and add this code to your project:
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -6,8 +7,8 @@
 
             metrics.install()
 
-The counters count what this process does. `KeyCollector` asks the database at every scrape. The partial indexes of
-the key table make its queries fast.
+The counters count only the events of the current process. `KeyCollector` queries the database at every scrape. The
+queries of `KeyCollector` are fast, because they use the partial indexes of the key table.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of the keys in the tables now. Each scrape runs up to six short queries on each database.
+    """Gauges about the keys that are stored now. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -72,11 +73,13 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return gauges without values, so that the registration of the collector reads no database."""
+        """Return the gauges without values, so that no query runs when the collector is registered."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges. If a database does not answer, they keep their last values, so that no alert ends."""
+        """Return the gauges. If a database does not answer, its gauges keep their last values, so that no active alert
+        ends.
+        """
         families = _families()
         for alias in self.using or (alias_for(None),):
             now, unavailable, opened_before = time.monotonic(), 0.0, connections[alias].connection
@@ -86,7 +89,8 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # `start_http_server` scrapes in threads without requests, so no end of a request closes the connection.
+                # `start_http_server` runs the scrape in a thread that has no Django request. Django closes a connection
+                # only at the end of a request, so this collector must close the connection.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
@@ -97,9 +101,9 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome from now on, and register a `KeyCollector`. Call it once for each process and registry.
+    """Count every outcome, and register a `KeyCollector`. Call `install` once for each process and registry.
 
-    It reads no database.
+    This function reads no database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -134,7 +138,8 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
-    # If the open transactions or their ages are unknown, a gauge is left out, because the value 0 would be wrong.
+    # If the number or the ages of the open transactions are unknown, the gauge gets no value, because the value 0 would
+    # be wrong.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
@@ -144,5 +149,7 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """Return an age. Both times come from the database, so the clock of the application's host does not matter."""
+    """Return the seconds between two times. Both times come from the database, so the clock of the application's host
+    does not matter.
+    """
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

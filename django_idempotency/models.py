@@ -1,4 +1,6 @@
-"""The two tables: a row for each key of each caller and operation, and a row for each step of a leased operation."""
+"""This module has the two tables. The key table has one row for each key of each caller and operation. The step table
+has one row for each step of a leased operation.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ if not apps.is_installed("django_idempotency"):
 
 
 class IdempotencyKey(models.Model):
-    """One use of an idempotency key: its caller, its operation, and the response to replay.
+    """Each row of this table stores a key with its caller, its operation, and the response to replay.
 
-    Only this package writes rows. Your code may read rows, but must not change them.
+    Only this package writes rows of this table. Your code may read these rows, but must not change them.
     """
 
     class Status(models.TextChoices):
@@ -30,14 +32,16 @@ class IdempotencyKey(models.Model):
         FAILED = "failed", _("failed")
 
     class Policy(models.TextChoices):
-        """The view's option `on_abandoned`. It says whether a retry repeats an external call that is in doubt."""
+        """The values of the view's option `on_abandoned`. This option decides whether a retry repeats an external call
+        that is in doubt.
+        """
 
         RETRY = "retry", _("retry: make the call again")
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index has two numbers instead of three texts, because numbers need half the size, and all databases
-    # compare numbers in one way.
+    # The unique index contains two hash numbers instead of the texts `scope`, `operation` and `key`. Numbers need half
+    # the size, and all databases compare numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -45,25 +49,27 @@ class IdempotencyKey(models.Model):
     key = ExactCharField(_("key"), max_length=255)
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
-    # This column is NULL in atomic mode, which has no calls.
+    # The column `policy` is NULL in atomic mode, because atomic mode has no calls.
     policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
-    # Host and process id of the last worker that claimed the key, such as "web-3:4711".
+    # The column `worker` contains the host and the process id of the last worker that claimed the key, such as
+    # "web-3:4711".
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
-    # The body is stored as bytes, because a column for text or JSON would not return exactly what was stored.
+    # The response body is stored as bytes, because a column for text or JSON would not return exactly the stored bytes.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
-    # The object that the operation is about, see `Operation.refer_to`.
+    # `resource_type` and `resource_id` identify the object that the view has passed to `Operation.refer_to`.
     resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
     resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
-    # A JSON list of the decisions of people and commands, the oldest first, see `maintenance.decisions`.
+    # The column `decisions` contains a JSON list of the decisions of people and commands, with the oldest decision
+    # first. The module `maintenance.decisions` reads and writes this list.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # The time of the last change of status, attempt or decisions. If this time has changed since a person saw the key,
-    # the person's decision is refused.
+    # The column `updated_at` contains the time of the last change of status, attempt or decisions. If this time changes
+    # after a person has seen the key, the person's decision is refused.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -74,11 +80,11 @@ class IdempotencyKey(models.Model):
         constraints = [models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq")]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
-            models.Index(fields=["scope"], name="idempotency_scope_idx"),  # for erasing the data of one caller
-            # On PostgreSQL, no index contains a column that the completion of an atomic key changes, so the completion
-            # changes no index.
+            # The index on `scope` is used when all data of one caller are deleted.
+            models.Index(fields=["scope"], name="idempotency_scope_idx"),
+            # On PostgreSQL, the completion of an atomic key changes no index, except if the view has called `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-            IndexWhereSet(  # every failed key has an error
+            IndexWhereSet(  # each failed key has a text in `last_error`
                 fields=["created_at"],
                 name="idempotency_failed_idx",
                 set_column="last_error",
@@ -94,29 +100,33 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """The operation and the reference of the key. The key itself is left out, because it can be a secret, and the
-        admin's log keeps this text for ever.
+        """Return the operation and the reference of the key. The text does not contain the key itself, because a key
+        can be secret, and the admin's log keeps this text for ever.
         """
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from the database that it came from, because a router could choose a replica.
+        """Read the row again from the database from which the row was read before, because a router could choose a
+        replica.
 
-        Django also calls this method when it reads a deferred field.
+        Django also calls this method to read a deferred field.
         """
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
     def reference(self) -> str:
-        """16 hexadecimal digits that stand for the key in logs. See `django_idempotency.keys.key_reference`."""
+        """The 16 hexadecimal digits that logs show instead of the key. The function
+        `django_idempotency.keys.key_reference` returns the same digits.
+        """
         return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 class IdempotencyStep(models.Model):
     """One named step of a leased operation: an external call or a local write.
 
-    The start of a call is committed before the call is made, and the result is committed after the call. A call without
-    `finished_at` is running or in doubt. A write and its result are committed together.
+    The start of an external call is committed before the call is made, and its result is committed after the call. If
+    `finished_at` of a call is NULL, the call is running or in doubt. A local write and its result are committed
+    together.
     """
 
     class Kind(models.TextChoices):
@@ -125,15 +135,17 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # The database has no constraint for this foreign key. With a constraint, a cleanup would look for the steps of each
-    # deleted key, but only leased keys have steps. The unique constraint already has an index on this column.
+    # The foreign key `key` has no constraint in the database. With a constraint, a cleanup would search for the steps
+    # of each deleted key, but only leased keys have steps. The foreign key needs no index of its own, because the index
+    # of the unique constraint begins with the same column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view had asked for the derived key before the call. If not, the key was not sent to the other side.
+    # The column `keyed` is True if the view called `derive_key` for this step before the call. If `keyed` is False, the
+    # derived key was not sent to the other system.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -143,7 +155,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # steps need no permissions, because the page of a key shows them
+        default_permissions = ()  # only the page of a key shows steps, so steps need no permissions of their own
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

@@ -1,5 +1,5 @@
-"""This package is private. No code outside of `django_idempotency` may import from here, because names change without
-notice.
+"""The package `engine` is private. Code outside of `django_idempotency` must not import from `engine`, because its
+names change without notice.
 
-The public names are in `django_idempotency` and in the folders beside `engine`.
+The public names are in `django_idempotency` itself and in its other modules.
 """

@@ -1,7 +1,8 @@
-"""The trail of decisions about a key: who decided what, when and why. The trail is a column of the key's row.
+"""This module reads and writes the list of decisions about a key. The list tells who decided what, when and why, and is
+stored in a column of the key's row.
 
-A decision can delete steps that were in doubt. The trail keeps a copy of these steps, so that no fact is lost. The
-trail is deleted together with the row.
+A decision can delete steps that were in doubt. The list contains a copy of these steps, so that no fact is lost. When
+the key's row is deleted, the list is deleted, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RECORDED = frozenset({"record", "correct"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decision that was made about a key.
+    """One decision of a person or of a command about a key.
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
@@ -53,7 +54,9 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """The time of the decision. If USE_TZ is True, the time has a zone, like the times of the row."""
+        """The time of the decision, as a `datetime`. If USE_TZ is True, this `datetime` has a time zone, like the times
+        of the key's row.
+        """
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 
@@ -64,8 +67,9 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, the oldest first. Raises `NotDecryptable`. Reads no database.
 
-    A later version of the package can write entries that this version cannot read. An unreadable entry gets the action
-    "unreadable", and the time of the key's last change. Unknown fields of an entry are left out.
+    A later version of the package can write entries that this version cannot read. In place of an unreadable entry, the
+    result has a decision with the action "unreadable" and the time of the key's last change. Unknown fields of an entry
+    are ignored.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -75,7 +79,9 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
-    """Return the names of the steps whose result a person has recorded, or nothing if the trail cannot be decrypted."""
+    """Return the names of the steps whose results were recorded by a person. If the decisions cannot be decrypted, the
+    result is an empty set.
+    """
     try:
         return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
     except NotDecryptable:
@@ -83,19 +89,21 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Return the text to store: the old trail with one more decision."""
+    """Return the new text for the column `decisions`: the old decisions and one more decision."""
     trail = [*_entries(row), asdict(decision)]
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
 def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Return the copy of a step in doubt that a decision keeps."""
+    """Return a copy of a step in doubt. The copy is stored in the decision about the key."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
 
 
 def _is_readable(entry: Any) -> bool:
-    """Return whether this version can read the entry, so that the pages can show the entry."""
+    """Return whether this version of the package can read the entry. The admin pages show only readable entries in
+    full.
+    """
     try:
         steps = entry.get("steps", [])
         times = [entry["at"], *(step["started_at"] for step in steps)]
@@ -107,7 +115,9 @@ def _is_readable(entry: Any) -> bool:
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
-    """Return all entries of the trail, also entries that this version cannot read. Raises `NotDecryptable`."""
+    """Return all entries of the column `decisions`, also entries that this version of the package cannot read. Raises
+    `NotDecryptable`.
+    """
     text = unseal(row, "decisions", row.decisions)
     try:
         entries = json.loads(text or "[]")

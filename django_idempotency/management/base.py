@@ -1,4 +1,6 @@
-"""The base classes of the commands. They print texts safely, run on several databases, and can be ended by a signal."""
+"""This module has the base classes of the management commands. The commands print texts safely, run on several
+databases, and can be ended by a signal.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,22 @@ class IdempotencyCommand(BaseCommand):
             raise CommandError(str(error)) from error
 
     def say(self, text: str) -> None:
-        """Print a text at once. Control characters, and characters that the output cannot encode, become escapes.
+        """Print a text and flush the output. Control characters, and characters that the output cannot encode, are
+        printed as escape sequences.
 
-        Commands print operations, steps and errors, which can contain any character. No character must stop a command.
+        Commands print operations, steps and errors, which can contain any character. A command must not fail because of
+        a character.
         """
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # the encoding of io.StringIO is None
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # a pipe would keep the line until the command ends
+        self.stdout.flush()  # without flush, a pipe would show the line only after the end of the command
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """A command that works on one database after the other. After a signal, it finishes the current key or batch."""
+    """The base class of commands that work on one database after another. After a signal, the command finishes the
+    current key or batch, and then ends.
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
@@ -98,9 +104,10 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
-        """Work on one database. Each printed line begins with `name`.
+        """Do the work of the command on one database. Each printed line begins with `name`.
 
-        Returns the last line to print, and whether the exit status must say that keys need attention.
+        The method returns two values. The first value is the last line to print. The second value is True if the exit
+        status must show that keys need attention.
         """
         raise NotImplementedError
 
@@ -118,7 +125,9 @@ def several(given: Any) -> Any:
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """Return the database aliases from the options. None stands for the alias to which keys are written."""
+    """Return the database aliases that the command's options select. In the result, None means the alias to which the
+    package writes keys.
+    """
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
     real = [name for name in connections if connections[name].settings_dict["ENGINE"] != NO_ENGINE]
@@ -130,9 +139,10 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 
 @contextmanager
 def stoppable(stop: Event) -> Iterator[list[int]]:
-    """Collect signals, so that the current key or batch is finished before the process ends.
+    """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch before the process ends.
 
-    A second signal that comes more than `MOMENT` seconds later raises `SystemExit`, because perhaps the work hangs.
+    If a second signal comes at least `MOMENT` seconds after the first signal, `SystemExit` is raised, because perhaps
+    the work hangs.
     """
     received: list[int] = []
     first = math.inf
@@ -143,8 +153,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only the first signal calls `set()`. A second signal can interrupt this `set()`, which holds a lock, so a
-            # second `set()` would wait for the lock for ever.
+            # Only the first signal calls `stop.set()`. A second signal can arrive while `stop.set()` holds a lock. If
+            # the second signal also called `stop.set()`, this call would wait for the lock for ever.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)
@@ -152,7 +162,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # outside the main thread, the calling program handles signals itself
+        yield received  # only the main thread can catch signals, so in other threads this function catches none
         return
     try:
         yield received

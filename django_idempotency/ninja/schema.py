@@ -1,14 +1,16 @@
-"""OpenAPI with Django Ninja. The schema shows the headers and the error answers of protected operations.
+"""This module is for OpenAPI with Django Ninja. The class `NinjaAPI` of this module adds the headers and the error
+answers of protected operations to the schema. For example:
 
     from django_idempotency.ninja.schema import NinjaAPI
 
     api = NinjaAPI()
 
-A project with an API class of its own puts this class before the other base classes. If the project has declared one of
-these headers or statuses, its declaration stays.
+If your project has an API class of its own, write a new class whose first base class is this `NinjaAPI`. If your
+project has declared a header or status itself, the schema keeps the declaration of your project.
 
-Django Ninja has only one public method for this, `NinjaAPI.get_openapi_schema`. An operation's `openapi_extra` cannot
-be used, because it is made before the options of the router and of the API are known.
+The only public method of Django Ninja that can change the schema is `NinjaAPI.get_openapi_schema`. The value
+`openapi_extra` of an operation cannot be used. This value is made before the options of the router and of the API are
+known.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ __all__ = ["NinjaAPI"]
 
 
 class NinjaAPI(ninja.NinjaAPI):
-    """Django Ninja's `NinjaAPI`, whose schema also shows the idempotency key of protected operations.
+    """This class is the `NinjaAPI` of Django Ninja with a different schema, which also shows the idempotency key of
+    protected operations.
 
     If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """
@@ -48,10 +51,11 @@ class _Schema(OpenAPISchema):
             for method in operation.methods:
                 options = None if shown is None else shown.options_for(method)
                 if options is not None:
-                    # This is a copy, because Django Ninja uses one description for all methods of an operation.
+                    # The description must be copied, because Django Ninja uses one description for all methods of an
+                    # operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
-                    bad_input = {400: own, 422: own}  # the framework itself answers bad input with these
+                    bad_input = {400: own, 422: own}  # Django Ninja itself answers bad input with 400 or 422
                     specification.describe(
                         details, options, required=options.required, status_type=int, undeclared=bad_input
                     )

@@ -1,4 +1,4 @@
-"""One request to a protected handler of the REST framework."""
+"""This module handles one request to a protected handler of the REST framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from ..engine.stores import alias_of
 
 
 class RestFrameworkViewCall(ViewCall):
-    """One request. `APIView.initial()` has already authenticated the caller, and checked permissions and throttles."""
+    """One request to a view of the REST framework. `APIView.initial()` has already authenticated the caller, and
+    checked permissions and throttles.
+    """
 
     asked_with: Request
     unparsed: Exception | None = None
@@ -43,11 +45,12 @@ class RestFrameworkViewCall(ViewCall):
         return view
 
     def parsed(self) -> Any:
-        """Return what the view's own parsers have read.
+        """Return the data that the view's own parsers have read from the request body.
 
-        If parsing fails, the raw bytes are compared. A handler that reads `.data` gets this error again, and the error
-        rolls the claim back. There are two exceptions: in leased mode the claim would be committed before the view
-        runs, and the stream of a multipart form cannot be read again. In these two cases this method raises the error.
+        If a parser fails, the package compares the raw bytes of the body. A handler that reads `request.data` gets the
+        parser's error again, and this error rolls the claim back. But in two cases, this method itself raises the
+        parser's error. The first case is leased mode, because the claim would be committed before the view runs. The
+        second case is a multipart form, because the stream of the form cannot be read again.
         """
         try:
             return self.asked_with.data
@@ -59,52 +62,57 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # Without this line, the framework would give empty data to the handler after an error.
+            # This loop resets the parsed data. Without this reset, the framework would give empty data to the handler
+            # after a parser error.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """Return the scope of a token that belongs to no user, or None if there is a user or no token."""
+        """Return the scope for a request with a token that belongs to no user. If the request has a user or has no
+        token, return None.
+        """
         request: Any = self.asked_with
         if request.auth is None or is_authenticated(request.user):
             return None
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return None  # `auth` is the project's own value for "no token"
+            return None  # `request.auth` is UNAUTHENTICATED_TOKEN, which means "no token"
         kind = type(request.successful_authenticator)
-        # The framework's own authenticators never return a text.
+        # The REST framework's own authenticators never set `request.auth` to a string, so this line counts only other
+        # classes.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Let the framework handle the exception, and then render its response, in two transactions.
+        """Return the rendered response that the REST framework makes for an exception.
 
-        `set_rollback()` of the default handler breaks the first transaction, and rendering can need the database.
+        The exception handler and the rendering run in two separate transactions. The default handler calls
+        `set_rollback()`, so the first transaction allows no more queries. But the rendering can need queries.
         """
         if type(error) is type(self.unparsed):
-            raise error  # the parser has raised this error already, before the claim
+            raise error  # the parser has already raised this error before the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # Without this line, the framework's dispatch would call the project's exception handler a second time.
+            # Without this replacement, `APIView.dispatch` would call the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
             return self.judge(self.ready(response))
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Ask the project's `may_replay(request, view)` before a replay."""
+        """Return whether the project's function `may_replay(request, view)` allows the replay."""
         return bool(synchronous(allowed)(self.asked_with, self.drf_view))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        # The response is final already. Without this line, the framework's dispatch would finalize the response again.
         if not getattr(response, "is_rendered", True):
-            response = self.ready(response)  # the project's ERROR_RESPONSE has made this response
+            response = self.ready(response)  # the project's ERROR_RESPONSE function has returned this response
+        # The response is already final. Without this replacement, `APIView.dispatch` would finalize the response again.
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
-            response.data = _data_of(response)  # tests and middleware read `data`
+            response.data = _data_of(response)  # tests and middleware read `response.data`
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
@@ -114,7 +122,7 @@ class RestFrameworkViewCall(ViewCall):
 
 
 def _data_of(response: Any) -> Any:
-    """Return the data of a stored response or of a problem, or None if it is not JSON."""
+    """Return the data of a stored response or of an error answer. If the content is not JSON, return None."""
     is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
     try:
         return json.loads(response.content) if is_json else None
@@ -129,25 +137,30 @@ def _raise(error: Exception) -> Any:
 def view_call(
     request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
 ) -> RestFrameworkViewCall | None:
-    """Return the call of a protected handler, or None if `request` does not come from the REST framework."""
+    """Return an object for this call of a protected handler. If `request` is not a request of the REST framework,
+    return None.
+    """
     if not isinstance(request, Request):
         return None
     return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
 
 
 def declared(callback: Any) -> None:
-    """Return None: the views of the REST framework are classes, and the listing itself reads classes."""
+    """Return None, because the views of the REST framework are classes, and `endpoints.listing` reads classes by
+    itself.
+    """
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Prepare a response that `reconcile` has returned. It is rendered as JSON, because there is no client to ask.
+    """Prepare a response of `reconcile` for rendering as JSON. The format is always JSON, because no client waits for
+    this response.
 
-    The view's own JSON renderer is used if the view has one. The view's `finalize_response` is not called.
+    If the view has its own JSON renderer, this renderer is used. The view's `finalize_response` is not called.
     """
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # the target is a handler, and perhaps its class has renderers
+    if not hasattr(target, "renderer_classes"):  # if the target is a method, its class can have renderers
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

@@ -1,4 +1,6 @@
-"""The tag of `{% load idempotency_admin %}` shows on the admin's index page how many keys need attention."""
+"""This module has a template tag, which projects load with `{% load idempotency_admin %}`. The tag shows on the admin's
+index page how many keys need attention.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ register = template.Library()
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """The number of keys that need attention, with a link. A person who may not see the list sees nothing.
+    """Show the number of keys that need attention, with a link to these keys. If a person may not view keys, the tag
+    shows nothing.
 
-    If the database does not answer, the line says so, and the rest of the page is shown.
+    If the database does not answer, the tag shows that the keys cannot be counted. The rest of the page is not
+    affected.
     """
-    # The import is here, because Django imports each library of tags, also in projects without the admin.
+    # The imports of admin code are inside this function, because Django imports every tag library, also in projects
+    # without the admin.
     from django.contrib.admin.sites import all_sites
 
     from ..admin.decisions import NAME
@@ -31,7 +36,15 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         model_admin: Any = site._registry.get(IdempotencyKey)
         if site.name == request.current_app and model_admin and model_admin.has_view_permission(request):
             keys, number = model_admin.get_queryset(request), None
+<<<<<<< HEAD
             with suppress(Error), transaction.atomic(using=keys.db):  # an error must not end the page's transaction
                 number = attention(overview(keys))
+=======
+            try:
+                with transaction.atomic(using=keys.db):  # a database error must not break the page's transaction
+                    number = attention(overview(keys))
+            except Error:
+                pass
+>>>>>>> words5
             return {"number": number, "address": reverse(f"admin:{NAME}_changelist", current_app=site.name)}
     return {}

@@ -1,4 +1,6 @@
-"""Helpers for the tests of your project: check that an endpoint is idempotent, and create rows of keys."""
+"""These functions help you to test your project. `assert_idempotent` checks that an endpoint is idempotent, and
+`create_key` creates a row of the key table.
+"""
 
 from ..maintenance import scope_of_user
 from .assertions import assert_idempotent

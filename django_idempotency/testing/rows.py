@@ -1,4 +1,4 @@
-"""`create_key` writes a row that an earlier request would have left in the key table."""
+"""The function `create_key` writes a row into the key table, as an earlier request would have done."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def create_key(
     response: Any = None,
     using: str | None = None,
 ) -> IdempotencyKey:
-    """Write the row that a request with this key would have left. The next request with the key finds the row.
+    """Write a row into the key table, as an earlier request with this key would have done. The next request with this
+    key finds the row.
 
-    It uses the package's own store and its own transaction, or a savepoint inside an outer `atomic()`. The row has no
-    fingerprint, so it matches any request.
+    This function writes with the package's own store, in a transaction of its own. Inside an outer `atomic()`, the
+    function uses a savepoint. The row has no fingerprint, so the row matches any request with this key.
 
     Args:
         key: the key that the client sends, without quotes. Default: a new UUID.

@@ -1,4 +1,4 @@
-"""Each option and setting is declared with its default and with a check of its value. This module has the checks."""
+"""Each option and each setting has a default and a check of its value. This module contains the checks."""
 
 from __future__ import annotations
 
@@ -19,35 +19,40 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """The value of an option that this layer does not set, so the next layer decides.
+    """If an option is not set in one layer, its value is `Unset`, and the package looks in the next layer.
 
-    The layers are, from first to last: action, class, base classes, settings, default.
+    The package looks for the value of an option in these layers, in this order: action, class, base classes, settings,
+    default.
     """
 
 
 def option(default: Any, check: Check) -> Any:
-    """A field of `Idempotency`. The default of an option is used only if no layer has set the option."""
+    """Return a field of `Idempotency`. The default is used only if the project does not set the option at all."""
     return field(default=Unset, metadata={"default": default, "check": check})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """A field of `Settings`. With `secret`, no error message quotes the value."""
+    """Return a field of `Settings`. If `secret` is True, no error message shows the value of the setting."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """A dict from names to fields: all fields of a class that were declared with `option()` or `setting()`."""
+    """Return the fields that a class has declared with `option()` or `setting()`, as a dict from name to field."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
-    """Raises `IdempotencyConfigurationError` if the value of this field cannot work. `place` is the field in words."""
+    """Raise `IdempotencyConfigurationError` if the value is not valid for the option or setting. The error message
+    begins with `place`, a text that names the option or setting.
+    """
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
 
 
 def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
-    """Raises `IdempotencyConfigurationError` for a name that does not exist. The error suggests the nearest name."""
+    """Raise `IdempotencyConfigurationError` if `name` is not one of the known names. The error message suggests the
+    most similar known name.
+    """
     if name not in known:
         guess = get_close_matches(name, known, n=1)
         hint = f" Did you mean {guess[0]!r}?" if guess else ""
@@ -55,7 +60,7 @@ def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
 
 
 def seconds_of(duration: timedelta | float) -> float:
-    """A duration in seconds."""
+    """Return a duration in seconds."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
@@ -63,29 +68,34 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """A check that returns this advice for every value that is not valid."""
+    """Return a check that accepts a value if `possible(value)` is true. For other values, the check returns the text
+    `advice`.
+    """
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """A check that also accepts None."""
+    """Return a check that accepts None, and each value that the given check accepts."""
     return lambda value: None if value is None else check(value)
 
 
 def one_of(*allowed: Any) -> Check:
-    """A check that accepts only these values, with their types. So neither True nor 1.0 is accepted for 1."""
+    """Return a check that accepts only the allowed values. The type of a value must be equal, too, so a check for 1
+    refuses True and 1.0.
+    """
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
 
 def of_type(kind: type) -> Check:
-    """A check that accepts only instances of this type."""
+    """Return a check that accepts only instances of the type `kind`."""
     return must(f"give a value of type {kind.__name__}.", lambda value: isinstance(value, kind))
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))  # a list was already made a tuple
+# Before this check, each list in the settings is converted to a tuple.
+SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))
 NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
 METHODS = must(
@@ -101,7 +111,7 @@ METHODS = must(
 
 
 def duration(minimum: float) -> Check:
-    """A check that accepts only a `timedelta` or a number of seconds."""
+    """Return a check that accepts only a `timedelta` or a number of seconds, from `minimum` to 100 years."""
 
     def possible(value: Any) -> bool:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
@@ -111,7 +121,9 @@ def duration(minimum: float) -> Check:
 
 
 def fernet_keys(value: Any) -> str | None:
-    """A check that accepts only keys of `cryptography.fernet`. It imports `cryptography` if there is a key."""
+    """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports `cryptography` only if the
+    tuple contains a key.
+    """
     if not isinstance(value, tuple) or not value:
         return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
     try:
@@ -133,8 +145,8 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """A check that accepts only a callable that is not `async`. An `async def` function returns a coroutine, and Python
-    would treat the coroutine as true.
+    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and
+    `bool(coroutine)` is always True.
     """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."

@@ -1,1 +1,1 @@
-"""When a module of the project is imported, its views get their protection here, or are refused."""
+"""While Python imports a module of the project, the package `declare` protects its views, or raises an error."""

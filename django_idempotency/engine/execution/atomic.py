@@ -1,4 +1,6 @@
-"""The atomic promise: claim, business write and stored result commit together, or all of them are rolled back."""
+"""This module runs work in atomic mode. The claim, the business write and the stored result are committed together, or
+all of them are rolled back.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ T = TypeVar("T")
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work once for its key: one transaction claims the key, runs the work and keeps the result.
+    """Run the work once for its key. One transaction contains the claim of the key, the work, and the stored result.
 
-    Inside an outer `atomic()`, there is one savepoint instead of one transaction.
+    If the caller is inside `atomic()`, this function uses one savepoint instead of one transaction.
 
     Raises:
         Exception: an exception of the work, if `work.answer` returns None for it. Also an exception of the COMMIT or of
@@ -66,20 +68,23 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
             raise
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    # The writes of the work are rolled back, but the answer is final, so the answer is kept under a second claim.
+    # The writes of the work are rolled back, but the answer is final. So the answer is stored under a second claim of
+    # the key.
     return attempt.keep(finished, finished.snapshot)
 
 
 @dataclass
 class _Attempt(NoBridgeAbove):
-    """The transaction of one attempt. The transaction begins with the claim, and ends with the `with` block.
+    """A context manager for the transaction of one attempt. The transaction begins with the claim of the key, and ends
+    at the end of the `with` block.
 
-    connection: the connection of this thread.
-    outermost: whether the attempt is the whole transaction.
+    If the attempt is a whole transaction, a rollback of the attempt does not undo writes of the caller. If the caller
+    is inside an `atomic()` block or has switched autocommit off, the attempt is only a part of the caller's
+    transaction.
 
-    If the attempt is the whole transaction, a rollback does not touch the writes of a caller. An attempt inside another
-    `atomic()` block is not the whole transaction. If the caller has switched autocommit off, the attempt is not the
-    whole transaction either.
+    Attributes:
+        connection: the database connection of this thread.
+        outermost: True if the attempt is a whole transaction, False if it is a part of the caller's transaction.
     """
 
     store: Store
@@ -88,7 +93,9 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim in a new transaction. The transaction stays open for a `Claimed`, and ends for all other outcomes."""
+        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open, otherwise the
+        transaction ends.
+        """
         store, wanted, connection = self.store, self.wanted, self.connection
         block = transaction.atomic(using=store.alias)
         block.__enter__()
@@ -100,8 +107,8 @@ class _Attempt(NoBridgeAbove):
                 self._block = block
                 return claim
             if not self.outermost:
-                # Roll back to the savepoint, because the caller's transaction goes on and must not keep the lock of
-                # the key.
+                # This rollback to the savepoint releases the lock of the key. Otherwise the caller's transaction would
+                # keep the lock until its end.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
@@ -114,16 +121,18 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Mark the key as held if the work has ended its own transaction and then raised an exception.
+        """Stop all retries of the key if the work has ended its own transaction and then raised an exception.
 
-        What the work has written after this end is committed already, so a retry must not run.
+        If the work writes after the end of its transaction, these writes are committed at once. So a retry would write
+        again.
         """
-        with suppress(Error):  # the caller must see the error of the work
+        with suppress(Error):  # the error of the work is more important than an error of this check
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
     def _hold(self) -> None:
-        """Claim the key outside of every transaction, so that the key waits for a person, and no retry writes again.
+        """Claim the key outside of every transaction. This claim stops all retries until a person decides about the
+        key.
 
         See Note [A committed claim without a lease].
         """
@@ -133,9 +142,10 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the package should commit the writes of the work.
 
-        If a view returns a response, its writes are committed, as in Django. There are two exceptions. If the response
-        is a 5xx, the writes are rolled back, so that a retry starts without old writes. If the response is a refusal
-        (4xx) and the database has discarded the writes, the response is kept without the writes.
+        If a view returns a response, the writes of the view are committed, as in Django, except in two cases. If the
+        status of the response is 5xx, the writes are rolled back, so that a retry starts without old writes. If the
+        status is 4xx (a refusal) and the database has discarded the writes, the package stores the response without the
+        writes.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -162,29 +172,32 @@ class _Attempt(NoBridgeAbove):
             "whichever block it was in."
         )
 
-    # --- after the end of the transaction
+    # --- the next methods run after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """Return a duplicate's answer if our transaction was rolled back because another transaction has the key.
+        """If our transaction was rolled back because another request has the key, return the outcome of that request.
 
-        On one server, the claim already finds the other transaction. In a Galera cluster, a node finds the other
-        transaction later: when our transaction commits, or when a statement of the work ends. The result None means
-        that the error has another cause.
+        On a single database server, our claim already finds the claim of the other request. In a Galera cluster, a node
+        finds such a conflict later: when our transaction commits, or when a statement of the work ends. If the error
+        has a different cause, this method returns None.
         """
-        # Django sets this flag at COMMIT, and clears the flag after the `on_commit` callbacks. So if a callback raises,
-        # the flag shows that our own transaction has committed.
+        # Django sets `run_commit_hooks_on_set_autocommit_on` to True at COMMIT, and to False after the `on_commit`
+        # callbacks. So if an `on_commit` callback has raised the error, the value is True and our transaction is
+        # committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # If another request still runs the key, the deadlock was about rows of the work, so the error belongs to the
-        # work.
+        # If another request with this key is running now, the deadlock was not about the key, but about rows of the
+        # work. In this case, the error is treated as an error of the work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's answer to the work's exception. The writes and the claim are rolled back already."""
+        """Return the framework's response for an exception of the work. This method is called after the rollback of the
+        writes and of the claim.
+        """
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -195,17 +208,19 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return whether a failed work has left a committed claim, because the work has ended its own transaction."""
+        """Return whether the claim of a failed attempt is committed, because the work has ended its own transaction."""
+        # Inside a caller's transaction, a row with this key can be uncommitted. Without an open connection, no query is
+        # possible.
         if not self.outermost or self.connection.connection is None:
-            return False  # a row is possibly there but not committed yet, or there is no connection
+            return False
         try:
             return isinstance(self.store.look(self.wanted), InDoubt)
         except (Error, IdempotencyError):
             return False
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
-        """Keep an answer under a second claim, because the first was rolled back. If another request won, return its
-        outcome.
+        """Claim the key again and store the answer, because the first claim was rolled back. If another request has
+        claimed the key before this second claim, return the outcome of that request.
 
         Raises:
             TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.

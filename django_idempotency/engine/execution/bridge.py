@@ -1,4 +1,6 @@
-"""The bridge between the event loop and the thread of the database connection, for `def` and `async def` functions."""
+"""These functions connect `def` and `async def` code. Queries run in the thread of the database connection, and `async
+def` functions run on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """A context for work in a transaction: an `async_to_sync` of the work does not see an outer `async_to_sync` call.
+    """A context manager for work in a transaction, which hides an outer `async_to_sync` call from asgiref.
 
-    Sometimes a task lives longer than the work. For example, `asyncio.gather` leaves tasks behind at the first error.
-    With this context, the next query of this task raises a `RuntimeError`. Without this context, asgiref would hand the
-    query to the thread of the outer call. Django makes such an outer call around an async view under WSGI, and around a
-    sync middleware under ASGI. In the thread of the outer call, the query would use our connection after the end of our
-    transaction, perhaps after a rollback. So the query of the task would commit by itself, and the retry would write
-    again.
+    A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
+    when one task fails. With this context manager, the next query of such a late task raises a `RuntimeError`. Without
+    the context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such
+    an outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
+    call, the query would use our database connection after the end of our transaction, perhaps after a rollback. So the
+    query of the late task would be committed alone, and a retry would write the same data again.
     """
 
     def __enter__(self) -> None:
@@ -36,9 +38,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Turn a coroutine function into a plain function for callers in a thread, as asgiref's `async_to_sync` does.
+    """Return a plain function that runs a coroutine function, like `async_to_sync` of asgiref.
 
-    The only difference to `async_to_sync` is the context `NoBridgeAbove`.
+    Unlike `async_to_sync`, this function also uses the context manager `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +51,9 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function that calls `function`, and also waits for its result if the result is awaitable."""
+    """Return a plain function that calls `function`. If `function` returns an awaitable, the plain function waits for
+    its result.
+    """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -58,12 +62,15 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    plain.__wrapped__ = function  # type: ignore[attr-defined]  # the signature tells whether it needs `operation`
+    # With `__wrapped__`, `inspect.signature` shows whether `function` has the parameter `operation`.
+    plain.__wrapped__ = function  # type: ignore[attr-defined]
     return plain
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run a plain function in a thread. An awaitable result is awaited, too."""
+    """Call and await a coroutine function, or call a plain function in a thread. If the plain function returns an
+    awaitable, this awaitable is awaited, too.
+    """
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -71,11 +78,11 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Run `run(work)` in the thread of the database connection, and await the result on the event loop.
+    """Call `run(work)` in the thread of the database connection, and wait for its result on the event loop.
 
-    A coroutine function `work` still runs on the event loop. Its own `sync_to_async` calls run in the thread of the
-    connection, and so inside the transaction. If the caller is cancelled, the work is cancelled too, and the exception
-    rolls the transaction back.
+    If `work` is a coroutine function, `work` runs on the event loop. But the `sync_to_async` calls of `work` run in the
+    thread of the connection, so they are part of the transaction. If the caller is cancelled, `work` is cancelled, too,
+    and the exception rolls the transaction back.
 
     Args:
         run: this function is called in the thread. Its argument is a plain function that runs `work`.
@@ -84,7 +91,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller was cancelled during the claim, there was no work to cancel yet, and the thread goes on.
+        # If the caller is cancelled during the claim, the thread continues after the claim. In this case, this check
+        # prevents the start of the work.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -93,7 +101,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # if the event loop has ended, a new coroutine would never be awaited
+        refuse_if_cancelled()  # after the end of the event loop, a new coroutine would never be awaited
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -104,11 +112,11 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await `work`. If this task is cancelled meanwhile, wait for the end of `work`, and then raise the cancellation.
+    """Await `work`. If the current task is cancelled, wait for the end of `work`, and then raise `CancelledError`.
 
-    When a client closes its connection, the server cancels the request. If the cancellation stopped a running external
-    call, the outcome of the call would be unknown, although the other side would perhaps answer a moment later. But a
-    second cancellation stops the work.
+    When a client closes its connection, the server cancels the request. If this cancellation stopped a running external
+    call, the outcome of the call would be unknown. But perhaps the external service answers a moment later. A second
+    cancellation of the task stops `work`.
 
     Args:
         work: a coroutine, which runs in a task of its own.
@@ -116,13 +124,13 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # a cancellation of `wait` does not cancel the task
+        await asyncio.wait({task})  # if `asyncio.wait` is cancelled, the task is not cancelled and continues
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)
         finally:
             task.cancel()
         if task.done() and not task.cancelled():
-            task.exception()  # asyncio warns about an exception that no code has read
+            task.exception()  # asyncio logs an error if no code reads the exception of a task
         raise
     return task.result()

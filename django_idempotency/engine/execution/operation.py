@@ -1,6 +1,6 @@
-"""`Operation` tells the view, or the function of `run_once`, about its attempt, and has methods for named steps.
+"""A view or a function of `run_once` gets an `Operation`, which describes the attempt and has methods for named steps.
 
-Atomic mode has no steps. In leased mode, `leased.LeasedOperation` keeps the steps.
+Atomic mode has no steps. In leased mode, `leased.LeasedOperation` stores the steps and their results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ T = TypeVar("T")
 
 
 class Operation:
-    """One attempt at an operation: `request.idempotency` in the view. In atomic mode, an operation has no steps.
+    """One attempt at an operation. The view gets this object as `request.idempotency`. In atomic mode, an operation has
+    no steps.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
-        attempt: 1 for the first run. Each retry that runs again has a higher number.
+        attempt: 1 for the first run of the work, and a higher number for each later run.
         request: the view's request, or None in `run_once` and `recover_idempotency_keys`.
         resource: type and id that `refer_to` has stored, or None if `refer_to` was never called.
     """
@@ -55,8 +56,8 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """steps_on: the database alias of leased work that is not protected. The steps of this work run, but are not
-        stored.
+        """Create the operation. If leased work is not protected, `steps_on` is the database alias of the work. The
+        steps of unprotected work run, but the results of the steps are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -67,34 +68,37 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the work, or begin again after `reconcile`. The work can use each name again, and gets old results."""
+        """Prepare the first start of the work, and also a second start after `reconcile`. After each start, the work
+        can use each step name once, and gets the stored results.
+        """
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
         """The names of the stored steps for which the work has not asked yet."""
 
     @property
     def reference(self) -> str | None:
-        """The 16 hexadecimal digits that stand for the key in logs and in the admin, or None."""
+        """16 hexadecimal digits that logs and the admin show instead of the key, or None without a key."""
         return None if self._identity is None else self._identity.reference
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started and have no result. It is not known whether such a call happened."""
+        """The names of the calls that were started but have no result, so their outcome is unknown."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
-        """A dict from step names to results, for each finished step of this and earlier attempts.
+        """A dict with the name and result of each finished step, of this attempt and earlier attempts.
 
-        A model instance is fetched again, so its `DoesNotExist` can be raised.
+        A result that is a model instance is read from the database again, so the `DoesNotExist` of its model can be
+        raised.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """A UUID as idempotency key for another service. Each name has its own UUID, the same in every attempt.
+        """Return the idempotency key for a call to another service: one UUID for each name, the same in every attempt.
 
-        An operation without a key cannot recognise a retry, so its UUID is stable in one request only.
+        If the operation has no key, a retry gets a different UUID, because the package cannot recognise the retry.
         """
         _check(name)
         self._keyed |= {name}
@@ -104,11 +108,12 @@ class Operation:
         return str(uuid5(self._namespace, name))
 
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
-        """Store with the key what the operation is about. The admin, the search, events and logs show this reference.
+        """Store which object the key is about, such as an order. The admin, search, events and logs show this object.
 
-        In atomic mode, the reference is stored together with the result and costs no statement. In leased mode, the
-        reference costs one statement, under the fence. If you call this method in the function that you pass to
-        `write`, the reference commits together with the write. A second call replaces the first reference.
+        In atomic mode, the reference to the object is stored together with the result, without an extra SQL statement.
+        In leased mode, the reference needs one SQL statement of its own, with a check of the fence. If you call
+        `refer_to` in the function that you pass to `write`, the reference commits together with the write. If you call
+        `refer_to` twice, the second reference replaces the first reference.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
@@ -124,15 +129,16 @@ class Operation:
         self.resource = resource
 
     async def arefer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
-        """`refer_to` for `async def` views."""
+        """Do the same as `refer_to`, but for `async def` views."""
         await sync_to_async(self.refer_to)(what, id_)
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call another system: a payment gateway, a mail server, another service.
+        """Call another system, such as a payment gateway or a mail server.
 
-        Commits "started", runs `function` while no transaction is open, and commits the result. A later attempt gets
-        this result, and does not call `function`. An exception of `function` propagates and leaves the call in doubt,
-        because the outcome is unknown (a timeout, for example). For a clear refusal (a declined card), return a value.
+        This method commits the start of the call, runs `function` while no transaction is open, and commits the result.
+        A later attempt gets the stored result and does not run `function` again. If `function` raises an exception,
+        such as a timeout, the call is in doubt, because its outcome is unknown. `call` raises the exception again. If
+        the other system clearly refuses, for example because a card is declined, `function` should return a value.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -164,11 +170,11 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read from another system without changing that system: an exchange rate, the price of a parcel.
+        """Read a value from another system, such as an exchange rate, without changing that system.
 
-        Runs `function`, then commits its result in one statement. Inside a transaction, the result commits with that
-        transaction. A later attempt gets this result. An interrupted fetch leaves no trace, so a fetch is never in
-        doubt, and a key with only fetches needs no attention.
+        This method runs `function`, and then stores the result with one SQL statement. If a transaction is open, the
+        result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
+        is stored, so a fetch is never in doubt. A key whose steps are only fetches needs no attention.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -187,10 +193,10 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Write to this database exactly once: the writes of `function` commit together with the step's result.
+        """Run `function` in a transaction, so that its writes commit exactly once, together with its result.
 
-        Opens a transaction, locks the key's row, runs `function`, and commits. A later attempt gets the result, and
-        does not call `function`.
+        This method opens a transaction in the key's database, locks the key's row, runs `function`, and commits. A
+        later attempt gets the stored result and does not run `function` again.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -214,7 +220,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again from now. Use `renew` if work takes longer than `lease`.
+        """Start the full lease again now. Use `renew` if the work takes longer than the lease.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -229,10 +235,11 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`call` for `async def` views. `function` is `async def`, or `def`, which runs in a thread.
+        """Do the same as `call`, but for `async def` views. The argument `function` is an `async def` or `def`
+        function. A `def` function runs in a thread.
 
-        A request that is cancelled waits until the call ends and keeps its result, but waits no longer than the
-        lease. So give `function` a time limit.
+        If the request is cancelled, `acall` waits for the end of `function` and stores the result. But `acall` waits no
+        longer than the length of the lease. So `function` needs a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
@@ -246,7 +253,9 @@ class Operation:
     async def afetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`fetch` for `async def` views. `function` is `async def`, or `def`, which runs in a thread."""
+        """Do the same as `fetch`, but for `async def` views. The argument `function` is an `async def` or `def`
+        function. A `def` function runs in a thread.
+        """
         return await self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
 
     async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
@@ -270,17 +279,19 @@ class Operation:
     async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`write` for `async def` views. `function` is `def` or `async def`."""
+        """Do the same as `write`, but for `async def` views. The argument `function` is an `async def` or `def`
+        function.
+        """
         return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
-        """`renew` for `async def` views."""
+        """Do the same as `renew`, but for `async def` views."""
         await sync_to_async(self.renew)()
 
-    # --- how the steps run if no database stores them
+    # --- the next methods run steps whose results are not stored
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the name as used. Return whether an earlier attempt has stored a result, and the result."""
+        """Mark the step name as used. Return `(True, result)` if the step has a stored result, else `(False, None)`."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -303,20 +314,23 @@ class Operation:
     _keep_fetched = _finish
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the reason why a call is in doubt."""
+        """Store the error of a call, as the reason why the call is in doubt."""
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
         with transaction.atomic(using=self._steps_on):
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource now. This method does nothing without a key, or if the result will store the resource."""
+        """Store the resource at once if leased work calls `refer_to`. In atomic mode, this method does nothing, because
+        the resource is stored together with the result. Without a key, this method does nothing either.
+        """
 
 
 class AtomicOperation(Operation):
-    """The operation of a view, or of other work, without `lease`. Everything runs in one transaction, without steps.
+    """The operation of a view or of other work that does not have the option `lease`. The work runs in one transaction
+    and has no steps.
 
-    Each protected request makes one such object, so the constructor must be fast.
+    Each protected request in atomic mode creates an `AtomicOperation`, so the constructor must be fast.
     """
 
     def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -343,7 +357,7 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """Work that must run once. It also decides which of its results are final."""
+    """The interface of work that must run once. The work also decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
         """Do the work. In atomic mode, the work runs inside the transaction of the claim.
@@ -356,14 +370,15 @@ class Work(Protocol[T]):
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
-        """Return the framework's answer to an exception of the work. The engine calls this method after the rollback.
+        """Return the framework's response for an exception of the work. The engine calls this method after the
+        rollback.
 
         Returns:
             The judged answer, or None if `error` should propagate to the caller.
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project for the outcome of an abandoned attempt.
+        """Call the project's function `reconcile`, which returns the outcome of an abandoned attempt.
 
         Returns:
             The final result, or None to run the work again.
@@ -371,8 +386,10 @@ class Work(Protocol[T]):
 
 
 def encode_step(value: Any) -> str:
-    """Return the text to store for a step's result. Raises `ResultNotStorable` as `encode` does, or for a long text."""
-    kept = encode(value)  # the text is ASCII, so each character is one byte
+    """Return the JSON text that is stored for the result of a step. Raises `ResultNotStorable` if the text is longer
+    than 1 MiB, or if the result is neither JSON nor a saved model instance.
+    """
+    kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
     if len(kept) > MAX_STEP_BYTES:
         raise ResultNotStorable(
             f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
@@ -382,7 +399,9 @@ def encode_step(value: Any) -> str:
 
 
 def encode(value: Any) -> str:
-    """Return the text to store. Raises `ResultNotStorable` for a value that is neither JSON nor a saved instance."""
+    """Return the JSON text that is stored for a value. Raises `ResultNotStorable` for a value that is neither JSON nor
+    a saved model instance.
+    """
     if isinstance(value, models.Model):
         if value.pk is None or value._state.adding:
             raise ResultNotStorable(f"{value!r} has not been saved, so it cannot be fetched again. Return it saved.")
@@ -390,7 +409,7 @@ def encode(value: Any) -> str:
     else:
         kept = {"value": value}
     try:
-        # Python would write NaN and Infinity, but JSON does not have them.
+        # By default, Python writes NaN and Infinity, but JSON does not have these values.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotStorable(
@@ -400,7 +419,9 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """Return the stored value, or None. A model instance is fetched again, so its `DoesNotExist` may be raised."""
+    """Return the value that is stored as a JSON text. If the text is None, return None. A model instance is read from
+    the database again, so the `DoesNotExist` of its model can be raised.
+    """
     if text is None:
         return None
     kept = json.loads(text)
@@ -410,14 +431,18 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value that a retry will get. For example, a tuple becomes a list, already in the first run."""
+    """Return the value that a retry would get from the stored text. For example, the first run gets a list instead of a
+    tuple, because JSON has no tuples.
+    """
     return value if isinstance(value, models.Model) else decode(text)
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
-    """Return type and id. Raises `IdempotencyConfigurationError` for a type or id that cannot be stored and found."""
+    """Return the type and the id of a resource. Raises `IdempotencyConfigurationError` if the type or the id cannot be
+    stored and found again.
+    """
     if isinstance(what, models.Model):
-        # A saved instance has its own id, so another id must not be given.
+        # A saved model instance has a primary key, so the caller must not pass a second argument.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

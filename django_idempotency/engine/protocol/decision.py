@@ -1,13 +1,14 @@
-"""The decision table. It tells how to answer a request whose key is stored already.
+"""This module decides how to answer a request whose key is already stored.
 
-A store reads the row, calls these functions, and executes their decision.
+A store reads the row of the key, calls `decide` or `resumed`, and does what the returned decision says.
 
 # Note [A committed claim without a lease]
-In atomic mode, the claim is committed together with its result, so other requests never see the claim in progress. If
-another request sees a claim in progress, the work has ended its own transaction in the middle (with a raw COMMIT, with
-DDL on MariaDB, or with `executescript` on SQLite), and then the work was interrupted. Everything that the work wrote
-before this COMMIT stays in the database, so no retry must run. The outcome is `InDoubt` and not `Conflicted`, because a
-client that is told "still being processed, retry later" would wait for ever. A person has to look at the data.
+In atomic mode, a claim and its result commit together, so a committed row of the key table is not in progress. There is
+one exception: the work has ended its own transaction in the middle, and was then interrupted. For example, the work
+ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the work
+wrote before this COMMIT stays in the database, so no retry must run. For such a row, the outcome of a retry is
+`InDoubt` and not `Conflicted`. The answer for `Conflicted` is "still being processed, retry later", so the client would
+retry for ever. A person has to look at the data.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
-    """The states of a stored key. `IdempotencyKey.Status` has the same values, with labels for people."""
+    """The possible values of the column `status` of a key. `IdempotencyKey.Status` has the same values, and adds labels
+    for people.
+    """
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -31,13 +34,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """One row of the key table, as a store has read it.
+    """The content of one row of the key table, which a store has read.
 
-    expired: if True, the key is treated as a new key. A key in progress or in doubt never expires.
-    lapsed: whether the row has a lease that is over.
-    unleased: whether the row is in progress and has no lease. See Note [A committed claim without a lease].
-    lease_left: seconds until the lease is over. Without a lease or after its end, the number is 0 or negative.
-    response: decrypts the stored response of this row. The function is called for a replay only.
+    Attributes:
+        expired: True if the key is treated as a new key. A key in progress or in doubt never expires.
+        lapsed: True if the row has a lease, and this lease is over.
+        unleased: True if the row is in progress and has no lease. See Note [A committed claim without a lease].
+        lease_left: the seconds until the lease is over. The number is 0 or negative after the end of the lease, and for
+            a row without a lease.
+        response: a function that decrypts the stored response of this row. This function is called only for a replay.
     """
 
     id: int
@@ -60,13 +65,13 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The decision to claim a row again as a new key, because the row has expired."""
+    """This decision means that the row has expired, so the request claims the row again, like a new key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The decision after an attempt that failed or was abandoned. The store locks the row, reads the calls in doubt,
-    and then calls `resumed`.
+    """This decision means that the last attempt failed or was abandoned. The store locks the row, reads the names of
+    the calls in doubt, and then calls `resumed`.
     """
 
 
@@ -74,13 +79,13 @@ Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
-    """What to do about a request whose key is stored already. The rules are tried from top to bottom, and the first
-    rule that fits decides.
+    """Return the decision about a request whose key is already stored. The rules are tried from top to bottom, and the
+    first rule that fits decides.
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The row was found by its hashes, but the row belongs to another caller or another key with the same hashes. So
-        # the request is refused, and sees nothing of this row.
+        # The row has the same hashes as this request, but the row belongs to a different caller, operation or key. So
+        # the request is refused, and its answer contains nothing from this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
@@ -96,7 +101,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
 def resumed(
     stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
 ) -> outcomes.Claimed | outcomes.InDoubt:
-    """The outcome for a request that resumes a locked row.
+    """Return the outcome for a request after an attempt that failed or was abandoned. The store has locked the row.
 
     Args:
         stored: the row.
@@ -105,8 +110,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The attempt number of the row does not change. So if the worker of the last attempt is still alive, it can
-        # store the result of the call.
+        # This outcome does not change the attempt number of the row. So if the worker of the last attempt is only slow,
+        # this worker can store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

@@ -1,4 +1,6 @@
-"""Finds out who is calling. The scope separates the keys and responses of one caller from those of all others."""
+"""This module identifies the caller of a request by a text, the scope. The scope separates the keys and responses of
+one caller from those of all other callers.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
-    """The caller's scope.
+    """Return the scope of the caller of this request.
 
-    Reading `request.user` can run queries of the project.
+    This function reads `request.user`, and the project's code for `request.user` can run queries.
 
     Args:
         request: the request that option callables get.
@@ -65,7 +67,8 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
 
 def is_authenticated(user: Any) -> bool:
-    """Whether this user is authenticated. The user can be any object, because authenticators can return any object.
+    """Return whether this user is authenticated. The user can be any object, because authenticators can return any
+    object.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -81,7 +84,8 @@ def is_authenticated(user: Any) -> bool:
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:
-    """The scope of `request.auth`. A framework's authenticator has set `request.auth` to a token, a user or a row.
+    """Return the scope for `request.auth`. An authenticator of the REST framework or of Django Ninja has set
+    `request.auth` to a token, a user or a model instance.
 
     Args:
         authenticator: the name of the authenticator, if another authenticator can set an equal text for another caller.
@@ -99,15 +103,17 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     if _is_access_token(auth):
         return _token_scope(auth)
     scope = scope_of_user(auth)
-    # In some models the primary key is the secret token itself: in the REST framework's `Token`, and in sessions.
+    # Some models have a secret as their primary key, for example the `Token` of the REST framework and Django's
+    # `Session`.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
 
 def _token_scope(token: Model) -> str:
-    """The scope of an OAuth 2 access token: its client, and its user if the token has a user. Runs no query.
+    """Return the scope for an OAuth 2 access token, without a query. The scope contains the client of the token, or the
+    user of the token, or both.
 
-    The scope does not contain the id of the token's row, because clients sometimes get a new token before they retry.
+    The scope does not contain the primary key of the token, because a client sometimes gets a new token before a retry.
 
     Raises:
         IdempotencyConfigurationError: the token belongs to no client and no user.
@@ -122,7 +128,9 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """The client that acts for the user, or None without a client. Two clients of one user are two callers."""
+    """Return a text that identifies the OAuth client which acts for the user, or None if there is no client. If a user
+    has two clients, they are two different callers.
+    """
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
     if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
@@ -132,7 +140,7 @@ def _client(request: Any, user: Any) -> str | None:
     if not _is_access_token(token):
         token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
     if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
-        # OAuth2TokenMiddleware sets only the user, so the token must be read again.
+        # OAuth2TokenMiddleware sets `request.user`, but does not set the token, so the token must be read again.
         backends = import_module("oauth2_provider.oauth2_backends")
         _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
         token = getattr(verified, "access_token", None)
@@ -140,14 +148,16 @@ def _client(request: Any, user: Any) -> str | None:
 
 
 def _owner(row: Model, name: str) -> str | None:
-    """The name of a foreign key, with the model and the primary key of the row to which it points, or None."""
+    """Return a text that identifies the row to which a foreign key points, or None if the foreign key is empty. The
+    text consists of the foreign key's name, the row's model and the row's primary key.
+    """
     field: Any = row._meta.get_field(name)
     value = getattr(row, field.attname)
     return None if value is None else f"{name}:{_place(field.related_model, row)}:{value}"
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Whether `auth` is a token of django-oauth-toolkit or of the project's own token model.
+    """Return whether `auth` is an access token of django-oauth-toolkit, or of the project's own model for such tokens.
 
     The classes are compared by their names, so that django-oauth-toolkit is not imported.
     """
@@ -155,13 +165,13 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """The scope of a user's keys, unless the endpoint has a `scope=` of its own. Reads no database.
+    """Return the scope of a user's keys for endpoints without the option `scope`. No query runs.
 
     Args:
         user: for example `request.user`.
 
     Returns:
-        The scope, for `forget` and `forget_scope`.
+        The scope, as an argument for `forget` and `forget_scope`.
 
     Raises:
         IdempotencyConfigurationError: for a user without a primary key.
@@ -171,35 +181,38 @@ def scope_of_user(user: Any) -> str:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    # Django wraps request.user in a lazy object. So type(user) is the wrapper, but user.__class__ is the user's own
-    # class.
+    # Django wraps request.user in a lazy object. So type(user) is the class of the wrapper, and user.__class__ is the
+    # class of the user.
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
 
 
 def acting_for(account: str) -> str:
-    """The text with which the scopes of all clients of a user begin. No scope of another user begins with this text.
+    """Return the prefix of the scopes of all OAuth clients that act for an account. No scope of a different account
+    begins with this prefix.
 
-    The index of the scopes finds all scopes that begin with the text.
+    With the database index on the column `scope`, a query can find all scopes that begin with this prefix.
     """
     return f"for:{quote(account, safe=':/.@')}+"
 
 
 def _place(model: Any, row: Model) -> str:
-    """The model of a row, with the alias of the row's database if that database is not the default.
+    """Return a text that contains the model of a row. If the row is not in the default database, the text also contains
+    the database alias.
 
     The alias is needed because two people in two databases can have the same primary key.
     """
-    # A proxy model shows the same accounts as its concrete model, so their scopes must be equal.
+    # A proxy model has the same rows as its concrete model, so an account must have the same scope with both models.
     label: str = model._meta.concrete_model._meta.label
-    # This is the database where the row is written, because a retry can read the row from another replica.
+    # The scope needs the alias to which the row is written. The alias from which the row was read can be a replica, and
+    # a retry can read from a different replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any) -> str | None:
-    """A hash of the credentials that the client sent, so that the table contains no credential.
+    """Return a scope that is a hash of the client's credentials, so that the key table contains no credential.
 
     Raises:
         Refused: the scheme of the Authorization header is not on the list.
@@ -212,47 +225,51 @@ def _credential(request: Any) -> str | None:
         if value:
             sent[header.lower()] = value
     if sent:
-        # All credentials are used together, because tenants behind one gateway can send the same Authorization header
-        # but different API keys. The values are joined by a line feed, because no header can contain a line feed.
+        # The hash uses all credentials of the request together, because tenants behind one gateway can send the same
+        # Authorization header but different API keys. The header values are joined by a line feed, because no header
+        # value can contain a line feed.
         return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
-    # The scope is made of the cookie that was sent, and not of request.session's key. If the first response sets a new
-    # cookie but is lost, the retry sends the old cookie again.
+    # The scope uses the session cookie that the client sent, and not the key of `request.session`. If the first
+    # response sets a new cookie but is lost, the retry sends the old cookie again.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if not session:
         return None
     engine = import_module(django_settings.SESSION_ENGINE)
     if issubclass(engine.SessionStore, signed_cookies.SessionStore):
-        return None  # the cookie contains the session's data, and changes with the data
+        return None  # a signed cookie contains the session's data, so the cookie changes when the data changes
     return credential_scope("session", session)
 
 
 def _authorization(value: str) -> str:
-    """The value of `Authorization` with its scheme in lower case. Without a credential, the result is empty."""
+    """Return the value of the header `Authorization`, with the scheme in lower case. If the value has a known scheme
+    but no credential, the result is an empty string.
+    """
     first, *rest = value.split(maxsplit=1)
     scheme = first.lower()
     if not rest:
-        return "" if scheme in SCHEMES else first  # a token without a scheme
+        return "" if scheme in SCHEMES else first  # here the value is a token without a scheme
     if scheme not in SCHEMES:
         raise Refused(credential_refused())
     return f"{scheme} {rest[0]}"
 
 
 def _form_secret(request: Any) -> str | None:
-    """The CSRF secret of a browser, if Django has really checked the secret of this request.
+    """Return the CSRF secret of a browser if Django has checked this secret for the current request, else None.
 
-    A browser gets the CSRF secret before its first form, and keeps the secret. But often it gets the session cookie
-    only with the first answer. With the session cookie as the scope, its second click would look like another caller.
+    A browser gets the CSRF secret before it sends its first form, and keeps the secret. But the browser often gets the
+    session cookie only with the first answer. If the session cookie were the scope, a second click in the same browser
+    would look like a different caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
-        return None  # with CSRF_USE_SESSIONS, the browser gets a session with the form
+        return None  # with CSRF_USE_SESSIONS, the browser gets the session cookie together with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """The scope of all callers that know this secret."""
+    """Return the scope of all callers that send this secret value, as a hash of the value."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
