@@ -36,15 +36,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         model_admin: Any = site._registry.get(IdempotencyKey)
         if site.name == request.current_app and model_admin and model_admin.has_view_permission(request):
             keys, number = model_admin.get_queryset(request), None
-<<<<<<< HEAD
-            with suppress(Error), transaction.atomic(using=keys.db):  # an error must not end the page's transaction
+            with suppress(Error), transaction.atomic(using=keys.db):  # an error must not break the page's transaction
                 number = attention(overview(keys))
-=======
-            try:
-                with transaction.atomic(using=keys.db):  # a database error must not break the page's transaction
-                    number = attention(overview(keys))
-            except Error:
-                pass
->>>>>>> words5
             return {"number": number, "address": reverse(f"admin:{NAME}_changelist", current_app=site.name)}
     return {}
