@@ -78,8 +78,7 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name of each step in doubt, and the derived key that the view possibly sent to the external service.
-    """
+    """Return the name of each step in doubt, and the derived key that was possibly sent to the external service."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 

@@ -1,6 +1,6 @@
 """This module has the mixin for class-based views.
 
-It also collects the options of a class and of its base classes from their attributes `idempotency`.
+This module also collects the options of a class and of its base classes from their attributes `idempotency`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            refuse_handler(handler)  # as_view() did not know the options for this request
+            # as_view() could not check this handler, because it did not know which HTTP methods the view protects.
+            refuse_handler(handler)
         return options
 
 

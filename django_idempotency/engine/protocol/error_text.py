@@ -18,8 +18,9 @@ OURS = "django_idempotency."
 
 
 def describe(error: BaseException) -> str:
-    """Return a text about an error in one line that every database can store: `module.Class: line 42 of
-    module.function`.
+    """Return the class and the place of an error, as one line of text that every database can store.
+
+    The text is, for example, `module.Class: line 42 of module.function`.
 
     The place is the innermost line of the project's own code in the traceback. The text does not contain the error's
     message, because the message can contain a token, a card number or a row. Django's log has the message and the whole

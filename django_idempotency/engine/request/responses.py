@@ -158,7 +158,8 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    add_never_cache_headers(response)  # a proxy must not cache any answer of this page
+    # A proxy must not store a 404, because the row of the key can appear a moment later.
+    add_never_cache_headers(response)
     return response
 
 
