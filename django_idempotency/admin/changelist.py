@@ -45,22 +45,21 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes 
 
 
 class BoundedChangeList(ChangeList):
-    """This list shows the newest keys first, but keys that need attention are shown with the oldest key first.
+    """The admin's list shows the newest keys first, but a list of keys that need attention begins with the oldest key.
 
-    A person cannot change the order with `?o=` in the URL. For a different order, the database would have to sort the
-    whole table.
+    A person cannot change the order with `?o=` in the URL, because the database would have to sort the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Return the keys of the list. The filter by state runs after the search and the other filters.
+        """Return the keys of the list, after the search and all filters.
 
-        Because of this order, the search and the other filters look at all keys that are in the chosen state.
+        The filter by state runs last, so that the search and the other filters look at all keys in the chosen state.
 
-        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. A search has no such
-        limit, because a search uses an index.
+        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. A search looks at
+        all keys, because a search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -73,8 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # If the URL has a search, a filter or a page number, the page has no overview. So such a page does not wait for
-        # the queries of the overview.
+        # If the URL has a search, a filter or a page number, the page shows no overview of the states, so it does not
+        # wait for the overview's queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -103,7 +102,7 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    After all other filters, `BoundedChangeList` finds the keys that are in the chosen state.
+    The class `BoundedChangeList` finds the keys in the chosen state, after all other filters have run.
     """
 
     title = _("state")
@@ -119,7 +118,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """This is the admin's filter by operation. The filter offers the operations of the latest 2,000 keys."""
+    """The admin's filter by operation offers the operations that the latest 2,000 keys have."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -140,10 +139,10 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Return the keys that a search text finds. The text can be a key, a resource or a caller.
+    """Return the keys that match a search text. The search text can be a key, a resource or a caller.
 
-    One query looks for the key, one query looks for the resource, and two queries look for the caller. Each query finds
-    at most 2,000 keys.
+    One query searches by key, one query by resource, and two queries by caller. Each of these four queries finds at
+    most 2,000 keys.
     """
     text = term.strip()
     if not text:
@@ -152,8 +151,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # The index on `scope` does not sort the keys of one scope by age. So the first query finds the newest keys of the
-    # caller, and the second query finds any keys of the caller.
+    # The index on `scope` does not sort the keys of one scope by age, so a separate query finds the newest keys of a
+    # caller.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

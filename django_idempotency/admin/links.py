@@ -1,4 +1,4 @@
-"""This module adds to each key what one person may see: secrets, and links to the caller and to the resource."""
+"""This module finds out what one person may see of a key: secrets, and links to the caller and to the resource."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT_LENGTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Story):
-    """A `Shown` has the data of a key, and what one person may see of this key.
+    """A `Shown` object has the data of a key, and says what one person may see of this key.
 
     Attributes:
         secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
@@ -39,9 +39,9 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """Return the text that each admin page shows as the name of the key.
+        """Return the text that each admin page shows as the name of the key: the key and its reference.
 
-        The text has the key and its reference. If the person may not see secrets, the text has only the reference.
+        If the person may not see secrets, the text has only the reference of the key.
         """
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
@@ -55,13 +55,13 @@ class Shown(Story):
 
 
 def shown(row: Any) -> Shown:
-    """Return the `Shown` that the function `show` has stored in `row.shown`."""
+    """Return the `Shown` object that the function `show` has stored in `row.shown`."""
     noted: Shown = row.shown
     return noted
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """Set the attribute `shown` of each row to a `Shown` for the current user.
+    """For each row, set the attribute `row.shown` to a `Shown` object for the current user.
 
     The function needs only two queries for all rows: one for the steps, and one for the database's time.
 
@@ -88,7 +88,7 @@ def _named(type_: str, id_: str) -> str:
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
     """Return HTML with the name of an object and a link to the object's page in the admin.
 
-    The result is None if the admin has no such page, or if this person may not see the page.
+    The result is None if the admin has no page for this object, or if this person may not see the page.
 
     Args:
         type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.

@@ -34,7 +34,7 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A `Part` has a condition that finds keys, and the indexed column, if any, that sorts these keys.
+    """A `Part` object has a condition that finds keys, and sometimes a column with an index that sorts these keys.
 
     If `steps` is not None, a key must also have a step that matches the condition `steps`.
     """
@@ -77,7 +77,7 @@ def find(state: str, keys: Keys) -> list[int]:
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """Yield for each state: its name, the ids of its keys, and whether a query has reached the limit `most`.
+    """For each state, yield the name, the ids of the keys, and whether a query has reached the limit `most`.
 
     If a key is in several states, the function yields this key only for the worst of its states.
     """
@@ -86,8 +86,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup never deletes a key that is in progress and has no lease. So after a cleanup, such a key is
-            # among the first keys in the index on `expires_at`.
+            # A cleanup never deletes a key that is in progress and has no lease. So such a key is among the first keys
+            # in the index on `expires_at` after a cleanup.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -113,16 +113,16 @@ def _first_due(using: str) -> list[int]:
 def latest(keys: Keys, count: int) -> Keys:
     """Return those rows of `keys` whose id is greater than the highest id of the table minus `count`.
 
-    The query reads only this range of ids.
+    So the query reads only a range of ids, not the whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the keys of other requests that have the same content and the same resource as this request.
+    """Return the other keys whose request has the same content and the same resource as the request of this row.
 
-    Each of these requests has possibly charged the customer a second time.
+    The request of each such key has possibly charged a customer a second time.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []
@@ -132,7 +132,7 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A `Number` says how many keys are in one state, or how many keys need attention.
+    """A `Number` object says how many keys are in one state, or how many keys need attention.
 
     Attributes:
         limited: True if the count stopped at its limit, so that the table possibly has more such keys.

@@ -1,7 +1,7 @@
 """This module makes the timeline of a key: its claim, its steps, and the decisions of people, sorted by time.
 
-Results and encrypted texts can contain personal data. So the functions that show such texts take a `Shown`, which tells
-whether the person may see them.
+Results and encrypted texts can contain personal data, so each function that shows such texts takes a `Shown` object.
+The `Shown` object says what the current user may see.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """An `Entry` is one line of the timeline.
+    """An `Entry` object is one line of the timeline.
 
-    Each of its `facts` is a pair: a label, and the HTML that follows the label. If the HTML is empty, the line does not
-    show the pair.
+    The argument `facts` has pairs of a label and the HTML that follows the label. If the HTML of a pair is empty, the
+    page does not show the pair.
     """
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Entry:
 
 
 def timeline(key: Shown) -> SafeString:
-    """Return the timeline as an HTML list. The oldest entry comes first."""
+    """Return the timeline as an HTML list in which the oldest entry comes first."""
     row = key.row
     entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
     if row.completed_at:
@@ -69,7 +69,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
     """Return the derived key that the view could send to the external service in this step.
 
-    For a step of kind `write`, the text is empty, because a write sends nothing to an external service.
+    A step of kind `write` has no derived key, because a write sends nothing to an external service.
     """
     if not keyed:
         return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
@@ -85,7 +85,7 @@ def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
 def copyable(text: str) -> SafeString:
     """Return HTML with a text and a button that copies the text.
 
-    If the script of the admin pages does not run, the button stays hidden.
+    The button stays hidden if the script of the admin pages does not run.
     """
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
@@ -105,8 +105,8 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
     """Return the result of a finished step as JSON that a person can paste into a form.
 
-    If the page cannot show the result, the function returns a text that says why. If the step has no result, or if the
-    person may not see secrets, the text is empty.
+    If the page cannot show the result, the function returns a text that says why. If the step is not finished, or if
+    the person may not see secrets, the function returns an empty text.
     """
     if step.finished_at is None or not key.secrets:
         return ""
@@ -117,7 +117,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the result of each finished step. A person needs these results to make a decision."""
+    """Return the name and the result of each finished step, which a person needs to make a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
@@ -133,7 +133,7 @@ def pasteable(kept: str | None) -> SafeString | str:
 
 
 def value_text(kept: str) -> str:
-    """Return the JSON of a stored result. The function can raise `ValueError`.
+    """Return the JSON of a stored result. Raises `ValueError` for invalid JSON.
 
     If the result is a model instance, the JSON has the id of the instance's row.
     """
@@ -155,9 +155,9 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """Return the decisions about a key, and a text.
+    """Return the decisions about a key, and the reason if the page cannot show the decisions.
 
-    If the page cannot show the decisions, the text says why. Otherwise the text is empty.
+    The reason is an empty text if the page can show the decisions.
     """
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
@@ -192,8 +192,8 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release of this package can store an action that is missing in `texts`. For such an action, the sentence
-    # has the stored name of the action.
+    # If a newer release of this package has stored an action that is missing in `texts`, the sentence has the stored
+    # name of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 

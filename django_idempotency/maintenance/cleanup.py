@@ -29,7 +29,7 @@ FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A `Cleanup` says what a cleanup did, and how many keys the cleanup has only counted.
+    """A `Cleanup` object says what a cleanup did, and how many keys the cleanup counted but did not change.
 
     Attributes:
         deleted: how many keys were deleted.
@@ -61,9 +61,9 @@ def cleanup_idempotency_keys(
     """Delete the expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
-    because a stuck key has made no external call. Then the next retry of such a key runs. The function never deletes a
-    key that is in progress, in doubt or half done. It only counts the keys that are in doubt or half done.
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys have made no external call, so the
+    function first marks stuck keys as failed, and their next retry runs. The function never deletes keys that are in
+    progress, in doubt or half done. The function only counts the keys that are in doubt or half done.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -117,9 +117,8 @@ def cleanup_idempotency_keys(
 def is_over(stop: Event | None, deadline: float) -> bool:
     """Return whether the run of a cleanup or of a recovery must end now.
 
-    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. A signal handler runs
-    in the same thread. If the handler called `stop.set()` in that moment, the thread would wait for its own lock for
-    ever. `is_set()` takes no lock.
+    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. If a signal handler
+    called `stop.set()` in that moment, the thread would wait for ever for its own lock. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
@@ -127,9 +126,10 @@ def is_over(stop: Event | None, deadline: float) -> bool:
 def free_harmless(alias: str, batch_size: int) -> int:
     """Mark up to `batch_size` stuck keys as failed in the current transaction, and return how many keys were marked.
 
-    A stuck key is harmless, because it has made no external call. A marked key causes no alarm. The next retry of a
-    marked key runs at once, and goes on from the stored steps. If the worker of the last attempt wakes up, the fence
-    stops this worker. If the database has SKIP LOCKED, the function skips rows that another transaction has locked.
+    A stuck key is harmless, because it has made no external call. A key that was marked as failed causes no alarm. The
+    next retry of a failed key runs at once, and goes on from the stored steps. If the worker of the last attempt wakes
+    up, the fence stops this worker. If the database has SKIP LOCKED, the function skips rows that another transaction
+    has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -138,11 +138,11 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark these locked keys as failed, except keys that are not stuck any more. Return how many keys were marked.
+    """Mark those locked keys as failed that are still stuck, and return how many keys were marked.
 
-    Perhaps a worker has started a call after the key was found and before the key was locked.
+    A key is not stuck any more if a worker has started a call before the key was locked.
 
-    The package keeps the marked keys for at least one `ttl` from now on.
+    A key that was marked as failed is kept for at least one `ttl` from now on.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -156,8 +156,8 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 def preview(using: str | None = None) -> Cleanup:
     """Return what a cleanup would find now. The function deletes no keys and changes no keys.
 
-    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. `stuck` is 0,
-    because a cleanup would mark the stuck keys as failed.
+    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. The number
+    `stuck` is 0, because a cleanup would mark all stuck keys as failed.
     """
     store = store_for(alias_for(using))
     with _explained(store):

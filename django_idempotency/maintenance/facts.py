@@ -21,13 +21,13 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A `Facts` has the row of a key and the steps of the key. The step that was started first comes first."""
+    """A `Facts` object has the row of a key and the steps of the key, in the order of their first start."""
 
     @cached_property
     def in_doubt(self) -> list[str]:
         """Return the names of the steps that were started and have no result.
 
-        If a worker is running the key now, the list is empty.
+        If a worker has the key now, no step is in doubt, so the list is empty.
         """
         return [step.name for step in self.doubts]
 
@@ -47,7 +47,7 @@ class Facts(Seen):
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must look at the external service and give a confirmation before this action.
+        """Return whether a person must confirm what happened at the external service before this action.
 
         After the action "release", the next retry makes the calls in doubt again. So a release with a call in doubt
         needs a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write
@@ -66,7 +66,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
     """Return the `Facts` of these rows, in the order of the rows. All rows must be in the same database.
 
-    The function runs two queries for all rows. If all rows are completed and `results` is False, it runs no query.
+    The function runs two queries for all rows. If all rows are completed and `results` is False, the function runs no
+    query.
 
     Args:
         results: if True, the function also reads the results and errors of the steps, also for completed keys. Results

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find the rows of a client's key. Each caller and operation that used the key has one row.
 
-    The query reads the unique index. The function opens no transaction.
+    The query reads the unique index of the key table. The function opens no transaction.
 
     Args:
         key_or_reference: the key, with or without quotes, or its `django_idempotency.keys.key_reference` from the
@@ -91,9 +91,9 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that have no worker, but a started step without a result. It is unknown whether the step took effect.
 
-    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If the view then fails or
-    its worker dies, this function finds the key only after the `ttl` of the key. The query reads a partial index of
-    unfinished steps, and the index on `expires_at`.
+    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If the view has ended its
+    own transaction, and then fails or its worker dies, this function finds the key only after the key's `ttl`. The
+    query reads a partial index of unfinished steps, and the index on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -189,7 +189,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return only the keys whose state has not changed for `older_than` seconds. The oldest change comes first.
+    """Return only the keys whose state has not changed for `older_than` seconds, with the oldest change first.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
@@ -215,10 +215,9 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Return the keys that a person can mean by this text.
+    """Return the keys that a person can mean by this text: the text itself, or the text inside its quotes.
 
-    One such key is the text itself. If the text is in quotes, as in a header, the text without its quotes is also such
-    a key.
+    In a header, a key has quotes.
     """
     keys = set()
     for read in (check_key, parse_header):

@@ -30,12 +30,14 @@ INHERIT = Idempotency()
 class IdempotencyMixin:
     """Run the POST and PATCH handlers of a class-based view once for each idempotency key.
 
-    The view is, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler runs in this
-    transaction. A handler is a `def` method. In plain Django, a handler can also be an `async def` method.
+    The class-based view is, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler
+    runs in this transaction. In plain Django, a handler can be a `def` method or an `async def` method. In the REST
+    framework, a handler must be a `def` method.
 
     Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
-    The mixin wraps only the handler. So access mixins run before the mixin, also for a replay. In the REST framework,
-    authentication, permissions, throttles and content negotiation run before the mixin, also for a replay.
+    The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the mixin, also for a
+    replay. In the REST framework, authentication, permissions, throttles and content negotiation run before the mixin,
+    also for a replay.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
@@ -76,8 +78,8 @@ class IdempotencyMixin:
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
             # Decorators such as csrf_exempt set attributes on `dispatch`, and Django copies these attributes to the
-            # view. But the mixin's own `dispatch` hides the decorated `dispatch` of a base class. So this line copies
-            # the attributes of the decorated `dispatch` to the view.
+            # view. The mixin's own `dispatch` hides the decorated `dispatch` of a base class, so the mixin copies the
+            # attributes of the decorated `dispatch` itself.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -96,8 +98,9 @@ class IdempotencyMixin:
             # asynchronous handler.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # The view instance serves only this request, so the protected handler can replace the handler on the instance.
-        # The framework's dispatch() calls the protected handler after its own checks.
+        # The view instance serves only one request, so the mixin can replace the handler of this instance with the
+        # protected handler. The dispatch() method of the framework calls the protected handler after the framework's
+        # own checks.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -126,13 +129,14 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            # as_view() could not check this handler, because it did not know which HTTP methods the view protects.
+            # as_view() could not check this handler, because as_view() did not know which HTTP methods the view
+            # protects.
             refuse_handler(handler)
         return options
 
 
-# This line removes the docstring of the class. Otherwise drf-spectacular would copy the docstring into the OpenAPI
-# description of each operation of the project.
+# At run time, the mixin has no docstring, because drf-spectacular would copy the docstring into the OpenAPI description
+# of each operation of the project.
 IdempotencyMixin.__doc__ = None
 
 
@@ -162,7 +166,7 @@ def decides_by_request(cls: Any) -> bool:
 
 
 def _methods(declaration: Declaration) -> Collection[str]:
-    with suppress(IdempotencyConfigurationError):  # if options contradict each other, the check E007 reports them
+    with suppress(IdempotencyConfigurationError):  # the system check E007 reports options that contradict each other
         return declaration.options.methods
     return ()
 
@@ -184,9 +188,9 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the layers of options of a class with the mixin. The layers end before the first layer that is None.
+    """Return the options of a class with the mixin as layers, without the first None and all layers after it.
 
-    If there is no layer, the class is not protected.
+    If the function returns no layer, the class is not protected.
 
     The layers have this order: options of the view, options of the handler, options of the class, options of the base
     classes. See `class_declaration`.
@@ -201,7 +205,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     """Return the `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
-    The function does not read `nearest`, but this argument is part of the cache's key. So a test can replace the
-    attribute `idempotency` of a class, and gets the new layers.
+    The argument `nearest` is only a part of the cache's key, so that a test can replace the attribute `idempotency` of
+    a class.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

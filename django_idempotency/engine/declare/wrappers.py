@@ -1,14 +1,16 @@
 """This module finds the decorators of a callable, and lists the decorators that are allowed below the protection.
 
-The decorators on this list decide nothing about the caller. The package finds every decorator that uses
-`functools.wraps`. But the package cannot find a check of the caller that is in the view's own code.
+The allowed decorators do not look at the caller of the view. The package finds every decorator that uses
+`functools.wraps`. The package cannot find a check of the caller in the view's own code.
 
 # Note [A wrapper is known by its code]
-`functools.wraps` copies the name of a function to its wrapper. So the wrapper's name does not tell which decorator has
-made the wrapper. But `functools.wraps` copies neither the wrapper's code object nor the globals of this code. The
-qualified name of the code object begins with the name of the decorator, so the package takes the decorator's name from
-the code object. One function of Django and one function of Python each make many decorators with the same code. For a
-wrapper of such a decorator, the package takes the class name of the decorator's middleware or context manager.
+`functools.wraps` copies the name of a function to its wrapper, so the name of a wrapper does not show which decorator
+has made the wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
+name of the wrapper's code object begins with the name of the decorator, so the package takes the decorator's name from
+there. One function of Django makes all decorators from middleware classes, and one function of Python makes all
+decorators from context managers, so the code objects of these decorators are the same. For a decorator from a
+middleware class or from a context manager, the package takes the class name of the middleware or of the context
+manager.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ HARMLESS = frozenset(
         "django.db.transaction.Atomic",
         "django.middleware.gzip.GZipMiddleware",
         "django.middleware.http.ConditionalGetMiddleware",
-        "django.views.generic.base.View.as_view",  # copies the attributes of `dispatch` to the view
+        "django.views.generic.base.View.as_view",  # as_view() copies the attributes of a decorated `dispatch`
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
-        f"{VIEWS}.csp._make_csp_decorator",  # makes the two CSP decorators of Django 6
+        f"{VIEWS}.csp._make_csp_decorator",  # this function makes both CSP decorators of Django 6
         *(f"{VIEWS}.csrf.{name}" for name in ("csrf_exempt", "_EnsureCsrfCookie")),
         *(f"{VIEWS}.debug.{name}" for name in ("sensitive_post_parameters", "sensitive_variables")),
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
@@ -78,7 +80,7 @@ def dotted_name(function: Any) -> str:
 
 
 def method_name(view: Any) -> str:
-    """Return the function's name if the function was defined in a class body. Otherwise return an empty string."""
+    """Return the function's name, or an empty string if the function was not defined in a class body."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 
@@ -102,7 +104,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 def _wrappers(level: Any) -> Iterator[Any]:
     """Yield the wrapper that a decorator has made at this level.
 
-    One call of `method_decorator` can make several wrappers. Then the function yields all of them, the outermost first.
+    If one call of `method_decorator` has made several wrappers, the function yields all of them, the outermost first.
     """
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
@@ -110,7 +112,7 @@ def _wrappers(level: Any) -> Iterator[Any]:
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # Django, too, decorates a dummy in `_multi_decorate`
+        *made, _ = unwrapped(decorator(_dummy))  # Django's `method_decorator` decorates a dummy, too
         yield from made
 
 

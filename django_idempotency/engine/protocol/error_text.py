@@ -1,4 +1,4 @@
-"""This module makes a text for operators from an error: the class of the error, and the place in the code.
+"""This module describes an error in a text for operators: the class of the error, and the place in the code.
 
 The package does not store the message of an error, because the message can contain a secret.
 """
@@ -20,11 +20,11 @@ OURS = "django_idempotency."
 def describe(error: BaseException) -> str:
     """Return the class and the place of an error, as one line of text that every database can store.
 
-    The text is, for example, `module.Class: line 42 of module.function`.
+    The text about an error is, for example, `module.Class: line 42 of module.function`.
 
-    The place is the innermost line of the project's own code in the traceback. The text does not contain the error's
-    message, because the message can contain a token, a card number or a row. Django's log has the message and the whole
-    traceback.
+    The place of the error is the innermost line of the project's own code in the traceback. The text does not contain
+    the error's message, because the message can contain a token, a card number or a row. Django's log has the message
+    and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str:
 def without_controls(text: str) -> str:
     """Return the text in one line, with each control character replaced by an escape sequence.
 
-    Without this change, a terminal would run the control characters.
+    A terminal would run control characters that are not escaped.
 
     The function also escapes NUL and single surrogates. No database stores a single surrogate, and PostgreSQL stores no
     NUL.

@@ -49,8 +49,8 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
     The response must be a rendered response or a streaming response.
 
     If a response is too large, or is a streaming response, only the status and the `Location` header are stored. With
-    `store_body=False`, only the status is stored. The `Location` header is then left out, because it can contain a
-    secret, such as an OAuth code or a link to reset a password.
+    `store_body=False`, only the status is stored. The `Location` header is not stored with `store_body=False`, because
+    the header can contain a secret, such as an OAuth code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -81,7 +81,7 @@ def _headers(response: HttpResponseBase) -> Headers:
 def restore(snapshot: Snapshot) -> HttpResponse:
     """Return a response with the same bytes as the stored response."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
-    del response.headers["Content-Type"]  # removes Django's default; the loop sets the stored type
+    del response.headers["Content-Type"]  # removes Django's default type, because the loop sets the stored type
     for name, value in snapshot.headers:
         if name == REASON:
             response.reason_phrase = value
@@ -95,19 +95,19 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-# --- the answer 202 and the status page
+# --- the answer 202
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
     """Return the answer 202 to a duplicate of a running request.
 
-    The answer has the state of the running request, and a link to the status page of that request.
+    The answer 202 has the state of the running request, and a link to the status page of that request.
 
-    If the row of the key was deleted already, the status page answers 404. Then the client sends its request again.
+    If the row of the key was deleted already, the status page answers 404, so the client sends its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # With this code, a client can see that the package, not the view, has sent this answer 202.
+    # With the `code` in the JSON, a client can see that the package, not the view, has sent this answer 202.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER

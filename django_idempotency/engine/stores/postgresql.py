@@ -1,7 +1,7 @@
 """On PostgreSQL, an advisory lock shows that a request with the key is running now, so a duplicate does not wait.
 
-The transaction that runs the view has the advisory lock on `scope_hash`. A duplicate finds this lock, so it never waits
-for the row. A unique constraint makes sure that the table has each key only once.
+The transaction that runs the view has the advisory lock on `scope_hash`. A duplicate tries this lock first, so the
+duplicate never waits for the row. A unique constraint makes sure that the table has each key only once.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 
 # Note [Which advisory locks are ours]
 # The number of this package's advisory lock is a hash, so another application can use the same number. But a claim also
-# writes to the key table. After this write, the transaction of the claim has a lock on the table until the transaction
-# ends. So `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock and has also written to the
-# key table. With one more statement, each claim could mark its advisory lock. But that statement would make every
-# request slower.
+# writes to the key table, and the transaction of the claim then has a lock on the table until the transaction ends. So
+# `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock and has also written to the key
+# table. With one more statement, each claim could mark its advisory lock clearly, but every request would become
+# slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -54,9 +54,9 @@ RUNNING_SQL = (
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # The codes are lock_not_available and query_canceled. They mean that a claim has waited longer than the project's
-    # own lock_timeout or statement_timeout allows. The reason is that another transaction, such as a migration or
-    # VACUUM FULL, has locked the table.
+    # The codes lock_not_available and query_canceled mean that a claim has reached the project's own lock_timeout or
+    # statement_timeout. This happens when another transaction, such as a migration or VACUUM FULL, has locked the
+    # table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
@@ -75,7 +75,7 @@ class PostgreSQLStore(Store):
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
         """Handle the usual outcomes of a claim with one or two messages to the database.
 
-        A successful claim needs one message, and the answer to a duplicate needs two messages.
+        A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
         The method returns None if the key has failed, if the key must be taken over or resumed, or if the row was
         deleted a moment ago. When the method returns None, no transaction is open any more.
@@ -117,8 +117,8 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # If the statement has written no row, its division by zero is an error. Then PostgreSQL does not run the COMMIT
-        # that is in the same message.
+        # If the statement has written no row, it fails with a division by zero, so PostgreSQL does not run the COMMIT
+        # in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
         # In this query, only a completed key counts as expired, so the query need not read the steps of the key. For a
         # failed key, `_claim_by_messages` returns None.
@@ -175,8 +175,8 @@ class PostgreSQLStore(Store):
 
         If another transaction has the advisory lock, the statement does not wait, and returns no row.
 
-        Without the condition NOT EXISTS, every replay would take a number from the id sequence. PostgreSQL would write
-        this number to the WAL (write-ahead log).
+        Without the condition NOT EXISTS, every replay would take a number from the id sequence and write the number to
+        the WAL.
         """
         sql = self._sql
         row = {**sql.new_row}
@@ -194,9 +194,9 @@ class PostgreSQLStore(Store):
         The SELECT tries to take the lock if no key is stored, or if the SQL condition `free` is true for the stored
         row.
 
-        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the SELECT
-        reads a snapshot from before it took the lock, and a key that was stored in between is missing in the snapshot.
-        So if the SELECT takes the lock but finds no key, the store tries the INSERT again.
+        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
+        of the SELECT is older than the lock, so a key that was stored meanwhile is missing in the snapshot. So if the
+        SELECT takes the lock but finds no key, the store tries the INSERT again.
         """
         sql = self._sql
         return (
@@ -217,9 +217,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # The query has a lower and an upper limit for one column. PostgreSQL guesses that such a condition is true for
-        # 0.5 % of the rows in the table. Because of this guess, the planner sometimes reads and sorts all expired rows
-        # in every batch. It is faster to read the rows in the order of the index.
+        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that such a condition
+        # is true for 0.5 % of the rows in the table. Because of this wrong guess, the planner sometimes reads and sorts
+        # all expired rows in every batch. It is faster to read the rows in the order of the index.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 

@@ -1,8 +1,8 @@
 """This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
 
-Each store builds its statements only once. The statements are the same for all databases, but each store has its own
-INSERT. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, which come from
-`values_of` and `values_of_claim`.
+Each store builds its SQL statements only once. The SQL statements are the same for all databases, except the INSERT,
+which each store has for itself. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements
+have names, which come from `values_of` and `values_of_claim`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times are exact to one millisecond. More digits of the float would only be rounding errors, so `round`
-    # removes these digits.
+    # SQLite's times have milliseconds, so `round` removes all further digits of the float, which are rounding errors.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -58,7 +57,7 @@ different types."""
 class Queries:
     """This class builds the SQL that claims a key, completes a claim or releases a claim.
 
-    The attribute `k` is a dict that has the quoted name of each column of the key table.
+    The dict `k` has the quoted name of each column of the key table.
     """
 
     def __init__(self, alias: str) -> None:
@@ -101,7 +100,10 @@ class Queries:
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> str:
-        """Return the SQL after SELECT for all names in `COLUMNS`. `expired` is an SQL condition for an expired row."""
+        """Return the column list of a SELECT, with SQL for each name in `COLUMNS`.
+
+        The argument `expired` is an SQL condition that is true for an expired row.
+        """
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -122,7 +124,7 @@ class Queries:
 
     @property
     def fence(self) -> str:
-        """Return the condition that the claimed row belongs to this attempt. See Note [Fencing].
+        """Return the SQL condition that the claimed row still belongs to this attempt. See Note [Fencing].
 
         The condition compares the hashes, too, because the row with this id can belong to a different tenant.
         """
@@ -194,10 +196,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the SQL parameters that find the claimed row, as a dict of names and values.
-
-    The statements `complete` and `release` need these parameters.
-    """
+    """Return the SQL parameters with which the statements `complete` and `release` find the claimed row."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,

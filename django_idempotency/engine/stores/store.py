@@ -2,8 +2,8 @@
 
 A store works on the connection of its alias, inside the transaction that the caller has opened. So the writes of the
 store and the writes of the view commit together or roll back together. All times come from the database's clock. A
-store never waits for another request. Instead, the package `execution` tries the claim again later. Between two tries,
-no transaction is open.
+store never waits for another request. If another request has the key, the package `execution` tries the claim again
+later. Between two tries of a claim, no transaction is open.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DELETE_BY_IDS = {
     # The DELETE needs the condition {still}, because ids are not always unique in a partitioned table.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
     # With the join, MySQL finds each row through the index. With an IN list, MySQL's optimizer sometimes reads the
-    # whole table. Then the DELETE would wait for every row that another transaction has locked.
+    # whole table, so the DELETE would wait for every row that another transaction has locked.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
@@ -52,14 +52,14 @@ the condition {still} finds the right rows.
 
 
 class KeyLocked(Exception):
-    """This error means that another transaction is working on the key now. The stores themselves catch this error."""
+    """A store raises `KeyLocked` if another transaction is working on the key, and catches this error itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """A `RunningTransaction` is an open transaction that has claimed keys in atomic mode.
+    """A `RunningTransaction` object is an open transaction that has claimed keys in atomic mode.
 
-    Usually such a transaction belongs to one request.
+    Usually a `RunningTransaction` belongs to one request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
@@ -119,14 +119,11 @@ class Store(ABC):
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the database driver has no open transaction, although Django has an open transaction.
 
-        The method sends no query to the server.
+        This check sends no query to the database server.
         """
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the database driver has an open transaction that Django has not opened.
-
-        This happens, for example, after a raw BEGIN.
-        """
+        """Return whether the driver has a transaction that Django has not opened, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
@@ -151,7 +148,7 @@ class Store(ABC):
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
 
-    # --- methods that the engine calls
+    # --- methods for the engine
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Claim a key and return the claim, or return the reason why the key cannot be claimed.
@@ -159,8 +156,8 @@ class Store(ABC):
         The claim must be the first statement of a transaction.
         """
         try:
-            # The first INSERT stores no row if the key has a row already. If another transaction deletes or completes
-            # this row during the claim, a second round is needed.
+            # A claim needs a second round if the key had a row already, and another transaction has deleted or
+            # completed this row during the first round.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -188,8 +185,8 @@ class Store(ABC):
     ) -> None:
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
-        If this is the last statement of the caller's `atomic()`, only COMMIT follows. So a store can send the statement
-        and COMMIT in one message. Then this method also raises the errors of COMMIT.
+        After the last statement of the caller's `atomic()`, only COMMIT follows, so a store can send the statement and
+        COMMIT in one message. If a store sends COMMIT in this message, the method also raises the errors of COMMIT.
 
         Args:
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
@@ -221,10 +218,10 @@ class Store(ABC):
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        The method returns the number of deleted keys, and the `not_before` for the next batch. With this `not_before`,
-        the next batch starts where this batch has stopped. Without `not_before`, the next batch would read the index
-        entries of deleted rows again. An old snapshot of another transaction can keep such entries in the index for
-        hours.
+        The method returns the number of deleted keys, and the `not_before` for the next batch. With the returned
+        `not_before`, the next batch starts where this batch has stopped. Without `not_before`, the next batch would
+        read the index entries of deleted rows again. An old snapshot of another transaction can keep the entries of
+        deleted rows in the index for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
@@ -249,7 +246,7 @@ class Store(ABC):
         """
         return None
 
-    # --- methods that each database can replace
+    # --- methods of one database
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
@@ -270,7 +267,7 @@ class Store(ABC):
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Change the claimed row with the statement that has this name in `Queries`.
+        """Change the claimed row with the statement of this name in `Queries`, for example `complete`.
 
         Raises `ClaimLost` if the statement does not change exactly one row.
         """
@@ -281,10 +278,13 @@ class Store(ABC):
         """Do the same as `_write`, but a store can send the statement and COMMIT in one message."""
         self._write(name, values)
 
-    # --- methods that all databases share
+    # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Try the claim once. Return None if another transaction has changed or deleted the row during the claim."""
+        """Try to claim the key once.
+
+        The method returns None if another transaction has changed or deleted the row during the claim.
+        """
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -299,7 +299,7 @@ class Store(ABC):
                 return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row for a new request. Return None if another request was faster and has the row."""
+        """Claim an expired row for a new request. Return None if another request has claimed the row first."""
         row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -308,7 +308,10 @@ class Store(ABC):
         return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, if no step in doubt forbids this."""
+        """Begin the next attempt of a failed or abandoned key.
+
+        The method returns `InDoubt` if a step in doubt forbids the next attempt.
+        """
         row, _, lapsed = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
@@ -328,8 +331,8 @@ class Store(ABC):
         query for the row, whether the row has expired, and whether the lease of the row is over. If the request does
         not get the lock, the last two values are None.
 
-        The query that locks the row has no condition on a time column. If a small table is queried with such a
-        condition, the database can choose the index on `expires_at`, and then lock the whole range of that index.
+        The query that locks the row has no condition on a time column. With a condition on a time column, the optimizer
+        could choose the index on `expires_at` for a small table, and lock the whole range of that index.
         """
         # The query also compares the hashes, because in a different schema the row with this id can belong to a
         # different tenant.
