@@ -72,8 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # If the URL has a search, a filter or a page number, the page shows no overview of the states, so it does not
-        # wait for the overview's queries.
+        # If the URL has a search, a filter or a page number, the page shows no overview of the states, so the page does
+        # not wait for the overview's queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)

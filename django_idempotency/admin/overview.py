@@ -86,8 +86,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup never deletes a key that is in progress and has no lease. So such a key is among the first keys
-            # in the index on `expires_at` after a cleanup.
+            # A cleanup never deletes a key that is in progress and has no lease. After a cleanup, a key in progress
+            # without a lease is among the first keys in the index on `expires_at`.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])

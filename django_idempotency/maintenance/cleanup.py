@@ -61,9 +61,9 @@ def cleanup_idempotency_keys(
     """Delete the expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys have made no external call, so the
-    function first marks stuck keys as failed, and their next retry runs. The function never deletes keys that are in
-    progress, in doubt or half done. The function only counts the keys that are in doubt or half done.
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
+    so that the next retry of these keys runs. Stuck keys have made no external call. The function never deletes keys
+    that are in progress, in doubt or half done. The function only counts the keys that are in doubt or half done.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -118,7 +118,8 @@ def is_over(stop: Event | None, deadline: float) -> bool:
     """Return whether the run of a cleanup or of a recovery must end now.
 
     The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. If a signal handler
-    called `stop.set()` in that moment, the thread would wait for ever for its own lock. `is_set()` takes no lock.
+    called `stop.set()` while `stop.wait()` locks the event, the thread would wait for its own lock for ever. `is_set()`
+    takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
@@ -138,7 +139,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark those locked keys as failed that are still stuck, and return how many keys were marked.
+    """Mark each of these locked keys as failed if the key is still stuck. Return how many keys were marked.
 
     A key is not stuck any more if a worker has started a call before the key was locked.
 

@@ -21,7 +21,7 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A `Facts` object has the row of a key and the steps of the key, in the order of their first start."""
+    """A `Facts` object has the row of a key, and the steps of the key in the order of their first start."""
 
     @cached_property
     def in_doubt(self) -> list[str]:
@@ -49,13 +49,13 @@ class Facts(Seen):
     def needs_word(self, action: str) -> bool:
         """Return whether a person must confirm what happened at the external service before this action.
 
-        After the action "release", the next retry makes the calls in doubt again. So a release with a call in doubt
-        needs a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write
-        in doubt always needs a confirmation. A release of a key without a lease also needs a confirmation, because the
+        After the action "release", the next retry makes the calls in doubt again. A release with a call in doubt needs
+        a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write in
+        doubt always needs a confirmation. A release of a key without a lease also needs a confirmation, because the
         work of such a key has committed writes.
 
-        The action "answer" needs a confirmation if the key has a finished call, a step in doubt or no lease. After the
-        answer, the key needs no attention any more. So people could forget, for example, a charge without an order.
+        The action "answer" needs a confirmation if the key has a finished call, a step in doubt or no lease. After an
+        answer, the key needs no attention any more, so people could forget, for example, a charge without an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

@@ -217,7 +217,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 def _possible_keys(text: str) -> set[str]:
     """Return the keys that a person can mean by this text: the text itself, or the text inside its quotes.
 
-    In a header, a key has quotes.
+    The text can have quotes around the key, as in a header.
     """
     keys = set()
     for read in (check_key, parse_header):

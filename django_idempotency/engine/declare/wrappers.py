@@ -7,9 +7,9 @@ The allowed decorators do not look at the caller of the view. The package finds 
 `functools.wraps` copies the name of a function to its wrapper, so the name of a wrapper does not show which decorator
 has made the wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
 name of the wrapper's code object begins with the name of the decorator, so the package takes the decorator's name from
-there. One function of Django makes all decorators from middleware classes, and one function of Python makes all
-decorators from context managers, so the code objects of these decorators are the same. For a decorator from a
-middleware class or from a context manager, the package takes the class name of the middleware or of the context
+the code object. One function of Django makes all decorators from middleware classes, so all these decorators have the
+same code object. In the same way, one function of Python makes all decorators from context managers. For a decorator
+from a middleware class or from a context manager, the package takes the class name of the middleware or of the context
 manager.
 """
 

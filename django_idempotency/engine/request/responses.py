@@ -81,7 +81,7 @@ def _headers(response: HttpResponseBase) -> Headers:
 def restore(snapshot: Snapshot) -> HttpResponse:
     """Return a response with the same bytes as the stored response."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
-    del response.headers["Content-Type"]  # removes Django's default type, because the loop sets the stored type
+    del response.headers["Content-Type"]  # the loop sets the stored type instead of Django's default
     for name, value in snapshot.headers:
         if name == REASON:
             response.reason_phrase = value

@@ -55,8 +55,8 @@ RUNNING_SQL = (
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
     # The codes lock_not_available and query_canceled mean that a claim has reached the project's own lock_timeout or
-    # statement_timeout. This happens when another transaction, such as a migration or VACUUM FULL, has locked the
-    # table.
+    # statement_timeout. A claim reaches such a timeout when another transaction, such as a migration or VACUUM FULL,
+    # has locked the table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
@@ -151,8 +151,8 @@ class PostgreSQLStore(Store):
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # After the end of a transaction, psycopg 3 sends a new BEGIN before the next statement. If the view has
-        # switched autocommit on, psycopg 3 sends no BEGIN. psycopg2 does not notice that the transaction has ended, so
-        # psycopg2 sends no new BEGIN.
+        # switched autocommit on, psycopg 3 sends no BEGIN. The driver psycopg2 does not notice that the transaction has
+        # ended, so psycopg2 sends no new BEGIN.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
@@ -217,9 +217,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that such a condition
-        # is true for 0.5 % of the rows in the table. Because of this wrong guess, the planner sometimes reads and sorts
-        # all expired rows in every batch. It is faster to read the rows in the order of the index.
+        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that a condition with
+        # two limits is true for 0.5 % of the rows in the table. Because of this wrong guess, the planner sometimes
+        # reads and sorts all expired rows in every batch. It is faster to read the rows in the order of the index.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 

@@ -148,7 +148,7 @@ class Store(ABC):
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
 
-    # --- methods for the engine
+    # --- public methods
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Claim a key and return the claim, or return the reason why the key cannot be claimed.
@@ -246,7 +246,7 @@ class Store(ABC):
         """
         return None
 
-    # --- methods of one database
+    # --- database-specific methods
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
