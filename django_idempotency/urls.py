@@ -1,4 +1,7 @@
-"""The URL of the status page. To include it, write `path("idempotency/", include("django_idempotency.urls"))`."""
+"""This module has the URL of the status page.
+
+To include this URL in your project, write `path("idempotency/", include("django_idempotency.urls"))`.
+"""
 
 from django.urls import path
 

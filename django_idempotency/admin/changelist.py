@@ -1,4 +1,7 @@
-"""The list of keys, its filters and its search. No query reads the whole table."""
+"""This module makes the admin's list of keys, with filters and a search.
+
+The queries of this module never read the whole table.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ RUNNING = 10
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes no type parameters at run time
-    """Counts up to a limit. Django's list asks its paginator to count, and count(*) would read the whole table."""
+    """This paginator counts at most 2,000 keys, because a full count(*) would read the whole table.
+
+    Django's admin calls the paginator to count the keys of the list.
+    """
 
     @cached_property
     def count(self) -> int:
@@ -39,18 +45,21 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes 
 
 
 class BoundedChangeList(ChangeList):
-    """Shows the newest keys first. A list of keys that need attention shows the oldest keys first.
+    """The admin's list shows the newest keys first, but a list of keys that need attention begins with the oldest key.
 
-    The address of the page cannot choose another order with `?o=`, because the database would sort the whole table.
+    A person cannot change the order with `?o=` in the URL, because the database would have to sort the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Apply the filter by state last, so that the other filters and the search look at all keys of the state.
+        """Return the keys of the list, after the search and all filters.
 
-        If no state is chosen, the filters look at the latest keys only. A search uses an index, so it needs no limit.
+        The filter by state runs last, so that the search and the other filters look at all keys in the chosen state.
+
+        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. A search looks at
+        all keys, because a search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -63,7 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # Only the plain list has the overview. A search, a filter or another page does not wait for its queries.
+        # If the URL has a search, a filter or a page number, the page shows no overview of the states, so the page does
+        # not wait for the overview's queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -90,7 +100,10 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The filter by state. `BoundedChangeList` finds the keys of the chosen state, after all other filters."""
+    """This is the admin's filter by state.
+
+    The class `BoundedChangeList` finds the keys in the chosen state, after all other filters have run.
+    """
 
     title = _("state")
     parameter_name = "state"
@@ -100,12 +113,12 @@ class StateFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         if self.value() in (None, "attention", *overview.BY_INDEX):
-            return queryset  # the list finds these keys later
+            return queryset  # `BoundedChangeList.get_queryset` finds these keys
         return queryset.filter(status=self.value()) if self.value() == "completed" else queryset.none()
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """The filter by operation. The filter offers the operations of the keys that the list can show."""
+    """The admin's filter by operation offers the operations that the latest 2,000 keys have."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -126,7 +139,11 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Return the keys that a search text can mean. Each meaning (key, resource, caller) gives at most 2,000 keys."""
+    """Return the keys that match a search text. The search text can be a key, a resource or a caller.
+
+    One query searches by key, one query by resource, and two queries by caller. Each of these four queries finds at
+    most 2,000 keys.
+    """
     text = term.strip()
     if not text:
         return keys
@@ -134,16 +151,17 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # The index on `scope` does not sort the keys of a scope by age. So a query of its own finds the newest keys first.
+    # The index on `scope` does not sort the keys of one scope by age, so a separate query finds the newest keys of a
+    # caller.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """The scopes that a search text can mean: the text itself as a scope, and the scope of the user with this name.
+    """Return the scopes to search for: the search text itself, and the scope of the user whose name is the text.
 
-    A person without the permission to see users cannot search for the name of a user.
+    If a person has no permission to view users, this person cannot search for the name of a user.
     """
     users = get_user_model()
     scopes = {text}

@@ -1,4 +1,4 @@
-"""A key as one person sees it: whether this person may see secrets, and links to the caller and to the resource."""
+"""This module finds out what one person may see of a key: secrets, and links to the caller and to the resource."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT_LENGTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Story):
-    """A key as one person sees it.
+    """A `Shown` object has the data of a key, and says what one person may see of this key.
 
     Attributes:
         secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
@@ -39,7 +39,10 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """The key and its reference. Each page shows this text for the key."""
+        """Return the text that each admin page shows as the name of the key: the key and its reference.
+
+        If the person may not see secrets, the text has only the reference of the key.
+        """
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property
@@ -52,15 +55,18 @@ class Shown(Story):
 
 
 def shown(row: Any) -> Shown:
-    """Return the key that `show` has stored on this row."""
+    """Return the `Shown` object that the function `show` has stored in `row.shown`."""
     noted: Shown = row.shown
     return noted
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """Store a `Shown` on each row: how this person sees the key. Two queries read the steps of all rows.
+    """For each row, set the attribute `row.shown` to a `Shown` object for the current user.
 
-    results: if True, the queries also read the results and the errors of the steps.
+    The function needs only two queries for all rows: one for the steps, and one for the database's time.
+
+    Args:
+        results: if True, the function also reads the results and the errors of the steps.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
     for facts in facts_of(rows, results=results):
@@ -80,9 +86,12 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """The name of an object, with a link to its page. The result is None if this person cannot see the page.
+    """Return HTML with the name of an object and a link to the object's page in the admin.
 
-    type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.
+    The result is None if the admin has no page for this object, or if this person may not see the page.
+
+    Args:
+        type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.
     """
     site = model_admin.admin_site
     models = [model for model in site._registry if type_.lower() in (model._meta.label_lower, model._meta.model_name)]

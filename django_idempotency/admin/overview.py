@@ -1,4 +1,7 @@
-"""The part above the list: keys that need attention, and numbers. Each query reads a limited part of the table."""
+"""This module makes the part above the list: the number of keys in each state, and the keys that need attention.
+
+Each query of this module reads a limited part of the table.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A condition on keys, and the index column that sorts them. With `steps`, a key must have a matching step."""
+    """A `Part` object has a condition that finds keys, and sometimes a column with an index that sorts these keys.
+
+    If `steps` is not None, a key must also have a step that matches the condition `steps`.
+    """
 
     condition: Q
     order: str | None
@@ -65,20 +71,23 @@ def find(state: str, keys: Keys) -> list[int]:
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # no query is needed for the states that follow
+        if name == wanted[-1]:  # all wanted states are found, so the loop can stop
             break
     return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """The keys in each state. A key that is in several states belongs only to the worst of them."""
+    """For each state, yield the name, the ids of the keys, and whether a query has reached the limit `most`.
+
+    If a key is in several states, the function yields this key only for the worst of its states.
+    """
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A key that is held without a lease is never deleted. So after a cleanup, it is among the first in the
-            # index.
+            # A cleanup never deletes a key that is in progress and has no lease. After a cleanup, a key in progress
+            # without a lease is among the first keys in the index on `expires_at`.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -102,13 +111,19 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return the rows of `keys` that are among the last `count` ids of the table. The query reads a range of ids."""
+    """Return those rows of `keys` whose id is greater than the highest id of the table minus `count`.
+
+    So the query reads only a range of ids, not the whole table.
+    """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return other keys with the same request about the same resource. Each of them is possibly a second charge."""
+    """Return the other keys whose request has the same content and the same resource as the request of this row.
+
+    The request of each such key has possibly charged a customer a second time.
+    """
     if row.resource_id is None or row.fingerprint is None:
         return []
     about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)
@@ -117,10 +132,11 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The number of keys that are in a state, or that need attention.
+    """A `Number` object says how many keys are in one state, or how many keys need attention.
 
-    limited: True if the count stopped at its limit, so there are possibly more keys.
-    operations: for a state that needs attention, each operation with its number of keys and its oldest key.
+    Attributes:
+        limited: True if the count stopped at its limit, so that the table possibly has more such keys.
+        operations: for a state that needs attention, each operation with its number of keys and its oldest key.
     """
 
     state: str
@@ -141,7 +157,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """Count the keys that this person may see, with about twelve queries."""
+    """Count the keys in each state that this person may see. The function runs about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)

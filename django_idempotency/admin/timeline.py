@@ -1,6 +1,7 @@
-"""The timeline of a key: its claim, its steps, and the decisions of people, in the order of time.
+"""This module makes the timeline of a key: its claim, its steps, and the decisions of people, sorted by time.
 
-Each function takes a key as one person sees it, because results and encrypted texts can contain personal data.
+Results and encrypted texts can contain personal data, so each function that shows such texts takes a `Shown` object.
+The `Shown` object says what the current user may see.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """One line of the timeline. `facts` are pairs of a label and its HTML. A pair without HTML is not shown."""
+    """An `Entry` object is one line of the timeline.
+
+    The argument `facts` has pairs of a label and the HTML that follows the label. If the HTML of a pair is empty, the
+    page does not show the pair.
+    """
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
         self.at, self.title, self.mark = at, title, mark
@@ -36,7 +41,7 @@ class Entry:
 
 
 def timeline(key: Shown) -> SafeString:
-    """Return the timeline as an HTML list, the oldest entry first."""
+    """Return the timeline as an HTML list in which the oldest entry comes first."""
     row = key.row
     entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
     if row.completed_at:
@@ -62,7 +67,10 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """The derived key that the view could send with a call. A write has no derived key, because it sends nothing."""
+    """Return the derived key that the view could send to the external service in this step.
+
+    A step of kind `write` has no derived key, because a write sends nothing to an external service.
+    """
     if not keyed:
         return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
@@ -70,12 +78,15 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name of each step in doubt, and the derived key that was possibly sent to the other side."""
+    """Return the name of each step in doubt, and the derived key that was possibly sent to the external service."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
 def copyable(text: str) -> SafeString:
-    """Return a text and a button that copies the text. The button stays hidden without the script of these pages."""
+    """Return HTML with a text and a button that copies the text.
+
+    The button stays hidden if the script of the admin pages does not run.
+    """
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
 
@@ -92,7 +103,11 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
 
 
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
-    """Return the result of a finished step, as JSON for a form, or a text that says why the page cannot show it."""
+    """Return the result of a finished step as JSON that a person can paste into a form.
+
+    If the page cannot show the result, the function returns a text that says why. If the step is not finished, or if
+    the person may not see secrets, the function returns an empty text.
+    """
     if step.finished_at is None or not key.secrets:
         return ""
     try:
@@ -102,7 +117,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the result of each finished step. A person needs the results before a decision."""
+    """Return the name and the result of each finished step, which a person needs to make a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
@@ -118,13 +133,20 @@ def pasteable(kept: str | None) -> SafeString | str:
 
 
 def value_text(kept: str) -> str:
-    """Return the JSON of a stored result. For a model instance, the JSON has the row's id. Can raise `ValueError`."""
+    """Return the JSON of a stored result. Raises `ValueError` for invalid JSON.
+
+    If the result is a model instance, the JSON has the id of the instance's row.
+    """
     value = json.loads(kept)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
 def last_decision(key: Shown) -> str:
-    """Return one text about the last decision: who, what, when and why. It is empty if there was no decision."""
+    """Return a text about the last decision: who decided, what was decided, when, and why.
+
+    If nobody has made a decision about this key, the text is empty. If the page cannot show the decisions, the text
+    says why.
+    """
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -133,7 +155,10 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """The decisions, and a sentence that says why the page cannot show them, or an empty text."""
+    """Return the decisions about a key, and the reason if the page cannot show the decisions.
+
+    The reason is an empty text if the page can show the decisions.
+    """
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
@@ -158,7 +183,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
 
 
 def decided(made: Decision) -> str:
-    """Return one sentence that says who decided what."""
+    """Return one sentence that says which person made the decision, and what the person decided."""
     texts = {
         "release": _("%(by)s released the key for a retry"),
         "record": _("%(by)s recorded the result of “%(detail)s”"),
@@ -167,13 +192,17 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # It is possible that a newer release of this package has written an action that this release does not know.
+    # If a newer release of this package has stored an action that is missing in `texts`, the sentence has the stored
+    # name of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that was in doubt when a person decided. The page shows it even if the decision has deleted the step."""
+    """Return HTML for a step that was in doubt when a person made a decision.
+
+    The page shows this step even if the decision has deleted the step from the table.
+    """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values

@@ -1,4 +1,4 @@
-"""A list of the project's endpoints that says which of them are protected."""
+"""This package lists the endpoints of the project, and says which endpoints are protected."""
 
 from .listing import Endpoint, list_endpoints
 

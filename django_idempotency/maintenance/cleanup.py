@@ -29,13 +29,13 @@ FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a cleanup did, and how many keys it counted but did not change.
+    """A `Cleanup` object says what a cleanup did, and how many keys the cleanup counted but did not change.
 
     Attributes:
         deleted: how many keys were deleted.
         batches: how many transactions changed keys.
-        complete: whether all expired keys are deleted, except keys that another transaction had locked. stuck,
-        in_doubt, half_done: how many keys are in these states. Each key is counted once.
+        complete: whether all expired keys are deleted, except keys that another transaction had locked.
+        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted once.
         unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
             runs at once.
     """
@@ -58,12 +58,12 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database in batches, each batch in a short transaction.
+    """Delete the expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. Stuck keys that have called nothing outside are
-    first marked as failed, so that their next retry runs. Keys in progress, in doubt or half done are counted, but
-    never deleted.
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
+    so that the next retry of these keys runs. Stuck keys have made no external call. The function never deletes keys
+    that are in progress, in doubt or half done. The function only counts the keys that are in doubt or half done.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -115,20 +115,22 @@ def cleanup_idempotency_keys(
 
 
 def is_over(stop: Event | None, deadline: float) -> bool:
-    """Return whether a run must end now.
+    """Return whether the run of a cleanup or of a recovery must end now.
 
-    The function does not call `stop.wait()`, which holds the event's lock for a moment. If a signal came in this
-    moment, the handler's `stop.set()` would wait for ever for this lock of its own thread. `is_set()` takes no lock.
+    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. If a signal handler
+    called `stop.set()` while `stop.wait()` locks the event, the thread would wait for its own lock for ever. `is_set()`
+    takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Mark up to `batch_size` harmless keys as failed in the current transaction, and return their number.
+    """Mark up to `batch_size` stuck keys as failed in the current transaction, and return how many keys were marked.
 
-    After that, a harmless key causes no alarm. The next retry runs at once, and goes on from the stored steps. If the
-    old worker wakes up, the fence stops the worker. If the database has SKIP LOCKED, the function leaves out rows that
-    another transaction has locked.
+    A stuck key is harmless, because it has made no external call. A key that was marked as failed causes no alarm. The
+    next retry of a failed key runs at once, and goes on from the stored steps. If the worker of the last attempt wakes
+    up, the fence stops this worker. If the database has SKIP LOCKED, the function skips rows that another transaction
+    has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -137,9 +139,11 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark these locked keys as failed if they are still harmless. Perhaps a worker started a call before the lock.
+    """Mark each of these locked keys as failed if the key is still stuck. Return how many keys were marked.
 
-    The failed keys are kept for at least one `ttl` from now on.
+    A key is not stuck any more if a worker has started a call before the key was locked.
+
+    A key that was marked as failed is kept for at least one `ttl` from now on.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -151,9 +155,10 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """Return what a cleanup would find now, without deleting keys. `deleted` is the number of expired keys.
+    """Return what a cleanup would find now. The function deletes no keys and changes no keys.
 
-    In this result, `stuck` does not include the `unstuck` keys.
+    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. The number
+    `stuck` is 0, because a cleanup would mark all stuck keys as failed.
     """
     store = store_for(alias_for(using))
     with _explained(store):

@@ -1,4 +1,7 @@
-"""What is known about a key and its steps. The admin, the commands and the decisions use these facts."""
+"""This module collects what is known about a key and its steps.
+
+The admin, the commands and the functions for decisions use this module.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,19 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A row and its steps, in the order in which the steps were first started."""
+    """A `Facts` object has the row of a key, and the steps of the key in the order of their first start."""
 
     @cached_property
     def in_doubt(self) -> list[str]:
-        """The names of the steps that were started and have no result, unless a worker is running them now."""
+        """Return the names of the steps that were started and have no result.
+
+        If a worker has the key now, no step is in doubt, so the list is empty.
+        """
         return [step.name for step in self.doubts]
 
     @cached_property
     def finished(self) -> list[str]:
-        """The names of the steps that have ended."""
+        """Return the names of the steps that have ended."""
         return [step.name for step in self.steps if step.finished_at is not None]
 
     @cached_property
@@ -36,18 +42,20 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """The names of the steps in doubt, and of the steps whose result a person has recorded."""
+        """Return the names of the steps in doubt, and the names of the steps whose result a person has recorded."""
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must confirm what was found at the other side before this action.
+        """Return whether a person must confirm what happened at the external service before this action.
 
-        A release lets the retry make the calls in doubt again. Only the policy "retry" allows a release without a
-        confirmation. The policy is only about calls, so a release with a write in doubt always needs a confirmation. A
-        release of a key without a lease also needs a confirmation, because its work has committed writes. An answer to
-        a key with a finished call needs a confirmation, because an answered key needs no attention any more, so a
-        charge without an order could be forgotten.
+        After the action "release", the next retry makes the calls in doubt again. A release with a call in doubt needs
+        a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write in
+        doubt always needs a confirmation. A release of a key without a lease also needs a confirmation, because the
+        work of such a key has committed writes.
+
+        The action "answer" needs a confirmation if the key has a finished call, a step in doubt or no lease. After an
+        answer, the key needs no attention any more, so people could forget, for example, a charge without an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -56,11 +64,14 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Read what is known about these rows of one database, in two queries. The facts have the order of the rows.
+    """Return the `Facts` of these rows, in the order of the rows. All rows must be in the same database.
 
-    If all rows are completed, no query is needed.
+    The function runs two queries for all rows. If all rows are completed and `results` is False, the function runs no
+    query.
 
-    results: if True, the results and errors of the steps are read too, also for completed keys. They can be large.
+    Args:
+        results: if True, the function also reads the results and errors of the steps, also for completed keys. Results
+            and errors can be large.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):

@@ -1,8 +1,11 @@
-"""Functions for shells, alerts, the admin and commands. They find one client's key, or all keys that need attention.
+"""This module finds one client's key, or all keys that need attention.
 
-Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate, count or filter. Only
-`running_transactions` returns a list. The first call in a process asks PostgreSQL whether the extension Citus is there.
-Times are compared with the database's clock. The conditions come from the table of states.
+Shells, alerts, the admin and commands use the functions of this module.
+
+Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate over the QuerySet or
+count it. Only `running_transactions` returns a list. In each process, the first call sends a query to PostgreSQL to
+find out whether the extension Citus is installed. The functions compare times with the database's clock. The module
+`states` defines the conditions of these functions.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find what is stored under a client's key: one row for each caller and operation that used the key.
+    """Find the rows of a client's key. Each caller and operation that used the key has one row.
 
-    Reads the unique index. Opens no transaction.
+    The query reads the unique index of the key table. The function opens no transaction.
 
     Args:
         key_or_reference: the key, with or without quotes, or its `django_idempotency.keys.key_reference` from the
@@ -51,10 +54,10 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 
 
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose worker holds a lease that is not over.
+    """Find keys whose worker has a lease that is not over.
 
-    Reads a partial index of leased keys. A running request of atomic mode is not found, because no query
-    sees its key before the COMMIT.
+    The query reads a partial index of leased keys. The function does not find a running request of atomic mode, because
+    no query can read the key of such a request before its COMMIT.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -69,9 +72,9 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose worker has died or is too slow, before any call. The next retry takes the key over.
+    """Find keys whose worker died or was too slow before any call. The next retry takes over the key.
 
-    The lease of such a key is over. Reads the partial index of leases.
+    The lease of such a key is over. The query reads the partial index of leases.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -86,10 +89,11 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys without a worker that have a started step without a result. It is unknown whether the step took effect.
+    """Find keys that have no worker, but a started step without a result. It is unknown whether the step took effect.
 
-    If work has ended its own transaction (a raw COMMIT, DDL on MariaDB) and then failed or died, its key is found when
-    its `ttl` is over. Reads a partial index of unfinished steps, and the index of `expires_at`.
+    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If the view has ended its
+    own transaction, and then fails or its worker dies, this function finds the key only after the key's `ttl`. The
+    query reads a partial index of unfinished steps, and the index on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -104,9 +108,10 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys without a worker that have a finished call and no doubt. The operation did not end.
+    """Find keys that have a finished call, no worker and no step in doubt. The operation did not end.
 
-    A half-done key does not expire before it is completed. Reads the partial indexes of failed and of leased keys.
+    A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
+    partial index of leased keys.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -136,9 +141,9 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find the keys that refer to an object: see `Operation.refer_to`.
+    """Find the keys that refer to an object. See `Operation.refer_to`.
 
-    Reads the partial index of resources.
+    The query reads the partial index of resources.
 
     Args:
         text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). The type may have capital letters.
@@ -154,11 +159,11 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 
 
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
-    """Find open transactions that have claimed keys in atomic mode. These are the requests that run now.
+    """Find the open transactions of requests that run now and have claimed keys in atomic mode.
 
-    One query asks PostgreSQL for its locks, and reads no table. It finds the transactions that have written to the key
-    table and have an advisory lock. So if your project uses advisory locks, it also finds a transaction of your project
-    while a step or a cleanup runs in it.
+    One query reads PostgreSQL's list of locks, but no table. The query finds the transactions that have written to the
+    key table and have an advisory lock. So if your project takes an advisory lock in a transaction in which a step or a
+    cleanup runs, the query also finds this transaction.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -173,7 +178,7 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
 
 def refers_to(text: str) -> Q:
-    """Return the condition of `find_resource`. A type has no spaces, but an id can have spaces."""
+    """Return the condition that `find_resource` uses. A type has no spaces, but an id can have spaces."""
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
@@ -184,9 +189,9 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return only the keys whose state has not changed for `older_than` seconds, the oldest state first.
+    """Return only the keys whose state has not changed for `older_than` seconds, with the oldest change first.
 
-    Raises `ValueError` for less than 0 and for more than a century.
+    Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
     refuse_impossible(0, MAX_SECONDS, older_than=older_than)
     return keys.filter(updated_at__lte=Clock(plus=-older_than)).order_by("updated_at", "pk")
@@ -195,21 +200,25 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
     """Raise `ValueError` for the first number that is not between `least` and `most`."""
     for name, number in numbers.items():
-        if number is not None and not least <= number <= most:  # NaN fails this comparison too
+        if number is not None and not least <= number <= most:  # also refuses NaN
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
             raise ValueError(f"{name} must be {bounds}, not {number!r}.")
 
 
 def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
-    """Return a query for this row by its hashes and id, because another partition or schema can have a row with this
-    id.
+    """Return a query that finds this row by its hashes and its id.
+
+    The id alone is not enough, because a different partition or a different schema can have a row with the same id.
     """
     rows = IdempotencyKey.objects.using(row._state.db)
     return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Return the keys that the text can mean: the text itself, or a key that the text has in quotes, as in a header."""
+    """Return the keys that a person can mean by this text: the text itself, or the text inside its quotes.
+
+    The text can have quotes around the key, as in a header.
+    """
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

@@ -1,4 +1,4 @@
-"""After the restore of an old backup, store again which external calls were made under a key."""
+"""This module stores again which external calls were made under a key, for use after the restore of an old backup."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def remember_calls(
 ) -> bool:
     """Record that external calls were made under a key, so that no retry makes these calls again.
 
-    Afterwards the key is half done, so the client's next retry, or a recovery, goes on after these calls. If the table
-    has lost the key, the key is created again. Otherwise, each step without a result gets its result. A second run with
-    equal results changes nothing. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    After this function, the key is half done, so the client's next retry, or a recovery, goes on after the recorded
+    calls. If the key is missing in the table, the function creates the key again. If the key is in the table, each step
+    without a result gets its result from `results`. If you call the function a second time with equal results, the
+    second call changes nothing. The function runs in one transaction, or in a savepoint inside an outer `atomic()`.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
@@ -53,7 +54,7 @@ def remember_calls(
         for name, result in results.items():
             if name not in known:
                 store.journal.start_call(claim, name, again=False)
-            # If the step has a result already, this call changes nothing.
+            # If the step has a result already, `finish_call` changes nothing.
             store.journal.finish_call(claim, name, encode_step(result))
         store.journal.fail(claim, wanted, ENTERED)
     return True

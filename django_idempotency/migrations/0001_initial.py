@@ -17,7 +17,10 @@ UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
 
 
 def set_fillfactor(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Leave free space in each page, so that PostgreSQL completes a key with a HOT update, which changes no index."""
+    """Set the fill factor of the key table, so that each page of the table has free space.
+
+    Because of the free space, PostgreSQL completes a key with a HOT update, which changes no index.
+    """
     if schema_editor.connection.vendor == "postgresql":
         table = schema_editor.quote_name(apps.get_model("django_idempotency", "IdempotencyKey")._meta.db_table)
         schema_editor.execute(f"ALTER TABLE {table} SET (fillfactor = 95)")

@@ -1,4 +1,4 @@
-"""The tag of `{% load idempotency %}`: a hidden field with a key, for HTML forms."""
+"""This module has the tag of `{% load idempotency %}`, which renders a hidden field with a key for an HTML form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ register = template.Library()
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
     """Render a hidden field with a new key. `from_form_field(name)` reads the field.
 
-    Do not cache the page, because all readers of a cached page get the same key.
+    Do not cache the page, because all readers of a cached page would get the same key.
     """
     return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())

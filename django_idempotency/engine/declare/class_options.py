@@ -1,4 +1,7 @@
-"""The mixin for class-based views, and the options in the attribute `idempotency` of a class and its base classes."""
+"""This module has the mixin for class-based views.
+
+This module also collects the options of a class and of its base classes from their attributes `idempotency`.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ INHERIT = Idempotency()
 
 
 class IdempotencyMixin:
-    """Run the POST and PATCH handlers of a class-based view once for each idempotency key: `FormView`, `APIView`, …
+    """Run the POST and PATCH handlers of a class-based view once for each idempotency key.
 
-    Handlers run in a transaction that the mixin opens. They are `def` or, in plain Django, `async def` methods.
+    The class-based view is, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler
+    runs in this transaction. In plain Django, a handler can be a `def` method or an `async def` method. In the REST
+    framework, a handler must be a `def` method.
 
-    The mixin stands before the view class: `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. Only
-    the handler is wrapped. So access mixins, and the REST framework's authentication, permissions, throttles and
-    content negotiation, run before the mixin, also for a replay.
+    Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
+    The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the mixin, also for a
+    replay. In the REST framework, authentication, permissions, throttles and content negotiation run before the mixin,
+    also for a replay.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
@@ -71,8 +77,9 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # Django copies to the view what decorators have set on `dispatch`, such as csrf_exempt. The mixin's own
-            # `dispatch` hides the decorated `dispatch` of a base class, so its attributes are copied here.
+            # Decorators such as csrf_exempt set attributes on `dispatch`, and Django copies these attributes to the
+            # view. The mixin's own `dispatch` hides the decorated `dispatch` of a base class, so the mixin copies the
+            # attributes of the decorated `dispatch` itself.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -87,11 +94,13 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler has not run yet when dispatch() returns. Django opens no transaction for it.
+            # An asynchronous handler runs only after dispatch() has returned. Django opens no transaction for an
+            # asynchronous handler.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # The protected handler is set on the instance, because the instance serves only this request. The framework's
-        # dispatch() calls the handler last.
+        # The view instance serves only one request, so the mixin can replace the handler of this instance with the
+        # protected handler. The dispatch() method of the framework calls the protected handler after the framework's
+        # own checks.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -105,7 +114,8 @@ class IdempotencyMixin:
     def get_idempotency_options(self) -> Options:
         """Return the options for this request, or None if the request is not protected.
 
-        The method is called after authentication. Override it to choose options from `self.request` or `self.action`.
+        The mixin calls this method after authentication. A view class can override this method to choose options by
+        `self.request` or `self.action`.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -119,17 +129,22 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            refuse_handler(handler)  # as_view() did not know the methods that the view protects
+            # as_view() could not check this handler, because as_view() did not know which HTTP methods the view
+            # protects.
+            refuse_handler(handler)
         return options
 
 
-# The class gets no docstring, because drf-spectacular would copy the docstring into the description of each of the
-# project's operations.
+# At run time, the mixin has no docstring, because drf-spectacular would copy the docstring into the OpenAPI description
+# of each operation of the project.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Options) -> Idempotency | None:
-    """The options as an `Idempotency`. Raises `IdempotencyConfigurationError` for options that cannot work."""
+    """Return the options as an `Idempotency`, or None if the value is None.
+
+    The function raises `IdempotencyConfigurationError` for options that cannot work.
+    """
     return None if value is None else as_options(value)
 
 
@@ -145,13 +160,13 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Whether the class overrides `get_idempotency_options`, so that its options can differ from request to request."""
+    """Return whether the class overrides `get_idempotency_options`, so that each request can have different options."""
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
 
 def _methods(declaration: Declaration) -> Collection[str]:
-    with suppress(IdempotencyConfigurationError):  # if options contradict each other, the check E007 reports them
+    with suppress(IdempotencyConfigurationError):  # the system check E007 reports options that contradict each other
         return declaration.options.methods
     return ()
 
@@ -159,7 +174,9 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield each unsafe method of a view class, for example POST, with the name of its handler and with the handler.
+    """Yield three values for each unsafe HTTP method of a view class: the method, the handler's name, and the handler.
+
+    An unsafe HTTP method is, for example, POST.
 
     Args:
         actions: the actions of a viewset, as a dict from a verb to the name of its handler.
@@ -171,9 +188,12 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """The option layers of a class with the mixin, up to the first None. Without layers, the class is unprotected.
+    """Return the options of a class with the mixin as layers, without the first None and all layers after it.
 
-    The order is: the view's own attribute, the handler, the class, its base classes. See `class_declaration`.
+    If the function returns no layer, the class is not protected.
+
+    The layers have this order: options of the view, options of the handler, options of the class, options of the base
+    classes. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -183,8 +203,9 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 @lru_cache(maxsize=1024)
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
-    """The `idempotency` attributes of the class and its base classes, in the order of the MRO.
+    """Return the `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
-    `nearest` is an argument because it is then part of the cache's key: a test can replace the attribute of a class.
+    The argument `nearest` is only a part of the cache's key, so that a test can replace the attribute `idempotency` of
+    a class.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

@@ -1,14 +1,16 @@
-"""The decorators of a callable, and the short list of decorators that are allowed below the protection.
+"""This module finds the decorators of a callable, and lists the decorators that are allowed below the protection.
 
-The decorators of the list decide nothing about the caller. The package sees each decorator that uses `functools.wraps`.
-The package cannot see a check in the view's own code.
+The allowed decorators do not look at the caller of the view. The package finds every decorator that uses
+`functools.wraps`. The package cannot find a check of the caller in the view's own code.
 
 # Note [A wrapper is known by its code]
-`functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not tell which decorator has
-made the wrapper. But `functools.wraps` does not copy the code object and its module. The qualified name of the code
-begins with the name of the decorator, so the package takes this name. Two functions of Django and Python make many
-decorators with the same code. For wrappers of these decorators, the package takes the class name of their middleware
-or of their context manager.
+`functools.wraps` copies the name of a function to its wrapper, so the name of a wrapper does not show which decorator
+has made the wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
+name of the wrapper's code object begins with the name of the decorator, so the package takes the decorator's name from
+the code object. One function of Django makes all decorators from middleware classes, so all these decorators have the
+same code object. In the same way, one function of Python makes all decorators from context managers. For a decorator
+from a middleware class or from a context manager, the package takes the class name of the middleware or of the context
+manager.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ HARMLESS = frozenset(
         "django.db.transaction.Atomic",
         "django.middleware.gzip.GZipMiddleware",
         "django.middleware.http.ConditionalGetMiddleware",
-        "django.views.generic.base.View.as_view",  # its result has the attributes of a decorated `dispatch`
+        "django.views.generic.base.View.as_view",  # as_view() copies the attributes of a decorated `dispatch`
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
-        f"{VIEWS}.csp._make_csp_decorator",  # makes both CSP decorators of Django 6
+        f"{VIEWS}.csp._make_csp_decorator",  # this function makes both CSP decorators of Django 6
         *(f"{VIEWS}.csrf.{name}" for name in ("csrf_exempt", "_EnsureCsrfCookie")),
         *(f"{VIEWS}.debug.{name}" for name in ("sensitive_post_parameters", "sensitive_variables")),
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
@@ -50,7 +52,10 @@ OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """The callable, then each callable below it, as far as `functools.wraps` and `partial` show them."""
+    """Yield the callable, then the callable that it wraps, and so on until the innermost callable.
+
+    The function follows only `functools.wraps` and `partial`.
+    """
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -59,26 +64,31 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function below all its decorators, see `unwrapped`."""
+    """Return the function that is below all decorators. See `unwrapped`."""
     *_, found = unwrapped(function)
     return found
 
 
 def dotted_name(function: Any) -> str:
-    """Return the dotted name of the innermost function. For an object that is no function, return its class's name."""
+    """Return the dotted name of the innermost function.
+
+    If the innermost object is not a function, return the dotted name of the object's class.
+    """
     found = innermost(function)
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def method_name(view: Any) -> str:
-    """Return the name of a function that was defined in a class body. For another function, return an empty string."""
+    """Return the function's name, or an empty string if the function was not defined in a class body."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 
 
 def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
-    """Return the dotted name of a decorator of this function that is not on the list, or None.
+    """Return the dotted name of the first decorator of this function that is not on the list of allowed decorators.
+
+    If all decorators are allowed, the function returns None.
 
     Args:
         below: if True, only decorators below this package's own innermost decorator are looked at.
@@ -92,23 +102,26 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """Yield the wrapper at this level. For `method_decorator`, yield all wrappers of a call, the outermost first."""
+    """Yield the wrapper that a decorator has made at this level.
+
+    If one call of `method_decorator` has made several wrappers, the function yields all of them, the outermost first.
+    """
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # when Django makes the method, it decorates a dummy, too
+        *made, _ = unwrapped(decorator(_dummy))  # Django's `method_decorator` decorates a dummy, too
         yield from made
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """A function that does nothing. To see the wrappers of a decorator, the package decorates this function."""
+    """Do nothing. The package decorates this function to find the wrappers that a decorator makes."""
 
 
 def _name(wrapper: Any) -> str:
-    """The dotted name of the decorator that has made this wrapper. See Note [A wrapper is known by its code]."""
+    """Return the dotted name of the decorator that made this wrapper. See Note [A wrapper is known by its code]."""
     if any(base.__name__ == PROXY for base in type(wrapper).__mro__):
         return PROXY
     if not hasattr(wrapper, "__code__"):
@@ -127,6 +140,6 @@ def _of_class(cls: type) -> str:
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
-    """Return the variables in the closure of a function, as a dict from their names."""
+    """Return the variables in the closure of a function, as a dict of names and values."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}

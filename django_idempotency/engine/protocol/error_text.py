@@ -1,5 +1,7 @@
-"""Errors as text for operators: the class of the error, and the place in the code. An error's message is not stored,
-because the message can contain a secret."""
+"""This module describes an error in a text for operators: the class of the error, and the place in the code.
+
+The package does not store the message of an error, because the message can contain a secret.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ OURS = "django_idempotency."
 
 
 def describe(error: BaseException) -> str:
-    """`module.Class: line 42 of module.function`, in one line that is valid in any database.
+    """Return the class and the place of an error, as one line of text that every database can store.
 
-    The place is the last line of the project's own code that the error has passed. The message of the error is left
-    out, because it can contain a token, a card number or a row. Django's log has the message and the whole traceback.
+    The text about an error is, for example, `module.Class: line 42 of module.function`.
+
+    The place of the error is the innermost line of the project's own code in the traceback. The text does not contain
+    the error's message, because the message can contain a token, a card number or a row. Django's log has the message
+    and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -32,8 +37,11 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """The text on one line, with an escape in place of each control character, because a terminal would run them.
+    """Return the text in one line, with each control character replaced by an escape sequence.
 
-    NUL and single surrogates are escaped, too. No database stores a single surrogate, and PostgreSQL stores no NUL.
+    A terminal would run control characters that are not escaped.
+
+    The function also escapes NUL and single surrogates. No database stores a single surrogate, and PostgreSQL stores no
+    NUL.
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

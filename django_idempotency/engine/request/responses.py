@@ -1,4 +1,7 @@
-"""Stores and restores responses. This module also has the answer 202, and the status page to which it links."""
+"""This module stores and restores responses.
+
+This module also makes the answer 202, and the status page to which the answer 202 links.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,13 @@ person decides.
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """Return the stored form of a final response. The response is rendered already, or it is a streaming response.
+    """Return a `Snapshot` of a final response, which the package can store.
 
-    If a response is too large, or is a streaming response, only the status and the `Location` are stored. With
-    `store_body=False`, only the status is stored, because the `Location` can also contain a secret, such as an OAuth
-    code or a link to reset a password.
+    The response must be a rendered response or a streaming response.
+
+    If a response is too large, or is a streaming response, only the status and the `Location` header are stored. With
+    `store_body=False`, only the status is stored. The `Location` header is not stored with `store_body=False`, because
+    the header can contain a secret, such as an OAuth code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -74,9 +79,9 @@ def _headers(response: HttpResponseBase) -> Headers:
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:
-    """Return the stored response, byte for byte."""
+    """Return a response with the same bytes as the stored response."""
     response = HttpResponse(snapshot.body, status=snapshot.status_code)
-    del response.headers["Content-Type"]  # Django's default; the view's own type is among the stored headers
+    del response.headers["Content-Type"]  # the loop sets the stored type instead of Django's default
     for name, value in snapshot.headers:
         if name == REASON:
             response.reason_phrase = value
@@ -90,17 +95,19 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-# --- 202 and the status page
+# --- the answer 202
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """The answer 202 to a duplicate of a running request, with the state of that request and its status page.
+    """Return the answer 202 to a duplicate of a running request.
 
-    If the row was deleted already, the status page answers 404, and the client sends its request again.
+    The answer 202 has the state of the running request, and a link to the status page of that request.
+
+    If the row of the key was deleted already, the status page answers 404, so the client sends its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # With this code, a client can tell this 202 from a 202 that the view itself has sent.
+    # With the `code` in the JSON, a client can see that the package, not the view, has sent this answer 202.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -108,7 +115,7 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
 
 
 def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime | None) -> str:
-    """The path of a key's status page.
+    """Return the path of a key's status page.
 
     Args:
         alias: the database alias of the key.
@@ -130,13 +137,16 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> str | None:
-    """The time of a claim, as text for the address of the status page."""
+    """Return the time of a claim as a text for the URL of the status page."""
     return None if created_at is None else created_at.isoformat()
 
 
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
-    """The state of one request as JSON, without its response and without data of other callers."""
+    """Return the state of one request as JSON.
+
+    The JSON contains neither the stored response nor data of other callers.
+    """
     try:
         alias, key_hash, scope_hash, claimed_at = Signer(salt=SALT).unsign_object(token)
         state = _state(alias, key_hash, scope_hash)
@@ -148,7 +158,8 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    add_never_cache_headers(response)  # a proxy must not keep a 404, because the page can exist later
+    # A proxy must not store a 404, because the row of the key can appear a moment later.
+    add_never_cache_headers(response)
     return response
 
 

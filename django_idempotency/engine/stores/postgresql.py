@@ -1,6 +1,7 @@
-"""On PostgreSQL, an advisory lock shows that a key is in flight, so no request waits. A unique constraint guards keys.
+"""On PostgreSQL, an advisory lock shows that a request with the key is running now, so a duplicate does not wait.
 
-The transaction that runs the view has the advisory lock on `scope_hash`, so a duplicate never waits for the row.
+The transaction that runs the view has the advisory lock on `scope_hash`. A duplicate tries this lock first, so the
+duplicate never waits for the row. A unique constraint makes sure that the table has each key only once.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 
 
 # Note [Which advisory locks are ours]
-# The number of our advisory lock is a hash, so another application can use an equal number. But a claim also writes to
-# the key table, and a transaction keeps its lock on the table until its end. So `RUNNING_SQL` returns a transaction
-# only if the transaction has an advisory lock and has also written to the key table. One more statement in each claim
-# could mark our locks clearly, but would make every request slower.
+# The number of this package's advisory lock is a hash, so another application can use the same number. But a claim also
+# writes to the key table, and the transaction of the claim then has a lock on the table until the transaction ends. So
+# `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock and has also written to the key
+# table. With one more statement, each claim could mark its advisory lock clearly, but every request would become
+# slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -52,13 +54,14 @@ RUNNING_SQL = (
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # lock_not_available and query_canceled. The claim has reached the project's own lock_timeout or statement_timeout,
-    # because another transaction, such as a migration or VACUUM FULL, has locked the table.
+    # The codes lock_not_available and query_canceled mean that a claim has reached the project's own lock_timeout or
+    # statement_timeout. A claim reaches such a timeout when another transaction, such as a migration or VACUUM FULL,
+    # has locked the table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: DatabaseError) -> object:
-        # psycopg 3 has the attribute sqlstate, and psycopg2 has the attribute pgcode.
+        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode.
         return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
@@ -70,10 +73,12 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Handle the usual outcomes: a claim takes one message, and an answer to a duplicate takes two messages.
+        """Handle the usual outcomes of a claim with one or two messages to the database.
 
-        Returns None if the row has failed, must be taken over or resumed, or was deleted just now. When the method
-        returns None, no transaction is open any more.
+        A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
+
+        The method returns None if the key has failed, if the key must be taken over or resumed, or if the row was
+        deleted a moment ago. When the method returns None, no transaction is open any more.
         """
         values = values_of(wanted)
         claim, read, *others = self._statements.values()
@@ -102,8 +107,9 @@ class PostgreSQLStore(Store):
         try:
             messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # The statement divides by the number of rows that it has written, so a lost claim is a division by zero. A
-            # deferred trigger can also divide by zero, but only at the COMMIT, and the COMMIT ends the transaction.
+            # The statement divides 1 by the number of rows that it has written. So if the claim is lost, the statement
+            # fails with a division by zero. A deferred trigger can also divide by zero, but only at the COMMIT. After a
+            # failed COMMIT, the transaction is over, so the transaction's status is not IN_ERROR.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
@@ -111,9 +117,11 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # If no row was written, the division fails, and PostgreSQL does not run the COMMIT in the same message.
+        # If the statement has written no row, it fails with a division by zero, so PostgreSQL does not run the COMMIT
+        # in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        # For this query, only completed keys can be expired, so the query does not look at the steps of the key.
+        # In this query, only a completed key counts as expired, so the query need not read the steps of the key. For a
+        # failed key, `_claim_by_messages` returns None.
         k = self._sql.k
         due = f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {self._sql.clock}"
         texts = {
@@ -134,16 +142,17 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view has sent COMMIT, the claim is committed, and the completion will find the claim. So the result is
-        # True only if the claim is gone.
+        # If the view itself has sent COMMIT, the row of the claim is in the table, and `complete` will find this row.
+        # So the method returns True only if the row of the claim is gone.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
         return self._fetch(own, values_of_claim(claimed)) is None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # psycopg 3 sends another BEGIN before the next statement, unless the view has switched autocommit on. psycopg2
-        # does not notice the end of the transaction, and sends no other BEGIN.
+        # After the end of a transaction, psycopg 3 sends a new BEGIN before the next statement. If the view has
+        # switched autocommit on, psycopg 3 sends no BEGIN. The driver psycopg2 does not notice that the transaction has
+        # ended, so psycopg2 sends no new BEGIN.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
@@ -155,18 +164,19 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # Sometimes the server refuses all statements of the transaction, although Django has not noticed an error.
+        # Sometimes Django has not noticed an error, but the server refuses all further statements of the transaction.
         raw: Any = connection.connection
         aborted = raw.info.transaction_status == IN_ERROR
         return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
 
     @cached_property
     def _insert_sql(self) -> str:
-        """Insert a new row under the advisory lock, unless the key is stored already.
+        """Return an INSERT that takes the advisory lock and stores a new row, if the key is not stored already.
 
         If another transaction has the advisory lock, the statement does not wait, and returns no row.
 
-        Without NOT EXISTS, every replay would take a number from the sequence, and write that number to the WAL.
+        Without the condition NOT EXISTS, every replay would take a number from the id sequence and write the number to
+        the WAL.
         """
         sql = self._sql
         row = {**sql.new_row}
@@ -179,11 +189,14 @@ class PostgreSQLStore(Store):
         )
 
     def _read_sql(self, expired: str, free: str = "") -> str:
-        """Read the row, and try the advisory lock if no key is stored, or the stored row is `free` to be claimed.
+        """Return a SELECT that reads the row of a key, and that takes the advisory lock if the key can be claimed.
 
-        The statement always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the
-        snapshot of the read is older than the lock. So if the lock is taken but no key is found, the store tries the
-        INSERT again.
+        The SELECT tries to take the lock if no key is stored, or if the SQL condition `free` is true for the stored
+        row.
+
+        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
+        of the SELECT is older than the lock, so a key that was stored meanwhile is missing in the snapshot. So if the
+        SELECT takes the lock but finds no key, the store tries the INSERT again.
         """
         sql = self._sql
         return (
@@ -204,9 +217,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that a condition with two limits on one column fits 0.5 % of the table. Because of this
-        # guess, the planner sometimes reads and sorts all expired rows in every batch. It is faster to read rows in the
-        # order of the index.
+        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that a condition with
+        # two limits is true for 0.5 % of the rows in the table. Because of this wrong guess, the planner sometimes
+        # reads and sorts all expired rows in every batch. It is faster to read the rows in the order of the index.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 
@@ -224,24 +237,25 @@ class PostgreSQLStore(Store):
 
 
 class CitusStore(PostgreSQLStore):
-    """PostgreSQL with the Citus extension: a schema for each tenant, and each schema on one of several nodes.
+    """This store works on PostgreSQL with the Citus extension, where each tenant has a schema on one of several nodes.
 
-    The key commits together with the tenant's other rows on one node, in one phase. If a view writes to several nodes,
-    Citus commits in two phases. Each statement of this class is a "router query": Citus sends the unchanged statement
-    to the node of the schema. This class uses no INSERT … SELECT, because Citus can run it on another node.
+    The row of a key is on the same node as the tenant's other rows, so Citus commits all these rows together in one
+    phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this class is a "router
+    query", which Citus sends unchanged to the node of the schema. This class uses no INSERT … SELECT, because Citus can
+    run an INSERT … SELECT on a different node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class does not put several statements into one message, because the messages between the nodes take
-        # longer than the messages to the first node.
+        # This class sends each statement to the database in a separate message. Fewer messages to the first node would
+        # save little time, because the messages between the nodes take longer.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # The read takes the advisory lock on the node that has the row. All duplicates of a request are sent to the
-        # node that has the row, so they find the lock.
+        # The method `_read` takes the advisory lock on the node that stores the row. Citus sends every duplicate of a
+        # request to the node that stores the row, so each duplicate finds the lock.
         if self._read(wanted) is not None:
             return None
         sql = self._sql

@@ -1,8 +1,8 @@
-"""The SQL statements of a claim, from the first look at a key to the result of the request.
+"""This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
 
-A statement is built once for each store. All databases share these statements, but each store has its own INSERT. An
-action that is rare, such as a takeover, uses Django's ORM. All parameters have names: see `values_of` and
-`values_of_claim`.
+Each store builds its SQL statements only once. The SQL statements are the same for all databases, except the INSERT,
+which each store has for itself. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements
+have names, which come from `values_of` and `values_of_claim`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. If a float has more digits than milliseconds, these digits come from rounding.
+    # SQLite's times have milliseconds, so `round` removes all further digits of the float, which are rounding errors.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -55,7 +55,10 @@ different types."""
 
 
 class Queries:
-    """The SQL that claims a key, completes a claim or releases a claim. `k` has the quoted columns of the key table."""
+    """This class builds the SQL that claims a key, completes a claim or releases a claim.
+
+    The dict `k` has the quoted name of each column of the key table.
+    """
 
     def __init__(self, alias: str) -> None:
         connection = connections[alias]
@@ -70,12 +73,12 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL for the database's time plus a number of seconds. `seconds` is the name of a parameter."""
+        """Return SQL that adds seconds to the database's time. `seconds` is the name of the SQL parameter."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """A dict from the quoted columns of a new row to their SQL values."""
+        """Return a dict of a new row, with quoted column names as keys and with SQL as values."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -89,12 +92,18 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """Return an INSERT of a new row with VALUES. In `instead`, SQL can replace the parameter of a given name."""
+        """Return an INSERT … VALUES statement for a new row.
+
+        An argument in `instead` has the name of a column, and SQL that replaces the usual value of this column.
+        """
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> str:
-        """Return SQL for the values of `COLUMNS`. `expired` is SQL that tells whether the row has expired."""
+        """Return the column list of a SELECT, with SQL for each name in `COLUMNS`.
+
+        The argument `expired` is an SQL condition that is true for an expired row.
+        """
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -105,19 +114,19 @@ class Queries:
 
     @cached_property
     def look(self) -> str:
-        """Return a query that reads the row of an identity without locking the row."""
+        """Return a query that reads the row of a key by its hashes, but does not lock the row."""
         return f"SELECT {self.stored_key(self.expired)} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
-        """Return a query that tells whether the key is stored already."""
+        """Return a query that finds one row if the key is stored already."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
     def fence(self) -> str:
-        """The condition that the claimed row still belongs to this attempt. See Note [Fencing].
+        """Return the SQL condition that the claimed row still belongs to this attempt. See Note [Fencing].
 
-        The condition contains the hashes, because the row with this id can belong to another tenant.
+        The condition compares the hashes, too, because the row with this id can belong to a different tenant.
         """
         k = self.k
         return (
@@ -127,7 +136,11 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """Return an UPDATE that completes this request's claim. A NULL for `ttl` or the resource changes nothing."""
+        """Return an UPDATE that completes the claim of this request.
+
+        If the parameter `ttl` is NULL, the UPDATE does not change `expires_at`. If a parameter of the resource is NULL,
+        the UPDATE does not change the column of this parameter.
+        """
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -145,15 +158,15 @@ class Queries:
 
     @cached_property
     def release(self) -> str:
-        """Return a DELETE for the row of this request's claim."""
+        """Return a DELETE that deletes the row of this request's claim."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """Convert a row of the query `Queries.stored_key` into a `StoredKey`."""
+    """Return a `StoredKey` from a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # If the driver returns text as bytes, no value of the row can be compared with the request.
+        # If the driver returns text as bytes, the package cannot compare the row with the request.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
@@ -166,7 +179,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def values_of(wanted: ClaimRequest) -> Values:
-    """Return the parameters of a claim, as a dict from their names."""
+    """Return the SQL parameters of a claim, as a dict of names and values."""
     identity = wanted.identity
     return {
         "key_hash": identity.key_hash,
@@ -183,7 +196,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the parameters with which `complete` and `release` find the claimed row, as a dict from their names."""
+    """Return the SQL parameters with which the statements `complete` and `release` find the claimed row."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,
@@ -194,5 +207,8 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Return the name of the worker: the host and the process id. A fork changes the process id."""
+    """Return the name of the worker: the name of the host, and the process id.
+
+    The process id is an argument of this cached function, because a fork changes the process id.
+    """
     return f"{gethostname()[:80]}:{pid}"

@@ -1,8 +1,9 @@
-"""The contract of a store. A store claims a key, and completes or releases the claim.
+"""This module defines the methods of a store. A store claims a key, and completes or releases the claim.
 
-A store works on the connection of its alias, inside the transaction that the caller has opened. What the store writes
-commits or rolls back together with the business write. All times come from the database's clock. A store never waits
-for another request. Instead, the package `execution` claims again later, and no transaction is open between the claims.
+A store works on the connection of its alias, inside the transaction that the caller has opened. So the writes of the
+store and the writes of the view commit together or roll back together. All times come from the database's clock. A
+store never waits for another request. If another request has the key, the package `execution` tries the claim again
+later. Between two tries of a claim, no transaction is open.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "r
 """A takeover of an expired key sets these columns to NULL."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # The condition {still} is needed, because a partitioned table has no unique constraint on ids.
+    # The DELETE needs the condition {still}, because ids are not always unique in a partitioned table.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-    # With the join, MySQL finds each row through the index. For an IN list, the optimizer sometimes reads the whole
-    # table, and would then wait for every row that another transaction has locked.
+    # With the join, MySQL finds each row through the index. With an IN list, MySQL's optimizer sometimes reads the
+    # whole table, so the DELETE would wait for every row that another transaction has locked.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
@@ -51,12 +52,14 @@ the condition {still} finds the right rows.
 
 
 class KeyLocked(Exception):
-    """Another transaction is working on this key right now. The stores catch `KeyLocked` themselves."""
+    """A store raises `KeyLocked` if another transaction is working on the key, and catches this error itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """One open transaction that has claimed keys in atomic mode. Usually it belongs to one request.
+    """A `RunningTransaction` object is an open transaction that has claimed keys in atomic mode.
+
+    Usually a `RunningTransaction` belongs to one request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
@@ -74,7 +77,10 @@ class RunningTransaction:
 
 
 class Store(ABC):
-    """The key table of one database alias. Threads can share a store, because the store keeps nothing but its SQL."""
+    """A store reads and writes the key table of one database alias.
+
+    Several threads can use the same store, because a store has no data of a request.
+    """
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
@@ -96,36 +102,43 @@ class Store(ABC):
         return connections[self.alias]
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the current transaction has lost its writes, so that only a rollback is possible."""
+        """Return whether the current transaction has lost its writes and can only be rolled back."""
         return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        """Return whether the transaction is over although Django thinks that the transaction is open.
+        """Return whether the transaction has ended, although Django still treats the transaction as open.
 
-        When the transaction is over, the database commits each statement by itself.
+        After the end of the transaction, the database commits each statement separately.
 
-        claimed: the claim at the beginning of the transaction.
+        Args:
+            claimed: the claim that was made at the beginning of the transaction.
         """
         return self.has_no_transaction(connection)
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has no open transaction, although Django has one. The server is not queried."""
+        """Return whether the database driver has no open transaction, although Django has an open transaction.
+
+        This check sends no query to the database server.
+        """
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has an open transaction, but Django has none, for example after a raw BEGIN."""
+        """Return whether the driver has a transaction that Django has not opened, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
     def code(self, error: DatabaseError) -> object:
-        """Return the database's own code for this error."""
+        """Return the code that the database has for this error, for example an SQLSTATE."""
 
     def check(self) -> Iterable[CheckMessage]:
-        """Run the system checks that query the database. They check whether the set-up can keep the promises."""
+        """Run the system checks that query the database.
+
+        These checks find a set-up of the database in which the package would not work correctly.
+        """
         return check_tables(self.connection)
 
     def explain(self, error: DatabaseError) -> None:
-        """Raise `IdempotencyConfigurationError` if this error of our SQL means that a migration is missing."""
+        """Raise `IdempotencyConfigurationError` if this database error means that a migration is missing."""
         if self.code(error) not in self.unmigrated:
             return
         routed = router.allow_migrate_model(self.alias, IdempotencyKey)
@@ -135,13 +148,16 @@ class Store(ABC):
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
         ) from error
 
-    # --- what the engine calls
+    # --- public methods
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim a key, or return why the key cannot be claimed. This must be the first statement of a transaction."""
+        """Claim a key and return the claim, or return the reason why the key cannot be claimed.
+
+        The claim must be the first statement of a transaction.
+        """
         try:
-            # A second round is needed if the row that stopped the first INSERT was deleted or completed after that
-            # INSERT.
+            # A claim needs a second round if the key had a row already, and another transaction has deleted or
+            # completed this row during the first round.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -150,7 +166,10 @@ class Store(ABC):
         return Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
-        """Return the answer that a duplicate of this request would get now. The method claims and locks nothing."""
+        """Return the answer that a duplicate of this request would get now.
+
+        The method claims no key and locks no row.
+        """
         stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
@@ -166,12 +185,13 @@ class Store(ABC):
     ) -> None:
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
-        ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
-        resource: the type and id of the object that the operation is about. None keeps the stored resource.
-        last: whether this is the last statement of the caller's `atomic()`.
+        After the last statement of the caller's `atomic()`, only COMMIT follows, so a store can send the statement and
+        COMMIT in one message. If a store sends COMMIT in this message, the method also raises the errors of COMMIT.
 
-        After the last statement, only COMMIT follows. So a store can send this statement and COMMIT in one message.
-        Then this method raises the errors of COMMIT.
+        Args:
+            ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
+            resource: the type and id of the object that the operation is about. None keeps the stored resource.
+            last: whether this is the last statement of the caller's `atomic()`.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -188,20 +208,20 @@ class Store(ABC):
         write("complete", values)
 
     def release(self, claimed: Claimed) -> None:
-        """Delete the row, so that the key is new again. Raises `ClaimLost` if the row does not belong to the claim any
-        more.
+        """Delete the row of this claim, so that the next request with this key runs as a new request.
 
-        This must be the last statement of the caller's `atomic()`, because a store can send COMMIT in its message.
+        Raises `ClaimLost` if the row does not belong to the claim any more. The DELETE must be the last statement of
+        the caller's `atomic()`, because a store can send the DELETE and COMMIT in one message.
         """
         self._write_last("release", values_of_claim(claimed))
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        Returns the number of deleted keys, and the `not_before` for the next batch. With `not_before`, the next batch
-        starts where this batch has stopped. Without `not_before`, the next batch would read the index entries of
-        deleted rows again, because an old snapshot of another transaction can keep these entries in the index for
-        hours.
+        The method returns the number of deleted keys, and the `not_before` for the next batch. With the returned
+        `not_before`, the next batch starts where this batch has stopped. Without `not_before`, the next batch would
+        read the index entries of deleted rows again. An old snapshot of another transaction can keep the entries of
+        deleted rows in the index for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
@@ -220,38 +240,51 @@ class Store(ABC):
         return len(rows), rows[-1][1] if rows else not_before
 
     def running(self) -> list[RunningTransaction] | None:
-        """Return the open transactions that have claimed keys in atomic mode, the oldest first, or None if unknown."""
+        """Return the open transactions that have claimed keys in atomic mode, the oldest first.
+
+        The result is None if the store cannot find out which transactions are open.
+        """
         return None
 
-    # --- what a database brings
+    # --- database-specific methods
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert the row and return its id, or None if the key is stored already or is being inserted by another
-        request.
+        """Insert a row for the key, and return the id of the row.
+
+        The result is None if the key is stored already, or if another request is inserting the key at the same time.
         """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        """Return the committed row, or None. Raises `KeyLocked` if another transaction works on the row."""
+        """Return the committed row of the key, or None if the key has no such row.
+
+        Raises `KeyLocked` if another transaction works on the row.
+        """
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Return the answer for a request while another transaction works on its key."""
+        """Return the answer for a request if another transaction works on the key of this request."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Change the row of this claim with the statement of `Queries` that has this name. Raises `ClaimLost`."""
+        """Change the claimed row with the statement of this name in `Queries`, for example `complete`.
+
+        Raises `ClaimLost` if the statement does not change exactly one row.
+        """
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Write as `_write` does. A store can send the statement and COMMIT in one message."""
+        """Do the same as `_write`, but a store can send the statement and COMMIT in one message."""
         self._write(name, values)
 
-    # --- shared
+    # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Run one round of a claim. Return None if another transaction has changed or deleted the row meanwhile."""
+        """Try to claim the key once.
+
+        The method returns None if another transaction has changed or deleted the row during the claim.
+        """
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             return new_claim(row_id, wanted)
         stored = self._read(wanted)
@@ -266,7 +299,7 @@ class Store(ABC):
                 return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row as a new key. Return None if another request was faster."""
+        """Claim an expired row for a new request. Return None if another request has claimed the row first."""
         row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -275,12 +308,16 @@ class Store(ABC):
         return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, unless a call of the key is in doubt."""
+        """Begin the next attempt of a failed or abandoned key.
+
+        The method returns `InDoubt` if a step in doubt forbids the next attempt.
+        """
         row, _, lapsed = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
-            # The key was used in leased mode once. Atomic mode does not know the finished steps, and would repeat them.
+            # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode does not
+            # look at stored steps, so it would repeat the finished steps.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
@@ -288,16 +325,17 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
-        """Lock the row if the row has not changed since it was read.
+        """Lock the row, if nobody has changed the row after it was read.
 
-        If several requests try to lock the row, one request gets the lock. Returns the row, whether the row has
-        expired, and whether the lease of the row is over. A request without the lock gets None for the last two values.
+        If several requests try to lock the row, only one request gets the lock. The method returns three values: a
+        query for the row, whether the row has expired, and whether the lease of the row is over. If the request does
+        not get the lock, the last two values are None.
 
-        The query has no condition on a time. In a small table, a condition on a time could make the optimizer choose
-        the index on `expires_at`, and lock the whole range of that index.
+        The query that locks the row has no condition on a time column. With a condition on a time column, the optimizer
+        could choose the index on `expires_at` for a small table, and lock the whole range of that index.
         """
-        # The query also compares the hashes, because in another schema the row with this id can belong to another
-        # tenant.
+        # The query also compares the hashes, because in a different schema the row with this id can belong to a
+        # different tenant.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
@@ -306,7 +344,7 @@ class Store(ABC):
         return row, *(found[0] if found else (None, None))
 
     def _next_attempt(self, row: QuerySet[IdempotencyKey], wanted: ClaimRequest, **changes: Any) -> None:
-        """Begin the next attempt of a locked row."""
+        """Update a locked row, so that the next attempt of its key begins."""
         row.update(
             status=Status.IN_PROGRESS.value,
             attempt=F("attempt") + 1,
@@ -320,9 +358,9 @@ class Store(ABC):
         )
 
     def _fetch(self, sql: str, values: Any = None) -> Any:
-        """Return the first row of the result, or None."""
+        """Run the SQL, and return the first row of the result, or None if the result has no row."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # without values, Django leaves doubled percent signs doubled
+            cursor.execute(sql, values or {})  # with None as values, Django would not turn %% into %
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:
