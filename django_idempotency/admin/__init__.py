@@ -1,4 +1,4 @@
-"""The admin pages of idempotency keys. Django's autodiscovery imports this package."""
+"""This package has the admin pages for idempotency keys. Django's admin imports this package when Django starts."""
 
 from .model_admin import IdempotencyKeyAdmin
 
