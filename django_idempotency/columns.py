@@ -34,7 +34,7 @@ class _Exact:
 def exact_collation(connection: Any) -> str | None:
     """Return the name of a collation that compares bytes and does not ignore spaces at the end of a text.
 
-    The result is None on SQLite, because SQLite's default collation already compares bytes in this way.
+    The result is None on SQLite, because SQLite's default collation already compares bytes and does not ignore spaces.
     """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
@@ -50,7 +50,7 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """This index contains only the rows in which one given column is set.
+    """This index contains only the rows in which one given column is set (not NULL).
 
     For example, the index for the column `last_error` is nearly empty while no key needs attention.
 

@@ -44,8 +44,9 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
-    Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header ask servers to publish such a
-    specification. The Markdown text does not list an unprotected endpoint if `allowed` returns True for this endpoint.
+    Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header ask servers to publish a
+    specification of their idempotency keys. The Markdown text does not list an unprotected endpoint if `allowed`
+    returns True for this endpoint.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]

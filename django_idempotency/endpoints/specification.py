@@ -1,9 +1,9 @@
-"""This module tells clients the facts about one protected endpoint, as English text and as OpenAPI.
+"""This module describes one protected endpoint for clients, as English text and as OpenAPI.
 
 Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header list the facts that clients need. A
 client must know whether a key is required, what format a key has, and when a key expires. A client must also know for
-whom a key is unique, and how a retry is compared with the first request. The texts are the same in the command
-`idempotency_endpoints` and in the OpenAPI schemas of the frameworks.
+whom a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints` and the
+OpenAPI schemas of the frameworks contain the same English texts.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def facts(options: Idempotency) -> dict[str, str]:
 def key_format(options: Idempotency) -> str:
     """Return a text about the format of a key.
 
-    If the option `key` is set, the key does not come from the usual header. Then the text says only where the key comes
-    from.
+    If the option `key` is set, the text says only from where the package reads the key.
     """
     if options.key is not None:
         with override(None):
@@ -61,7 +60,8 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return how long a key is kept. The unit is the largest one with a whole number, such as "1 day" for 24 hours."""
+    """Return how long a key is kept. The text has the largest unit with a whole number, such as "1 day" for 24 hours.
+    """
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -91,8 +91,8 @@ def documented_responses(options: Idempotency) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # A real answer contains the status of the first response in its `detail`. The documentation has this general text
-    # instead, because not every first response has the same status.
+    # In a real answer, the `detail` contains the status of the first response. In the documentation, the `detail` is a
+    # general text, because first responses can have different statuses.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -125,8 +125,8 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    This function changes the argument `operation`. If the project has already declared one of these headers or
-    statuses, the function keeps the project's declaration.
+    This function changes the argument `operation`. If the project has already declared one of the headers or statuses,
+    the function keeps the project's declaration.
 
     Args:
         operation: an Operation Object of OpenAPI.

@@ -19,7 +19,7 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 class EndpointChecks:
     """The methods of this class are the checks, in the order in which they must run.
 
-    Each check needs results of the earlier checks. If a check fails, it raises AssertionError.
+    Each check needs results of the earlier checks. A check that fails raises AssertionError.
 
     Args:
         request: the request that is sent under new keys.
@@ -171,7 +171,7 @@ class EndpointChecks:
     def stored_response(self) -> None:
         """Check that the key table has a completed row for the key.
 
-        Such a row shows that the replayed response comes from the key table.
+        A completed row shows that the replayed response comes from the key table.
         """
         __tracebackhide__ = True
         rows = self._rows()

@@ -118,9 +118,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # These options work only with a lease. In the `IDEMPOTENCY` setting, such an option is no mistake, because
-            # the project can have leased views and views without a lease. But a layer of a view without a lease must
-            # not set such an option.
+            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
+            # they can be meant for the leased views of the project. But if a view has no lease, its own layers must not
+            # set an option of `LEASED_ONLY`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

@@ -42,8 +42,9 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     savepoint instead.
 
     The decorator protects a function view, a handler method, an `@action` method, or a function under `@api_view`.
-    Write the decorator without arguments, with keyword options, or with an `Idempotency` object. `method_decorator`
-    works, too. Put `idempotent` below every decorator that decides who the caller is, such as `login_required`.
+    Write the decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also
+    works with Django's `method_decorator`. Put `idempotent` below every decorator that decides who the caller is, such
+    as `login_required`.
 
     Raises:
         IdempotencyConfigurationError: the view cannot be protected. It is raised at decoration if possible, otherwise
@@ -137,8 +138,8 @@ def once(
 
     The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
     run. With `lease`, the decorated function gets its `Operation` as the keyword argument `operation`. Without `lease`,
-    the decorated function gets this argument only if it has a required parameter `operation`. Code that calls the
-    decorated function must not pass `operation`. The docstring of `run_once` describes the transaction in which the
+    the decorated function gets `operation` only if the function has a required parameter `operation`. Code that calls
+    the decorated function must not pass `operation`. The docstring of `run_once` describes the transaction in which the
     function runs.
 
     Args:

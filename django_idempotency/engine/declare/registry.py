@@ -83,14 +83,14 @@ def frameworks() -> list[Any]:
 
     Each adapter module has these three functions:
 
-    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. The function returns
+    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
       None if `request` does not belong to the module's framework.
     * `declared(callback)` returns the HTTP methods of a URL's callback. Each HTTP method comes with its view and its
-      `Declaration`. The function returns None if the callback is a class or does not belong to the module's framework.
-    * `response(returned, declaration)` converts the return value of `reconcile` into a response. The function is used
-      if `reconcile` was called without a request. The function returns None if the value does not belong to the
-      module's framework.
-    """
+      `Declaration`. `declared` returns None if the callback is a class or does not belong to the module's framework.
+    * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
+      `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
+      the module's framework.
+"""
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
 
@@ -114,7 +114,7 @@ def register(declaration: Declaration) -> None:
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.
         # If a function under `once` is defined inside another function, each call of the outer function registers the
-        # inner function again. In both cases, the new declaration replaces the old declaration.
+        # inner function again. If a callable is registered again, the new declaration replaces the old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 

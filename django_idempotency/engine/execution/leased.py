@@ -38,8 +38,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 
     First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
     `Verdict.KEEP`, the key is completed. If the work has any other verdict or raises an exception, the key is marked as
-    failed and its steps are kept. In this case, the next retry runs at once. If the worker dies, the next retry must
-    wait until the lease ends.
+    failed and its steps are kept. After such a failure, the next retry runs at once. If the worker dies, the next retry
+    must wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -56,7 +56,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt, for which the claim was committed before. Then mark the key as completed or as failed.
+    """Run one attempt after its claim was committed, and then mark the key as completed or as failed.
 
     The key is marked as failed after every exception of the work, and also if the work is cancelled. So a retry can run
     at once, and does not have to wait until the lease ends.
@@ -87,7 +87,7 @@ def run_claimed(
                 return store.look(wanted)
         except (Error, IdempotencyConfigurationError):
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
-        raise  # not only an error but also a cancellation must reach the caller
+        raise  # every error, and also a cancellation, must reach the caller
     return finished
 
 
@@ -148,7 +148,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
     """If DEBUG is on, warn about SQL statements that change data outside of `operation.write()`.
 
-    A retry would run such a statement again.
+    A retry would run such a statement again, because the statement does not belong to a `write` step.
     """
     if not settings.DEBUG:
         return nullcontext()
@@ -229,8 +229,8 @@ class LeasedOperation(Operation):
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # Perhaps the function of the `fetch` step was slow. Some database servers close a connection that is idle for
-        # so long, so the result is stored on a new connection if the first try fails.
+        # Some database servers close a connection that is idle during a slow `fetch`. So if the result cannot be
+        # stored, the package tries again on a new connection.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
@@ -260,9 +260,9 @@ class LeasedOperation(Operation):
             # The error comes from the function or from the COMMIT, because a database checks some constraints only at
             # COMMIT.
             self._broke, self.resource = error, about
-            # If the database now has the start of the `write` step, the step's function has ended its own transaction.
-            # Then the changes of the function are perhaps committed, so the step is in doubt. A 4xx answer must not
-            # hide this doubt.
+            # If the database has a row for this `write` step, the function of the step has ended its own transaction.
+            # In this case, the changes of the function are perhaps committed, so the step is in doubt. A 4xx answer
+            # must not hide this doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -278,8 +278,8 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function has ended its own transaction. All later changes of the function are committed, so the
-                # start of the step must be committed, too.
+                # The function of the `write` step has ended its own transaction. All later changes of the function are
+                # committed, so the start of the step must be committed, too.
                 with suppress(IntegrityError):  # if the transaction ended with a COMMIT, the start is committed already
                     self._journal.start_write(self._claim, name)
                     lost = True
@@ -294,21 +294,22 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Return whether the package should keep the answer that the framework gives for this exception of the work.
 
-        While an external call is in doubt, no answer is kept, because the exception possibly comes from that call. The
-        status of the answer makes no difference. No answer is kept either if the exception comes from a `write` step
-        that was rolled back, and some earlier steps of the key are finished. If such an answer completed the key, no
-        person would check what the finished steps have done.
+        While an external call is in doubt, no answer is kept, whatever status the answer has. The reason is that the
+        exception possibly comes from the external call. Also, no answer is kept if the exception comes from a `write`
+        step that was rolled back, and other steps of the key are finished. If an answer completed the key in this case,
+        no person would check what the finished steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
         """Return why the final answer of the work must not complete the key, or "" if the answer can complete the key.
 
-        A final answer is refused if a `call` step was started, and the work then ignored an error of a `write` step or
-        a step of an earlier attempt. For example, the work caught the error of a `write` step and answered all the
-        same. Or the work answered before it reached a step that an earlier attempt has stored. If the key were
-        completed, no person would notice a charge that has no order. A stored `fetch` step is no reason to refuse an
-        answer, because a `fetch` only reads. The answer of `reconcile` is not refused for these reasons.
+        If a `call` step was started, the work must not ignore an error of a `write` step or a step of an earlier
+        attempt. Otherwise, the final answer of the work is refused. For example, the answer is refused if the work has
+        caught the error of a `write` step. The answer is also refused if the work has answered before it asked for a
+        step that an earlier attempt has stored. If the package completed the key, no person would notice a charge that
+        has no order. A stored `fetch` step is no reason to refuse an answer, because a `fetch` only reads. This method
+        does not check an answer of `reconcile`.
         """
         if self._broke is None and not self._unasked:
             return ""  # most attempts return here, so they need no query

@@ -1,6 +1,6 @@
 """`run_once` protects work that gets no `Idempotency-Key` header.
 
-Examples are webhooks, queue consumers, management commands and tasks.
+For example, `run_once` protects webhooks, queue consumers, management commands and tasks.
 """
 
 from __future__ import annotations

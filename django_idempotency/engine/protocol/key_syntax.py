@@ -18,8 +18,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 # In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
 # backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters after the string are ignored, so their values are not checked much. If a value is neither a string nor a
-# byte sequence, nearly all visible characters are accepted.
+# Parameters after the string are ignored. So the pattern accepts nearly all visible characters in the value of a
+# parameter, if the value is neither a string nor a byte sequence.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -81,7 +81,7 @@ def check_key(key: str) -> str:
 
 
 def is_uuid(key: str) -> bool:
-    """Return whether `key` is a UUID, which section 2.2 of the draft recommends. `KEY_VALIDATOR` can be this function."""
+    """Return True for a UUID, which section 2.2 of the draft recommends as a key. Use `is_uuid` as `KEY_VALIDATOR`."""
     return _UUID.fullmatch(key) is not None
 
 

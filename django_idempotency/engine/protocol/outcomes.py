@@ -43,7 +43,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """A claim request tells the store everything that the store needs to claim a key.
+    """A claim request contains everything that the store needs to claim a key.
 
     Args:
         identity: scope, operation and key.
@@ -177,9 +177,9 @@ ClaimOutcome = Claimed | Completed | Refusal
 class Verdict(Enum):
     """The verdict says what happens to the business write and to the key after the work has returned.
 
-    In leased mode, every write is already committed when the work returns. So for `RELEASE` and `ROLL_BACK`, the
-    package rolls no write back and frees no key. Instead, the package marks the key as `failed` and keeps the steps of
-    the key.
+    In leased mode, every write is already committed when the work returns. So in leased mode, the verdicts `RELEASE`
+    and `ROLL_BACK` roll no write back and free no key. Instead, the package marks the key as `failed` and keeps the
+    steps of the key.
     """
 
     KEEP = "commit the write, complete the key"

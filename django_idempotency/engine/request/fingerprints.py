@@ -58,9 +58,9 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """The body cannot be parsed or must not be parsed, so its bytes are compared instead.
+    """The package does not parse this body, and compares the bytes of the body instead.
 
-    For example, the body is not valid JSON although its content type is JSON. Perhaps the view can read these bytes.
+    For example, the body is not valid JSON although its content type is JSON. Perhaps the view itself can read the body.
     """
 
 
@@ -128,7 +128,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
     """Return the parsed body if the body is JSON or a form. Otherwise, return the digest of the body's bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        with suppress(Unparsable):  # a view without a parser for forms has not read the body, so it is read below
+        with suppress(Unparsable):  # if the view has no parser for forms, the body is read further below
             return _form(request, parsed)
     body: bytes | None = None
     try:
@@ -136,7 +136,8 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        # The stream was read already. If a framework's parser has read the stream, the parsed data is compared.
+        # Django raises this error if the stream was read already. If a framework's parser has read the stream, the
+        # parsed data is compared. Without a framework, the request cannot be compared.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -178,7 +179,7 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
-    """Refuse the request if Django got only a part of the body, because a complete retry would look different.
+    """Refuse the request if Django got only a part of the body, because a retry with the whole body would differ.
 
     For example, if a client closes the connection before the end of the body, Gunicorn gives the first part to Django
     as if this part were the whole body.
@@ -195,7 +196,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
         received = len(request.body)
     else:
         return  # an ASGI server gives only complete forms to Django
-    # If a middleware has decompressed the body, Content-Length is the length of the compressed body. So this length
+    # If a middleware has decompressed the body, Content-Length is the length of the compressed body. So Content-Length
     # cannot be compared with the number of received bytes.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
@@ -222,8 +223,8 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # A large body is not parsed here, because parsing needs seconds and hundreds of megabytes. Perhaps the view
-        # never parses this body.
+        # A large body is not parsed here. Parsing would take seconds and hundreds of megabytes, even if the view itself
+        # never parses the body.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
@@ -320,7 +321,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagg
 def selected(value: Any, names: Collection[str]) -> Any:
     """Return a JSON object, or each JSON object of a list, with only the fields that have these names.
 
-    If an object has none of these fields, the object is returned whole.
+    If a JSON object has none of these fields, the whole object is returned.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

@@ -1,6 +1,6 @@
 """The functions of this module are the steps of a protected request, in the order in which they run.
 
-The package promises this order, so the order must not change.
+The package promises the order of the steps, so this order must not change.
 
 # Note [Taking ATOMIC_REQUESTS over]
 With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
@@ -12,8 +12,8 @@ would have opened.
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
 request in Django's own transaction, and the client gets the view's response unchanged. The key is claimed in one short
-transaction, and completed in another short transaction. If such a short transaction fails, the package logs the error,
-and the error never reaches the client.
+transaction, and completed in another short transaction. If one of these two transactions fails, the package logs the
+error, and the error never reaches the client.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # If the clock of a client is some minutes ahead, the time in its key is in the future. Such a key is accepted
-        # for some minutes longer than `ttl`. The row must be stored during these minutes, too, because otherwise a
-        # retry would run the view again.
+        # If the clock of a client is some minutes ahead, the time in its key is in the future. The package accepts a
+        # key from the future for some minutes longer than `ttl`. The row of the key must be stored during these
+        # minutes, too, because otherwise a retry would run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -276,13 +276,13 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
 
 
 class TakenOver(set[str]):
-    """A protected view has this set of aliases as `_non_atomic_requests`. Django opens no transaction for these
-    aliases.
+    """This set is the attribute `_non_atomic_requests` of a protected view. Django opens no transaction for an alias in
+    this set.
 
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
-    `non_atomic_requests`. The set also has the alias of the keys, but this alias is not stored. It is looked up for
-    each request, because a router can choose a different alias each time, and the settings are perhaps not ready at
-    import.
+    `non_atomic_requests`. The set also contains the alias of the keys, but does not store this alias. The alias of the
+    keys is looked up for each request, because a router can choose a different alias for each request. Also, the
+    settings are perhaps not ready at import.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:

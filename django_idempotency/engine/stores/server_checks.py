@@ -117,9 +117,9 @@ the schema of a tenant."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """On Citus, check that the table of the keys is in a safe place.
+    """On Citus, check where the package's tables are stored.
 
-    In a safe place, a key and the business write commit together or roll back together.
+    The tables must be in a place where a key and the business write commit together or roll back together.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

@@ -50,8 +50,8 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # No unprotected endpoint matches this pattern now. If the pattern stays, it can later allow a new
-                # unprotected endpoint without a warning.
+                # No unprotected endpoint matches this pattern now. If the pattern stays, the pattern can later allow a
+                # new unprotected endpoint without a warning.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
