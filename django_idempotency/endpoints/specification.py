@@ -60,8 +60,7 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return how long a key is kept. The text has the largest unit with a whole number, such as "1 day" for 24 hours.
-    """
+    """Return how long a key is kept, in the largest unit with a whole number. For example, 24 hours are "1 day"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]

@@ -90,7 +90,7 @@ def frameworks() -> list[Any]:
     * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
       `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
       the module's framework.
-"""
+    """
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
 

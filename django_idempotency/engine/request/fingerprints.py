@@ -60,7 +60,7 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 class Unparsable(Exception):
     """The package does not parse this body, and compares the bytes of the body instead.
 
-    For example, the body is not valid JSON although its content type is JSON. Perhaps the view itself can read the body.
+    For example, the body is not valid JSON although its content type is JSON. Perhaps the view can read this body.
     """
 
 
