@@ -66,7 +66,7 @@ class NotDecryptable(IdempotencyError):
 
 
 class NotResolvable(IdempotencyError):
-    """No decision is possible, because a worker runs or has completed the operation, or another person was faster."""
+    """No decision is possible, because a worker runs or has completed the operation, or a person has decided first."""
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
@@ -82,7 +82,7 @@ class TransactionBroken(IdempotencyError):
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
     If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed.
-    Then a person must decide about the key. In leased mode, a `write` step raises this exception.
+    Then a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
     """
 
 
@@ -105,7 +105,7 @@ class OutcomeUnknown(NotRun):
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. Every retry of the second payload will fail, too."""
+    """The sender has used one key for two different payloads. Every retry with the second payload will fail, too."""
 
 
 class StoreBusy(NotRun):

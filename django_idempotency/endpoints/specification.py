@@ -29,7 +29,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Idempotency) -> dict[str, str]:
-    """Return a dict with the facts that a client must know. Each key of the dict is the name of a fact."""
+    """Return a dict with the facts that a client must know. The dict has the name and the text of each fact."""
     return {
         "Key": key_format(options),
         "Unique for": uniqueness(options),
@@ -68,7 +68,7 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Return a text that says for whom a key is unique. This text describes the scope of the key to clients."""
+    """Return a text that says for whom a key is unique. For clients, this text describes the scope of a key."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"

@@ -94,7 +94,7 @@ class EndpointChecks:
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
         # If the project has its own format for error responses, the check cannot distinguish a mismatch from other
-        # refusals. So the check accepts every 4xx response.
+        # refusals. So with such a format, the check accepts every 4xx response.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return

@@ -71,7 +71,7 @@ LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """Return the values of the `IDEMPOTENCY` setting. The setting's names can be in upper or lower case."""
+    """Return the values of the `IDEMPOTENCY` setting. The names in `IDEMPOTENCY` can be in upper or lower case."""
     raw = getattr(django_settings, "IDEMPOTENCY", {})
     if not isinstance(raw, Mapping):
         raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting must be a dict, not {raw!r}.")
@@ -119,8 +119,8 @@ def resolve(*layers: Idempotency) -> Idempotency:
     if merged["lease"] is None:
         for name in LEASED_ONLY:
             # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
-            # they can be meant for the leased views of the project. But if a view has no lease, its own layers must not
-            # set an option of `LEASED_ONLY`.
+            # the options can be meant for the leased views of the project. But if a view has no lease, its own layers
+            # must not set an option of `LEASED_ONLY`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

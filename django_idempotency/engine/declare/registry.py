@@ -133,8 +133,8 @@ def declaration_of(callable_: Any) -> Declaration | None:
     If decorators wrap the callable, the declaration can belong to any of the wrapped callables.
     """
     *levels, innermost = unwrapped(callable_)
-    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in this line,
-    # because the code needs the method, and does not test whether the object is callable.
+    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in the next line.
+    # The code needs the method itself, and does not test whether the object is callable.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:

@@ -38,8 +38,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 
     First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
     `Verdict.KEEP`, the key is completed. If the work has any other verdict or raises an exception, the key is marked as
-    failed and its steps are kept. After such a failure, the next retry runs at once. If the worker dies, the next retry
-    must wait until the lease ends.
+    failed and its steps are kept. The next retry of a failed key runs at once. If the worker dies, the next retry must
+    wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -179,7 +179,8 @@ class LeasedOperation(Operation):
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
         # `_doubts` and `_kept` begin with the steps of earlier attempts. A worker of an earlier attempt cannot add
-        # steps any more. If `reconcile` runs steps in this attempt, these steps are added later.
+        # steps any more. If `reconcile` runs steps in this attempt, these steps are added to `_doubts` and `_kept`
+        # later.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
@@ -208,7 +209,7 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            # The external call was made. So first record that the call is done, and raise the error after that.
+            # The external call was made, so first record that the call is done, and raise the error after that.
             error = not_storable
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
@@ -223,7 +224,7 @@ class LeasedOperation(Operation):
 
         If storing the error fails, the call is in doubt, but without a stored error.
         """
-        with suppress(Exception):  # the caller must get the error of the call, not an error of this method
+        with suppress(Exception):  # the caller must get the error of the call, not an error of `_note`
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
@@ -234,8 +235,7 @@ class LeasedOperation(Operation):
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # Perhaps the first try to store the result was committed, but the server's answer was lost. Then the second
-            # try raises IntegrityError, because the step is stored already.
+            # The second try raises IntegrityError if the first try was committed, but the server's answer was lost.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
@@ -261,8 +261,8 @@ class LeasedOperation(Operation):
             # COMMIT.
             self._broke, self.resource = error, about
             # If the database has a row for this `write` step, the function of the step has ended its own transaction.
-            # In this case, the changes of the function are perhaps committed, so the step is in doubt. A 4xx answer
-            # must not hide this doubt.
+            # So the changes of the function are perhaps committed, and the step is in doubt. A 4xx answer must not hide
+            # this doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -280,7 +280,7 @@ class LeasedOperation(Operation):
             if self._store.has_no_transaction(self._store.connection):
                 # The function of the `write` step has ended its own transaction. All later changes of the function are
                 # committed, so the start of the step must be committed, too.
-                with suppress(IntegrityError):  # if the transaction ended with a COMMIT, the start is committed already
+                with suppress(IntegrityError):  # a COMMIT of the function has stored the start of the step already
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -296,8 +296,8 @@ class LeasedOperation(Operation):
 
         While an external call is in doubt, no answer is kept, whatever status the answer has. The reason is that the
         exception possibly comes from the external call. Also, no answer is kept if the exception comes from a `write`
-        step that was rolled back, and other steps of the key are finished. If an answer completed the key in this case,
-        no person would check what the finished steps have done.
+        step that was rolled back, and other steps of the key are finished. If the package kept the answer, no person
+        would check what the finished steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
@@ -305,11 +305,11 @@ class LeasedOperation(Operation):
         """Return why the final answer of the work must not complete the key, or "" if the answer can complete the key.
 
         If a `call` step was started, the work must not ignore an error of a `write` step or a step of an earlier
-        attempt. Otherwise, the final answer of the work is refused. For example, the answer is refused if the work has
-        caught the error of a `write` step. The answer is also refused if the work has answered before it asked for a
-        step that an earlier attempt has stored. If the package completed the key, no person would notice a charge that
-        has no order. A stored `fetch` step is no reason to refuse an answer, because a `fetch` only reads. This method
-        does not check an answer of `reconcile`.
+        attempt. If the work has ignored such an error or step, the final answer of the work is refused. For example,
+        the answer is refused if the work has caught the error of a `write` step. The answer is also refused if the work
+        has answered before it asked for a step that an earlier attempt has stored. If the package completed the key, no
+        person would notice a charge that has no order. A stored `fetch` step is no reason to refuse an answer, because
+        a `fetch` only reads. This method does not check an answer of `reconcile`.
         """
         if self._broke is None and not self._unasked:
             return ""  # most attempts return here, so they need no query

@@ -241,8 +241,9 @@ def _exactly(value: Any) -> Any:
     Two timestamps with different microseconds get two different texts.
     """
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder removes the digits after the milliseconds. So `isoformat()` is used for a timestamp that has such
-    # digits. For every other timestamp, the text of Django's encoder is used, so that old fingerprints stay valid.
+    # Django's encoder removes the digits after the milliseconds. So `isoformat()` is used for a timestamp that has
+    # digits after the milliseconds. For every other timestamp, the text of Django's encoder is used, so that old
+    # fingerprints stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

@@ -18,8 +18,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 # In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
 # backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters after the string are ignored. So the pattern accepts nearly all visible characters in the value of a
-# parameter, if the value is neither a string nor a byte sequence.
+# Parameters after the string are ignored. So a parameter value that is neither a string nor a byte sequence can contain
+# nearly all visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -44,8 +44,8 @@ def gettext_noop(sentence: str) -> str:
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
     """Return the key from the value of a request header. Raises `InvalidKey` if the value contains no valid key.
 
-    A key in double quotes, such as `"abc"`, is a string of RFC 9651. Parameters after this string are ignored. Stripe
-    and Adyen use keys without quotes. The header values `abc` and `"abc"` contain the same key.
+    A key in double quotes, such as `"abc"`, is a string of RFC 9651. Parameters after the key are ignored. Stripe and
+    Adyen use keys without quotes. The header values `abc` and `"abc"` contain the same key.
 
     Args:
         value: the value of the header, as the server gives it to Django.

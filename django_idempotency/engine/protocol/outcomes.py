@@ -37,7 +37,9 @@ class Snapshot:
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
-        """Return the value of the first header with this name, or None. Upper and lower case make no difference."""
+        """Return the value of the first header with this name, or None. A name in lower case also finds a header in
+        upper case.
+        """
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
 

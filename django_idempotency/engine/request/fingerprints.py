@@ -1,4 +1,4 @@
-"""This module makes the fingerprint of a request, which is 32 bytes long.
+"""This module makes the fingerprints of requests. Each fingerprint has 32 bytes.
 
 A retry must have the same fingerprint as the first request with the same key.
 
@@ -60,7 +60,7 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 class Unparsable(Exception):
     """The package does not parse this body, and compares the bytes of the body instead.
 
-    For example, the body is not valid JSON although its content type is JSON. Perhaps the view can read this body.
+    For example, the content type is JSON, but the body is not valid JSON. Perhaps the view itself can read such a body.
     """
 
 
@@ -90,8 +90,8 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").upper(), request.get_full_path()
-    # In some projects, a middleware chooses a different URLconf for each host. Then the same path can lead to different
-    # views, so the name of the URLconf is part of the fingerprint.
+    # In some projects, a middleware chooses a different URLconf for each host. So the same path can lead to different
+    # views, and the name of the URLconf is part of the fingerprint.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -137,7 +137,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
         raise Refused(body_too_large()) from error
     except RawPostDataException:
         # Django raises this error if the stream was read already. If a framework's parser has read the stream, the
-        # parsed data is compared. Without a framework, the request cannot be compared.
+        # parsed data is compared. If no framework has parsed the body, the request cannot be compared.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -162,8 +162,8 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     except (LookupError, ValueError) as error:
         # The charset of the form does not exist, or it is a Python codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. If the form is empty and this list
-    # is mutable, code of the project has read the stream without Django's parser.
+    # When Django parses a form, Django makes the list of upload handlers immutable. If the form is empty and the list
+    # of upload handlers is mutable, code of the project has read the stream without Django's parser.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -189,7 +189,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         # Under WSGI, Django cannot read a chunked body, so two different chunked bodies would look equal.
         raise Refused(length_required())
-    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how many bytes have come
+    stream: Any = getattr(request, "_stream", None)  # Django has no public attribute for the number of received bytes
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
@@ -244,7 +244,7 @@ def _value(content_type: str, body: bytes) -> Any:
 class Number(UserString):
     """This class keeps a number with a fraction as the text that the client wrote.
 
-    If the package converted such texts to floats, two different numbers could become equal.
+    If the package converted these numbers to floats, two different numbers could become equal.
     """
 
 
@@ -269,7 +269,8 @@ _ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from a framework's parser into plain JSON data. Two different values stay different.
+    """Convert a value from a framework's parser into plain JSON data. Two different values become two different JSON
+    values.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.

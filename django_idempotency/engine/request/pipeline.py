@@ -5,15 +5,15 @@ The package promises the order of the steps, so this order must not change.
 # Note [Taking ATOMIC_REQUESTS over]
 With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
 block, the claim would only be a savepoint, and the package could not notice that Django's COMMIT failed. So the package
-opens the transaction instead of Django. For this purpose, a protected callback has an attribute `_non_atomic_requests`
-with the alias of the keys. If a request runs without protection, the package opens the `atomic(alias)` that Django
-would have opened.
+opens the transaction instead of Django. A protected callback has an attribute `_non_atomic_requests` with the alias of
+the keys, so Django opens no transaction on this alias. If a request runs without protection, the package opens the
+`atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
-request in Django's own transaction, and the client gets the view's response unchanged. The key is claimed in one short
-transaction, and completed in another short transaction. If one of these two transactions fails, the package logs the
-error, and the error never reaches the client.
+request in Django's own transaction, and the client gets the view's response unchanged. In observe mode, the key is
+claimed in one short transaction, and completed in another short transaction. If the claim or the completion fails, the
+package logs the error, and the error never reaches the client.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # If the clock of a client is some minutes ahead, the time in its key is in the future. The package accepts a
-        # key from the future for some minutes longer than `ttl`. The row of the key must be stored during these
-        # minutes, too, because otherwise a retry would run the view again.
+        # If the clock of a client is some minutes ahead, the client's key contains a time in the future. The package
+        # accepts a key from the future for some minutes longer than `ttl`. The row of such a key must be stored for
+        # some minutes longer, too, because otherwise a retry would run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted

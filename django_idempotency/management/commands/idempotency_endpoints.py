@@ -68,6 +68,6 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route can be a regular expression with characters such as "[". In a pattern of `fnmatch`, these characters have
-    # a different meaning. So a pattern also matches a route or view that is exactly equal to the pattern.
+    # A route can be a regular expression with characters such as "[". In a pattern of `fnmatch`, "[" has a different
+    # meaning. So a pattern also matches a route or view that is exactly equal to the pattern.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
