@@ -81,8 +81,8 @@ class TransactionBroken(IdempotencyError):
 
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
-    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed.
-    Then a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
+    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed,
+    and a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
     """
 
 

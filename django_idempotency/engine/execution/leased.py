@@ -262,7 +262,7 @@ class LeasedOperation(Operation):
             self._broke, self.resource = error, about
             # If the database has a row for this `write` step, the function of the step has ended its own transaction.
             # So the changes of the function are perhaps committed, and the step is in doubt. A 4xx answer must not hide
-            # this doubt.
+            # the doubt about the step.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -294,8 +294,8 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Return whether the package should keep the answer that the framework gives for this exception of the work.
 
-        While an external call is in doubt, no answer is kept, whatever status the answer has. The reason is that the
-        exception possibly comes from the external call. Also, no answer is kept if the exception comes from a `write`
+        While an external call is in doubt, no answer is kept, whatever status the answer has. The exception possibly
+        comes from the external call that is in doubt. Also, no answer is kept if the exception comes from a `write`
         step that was rolled back, and other steps of the key are finished. If the package kept the answer, no person
         would check what the finished steps have done.
         """

@@ -86,7 +86,7 @@ def is_uuid(key: str) -> bool:
 
 
 def new_key() -> str:
-    """Return a new UUID of version 7. Endpoints with `late_keys="refuse"` accept only such UUIDs as keys."""
+    """Return a new UUID of version 7. Endpoints with `late_keys="refuse"` accept only UUIDs of version 7 as keys."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 

@@ -113,8 +113,8 @@ def fingerprint_of(
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
     """Return a text with the parameters of the content type and the charset with which Django decodes the body.
 
-    The boundary of a form is not in this text, because each retry has a new boundary. If the content type names no
-    charset, the text contains Django's default charset.
+    The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
+    no charset, the text contains Django's default charset.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -136,8 +136,8 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        # Django raises this error if the stream was read already. If a framework's parser has read the stream, the
-        # parsed data is compared. If no framework has parsed the body, the request cannot be compared.
+        # Django raises RawPostDataException if the stream was read already. If a framework's parser has read the
+        # stream, the parsed data is compared. If no framework has parsed the body, the request cannot be compared.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -160,7 +160,7 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
     except (LookupError, ValueError) as error:
-        # The charset of the form does not exist, or it is a Python codec that does not return text.
+        # The charset of the form does not exist, or the charset is a Python codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     # When Django parses a form, Django makes the list of upload handlers immutable. If the form is empty and the list
     # of upload handlers is mutable, code of the project has read the stream without Django's parser.

@@ -280,9 +280,9 @@ class TakenOver(set[str]):
     this set.
 
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
-    `non_atomic_requests`. The set also contains the alias of the keys, but does not store this alias. The alias of the
-    keys is looked up for each request, because a router can choose a different alias for each request. Also, the
-    settings are perhaps not ready at import.
+    `non_atomic_requests`. For Django, the set also contains the alias of the keys. The alias of the keys is not stored,
+    but looked up for each request, because a router can choose a different alias for each request. Also, the settings
+    are perhaps not ready at import.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
