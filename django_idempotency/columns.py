@@ -1,4 +1,6 @@
-"""Columns and indexes that differ between databases. Migrations import these classes, so their names must stay."""
+"""This module has the columns and indexes that are different on each kind of database. Migrations import the classes of
+this module, so the names of these classes must not change.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class _Exact:
-    """A text that is compared byte by byte on every database.
+    """This mixin makes a text field that every database compares byte by byte.
 
-    By default, "abc" and "ABC ", or "a" and "á", are equal texts for MySQL and MariaDB. On PostgreSQL, only an index
-    with the collation "C" can find texts with a given beginning. The field sets the collation of its column, so a later
-    `AlterField` keeps the collation.
+    By default, MySQL and MariaDB treat "abc" and "ABC" as equal texts, and also "a" and "á". MariaDB also ignores
+    spaces at the end of a text. On PostgreSQL, a search for all texts with a given beginning can use an index only if
+    the index has the collation "C". A later `AlterField` keeps the collation, because the field itself sets the
+    collation of its column.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -29,8 +32,9 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """The collation that compares bytes and does not ignore spaces at the end. If the result is None, the default
-    collation already does this.
+    """Return the name of a collation that compares bytes and does not ignore spaces at the end of a text.
+
+    The result is None on SQLite, because SQLite's default collation already compares bytes and does not ignore spaces.
     """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
@@ -38,21 +42,24 @@ def exact_collation(connection: Any) -> str | None:
 
 
 class ExactCharField(_Exact, models.CharField):  # type: ignore[type-arg]
-    """A short text that is compared byte by byte."""
+    """This field has a short text that every database compares byte by byte."""
 
 
 class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
-    """A text of any length that is compared byte by byte."""
+    """This field has a text of any length, and every database compares the text byte by byte."""
 
 
 class IndexWhereSet(models.Index):
-    """An index of the few rows in which one column is set. The index is nearly empty while no key needs attention.
+    """This index contains only the rows in which one given column is set (not NULL).
 
-    MySQL and MariaDB have no partial indexes, so they get a plain index. With `models.Index(condition=…)`, Django would
-    print a warning on MySQL and MariaDB.
+    For example, the index for the column `last_error` is nearly empty while no key needs attention.
+
+    MySQL and MariaDB have no partial indexes, so these databases get a plain index of all rows. Django's own
+    `models.Index(condition=…)` is not used, because Django would print a warning on MySQL and MariaDB.
 
     Args:
-        set_column: the index has only the rows in which this column is not NULL, or with "-" before its name, is NULL.
+        set_column: the index has only the rows in which this column is not NULL. If "-" stands before the column's
+            name, the index has only the rows in which the column is NULL.
         plain_fields: the columns of the plain index, if they are not the columns of the partial index.
     """
 

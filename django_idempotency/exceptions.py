@@ -1,4 +1,4 @@
-"""The exceptions of the package.
+"""This module has the exceptions of the package.
 
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
@@ -37,52 +37,52 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """Base class of everything this package raises."""
+    """The exceptions of `django_idempotency.exceptions` have this base class."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
-    """A decorator, mixin, option or setting cannot protect the view as it is used, or a migration is missing.
+    """A decorator, mixin, option or setting is used wrongly, or a migration is missing.
 
-    Raised at import if possible, else on the first request, before the view runs.
+    This error is raised at import if possible, otherwise on the first request, before the view runs.
     """
 
 
 class ClaimLost(IdempotencyError):
-    """The key's row was gone when the view ended, so nothing of the view's transaction was committed.
+    """The key's row was missing when the view ended, so the view's transaction was rolled back.
 
-    The view has deleted the row, or has switched the connection to another schema or database.
+    The view had deleted the row, or had switched the connection to another schema or database.
     """
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease was over, and another worker has taken the key over, or a person has decided.
+    """This worker's lease had ended. Then another worker took the key over, or a person decided about the key.
 
-    The step has committed nothing. Let the error propagate, so that the client gets the other worker's answer.
+    The step has committed nothing. Let this error propagate, so that the client gets the other worker's answer.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """No key of `ENCRYPTION_KEYS` decrypts what is stored. The work does not run until the setting is right."""
+    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until this setting is correct."""
 
 
 class NotResolvable(IdempotencyError):
-    """No decision is possible: a worker runs the operation, or has completed it, or another person was faster."""
+    """No decision is possible, because a worker runs or has completed the operation, or a person has decided first."""
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A step returned a value that cannot be kept: neither JSON nor a saved model instance, or more than 1 MiB.
+    """A step returned more than 1 MiB, or a value that is neither JSON nor a saved model instance.
 
-    An external call is marked as done, without a value. A local write is rolled back.
+    A `call` step is marked as done, without a value. A `write` step is rolled back.
     """
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, with no `atomic()` of its own around the statement.
+    """The view caught a database error, such as a deadlock, but had no `atomic()` block around the statement.
 
-    All that the view wrote is lost, so an answer of success would be wrong. The key is free for a retry.
+    All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
-    If a statement such as `executescript` on SQLite has ended the transaction, the key is held for a person, because
-    the view's later writes are committed. In leased mode, a `write` raises this exception.
+    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed,
+    and a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
     """
 
 
@@ -91,22 +91,22 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker runs the same operation right now. Try again after `retry_after` seconds, 60 at most."""
+    """Another worker is running this operation with this key. Try again after `retry_after` seconds (at most 60)."""
 
     retry_after: int = 1
 
 
 class OutcomeUnknown(NotRun):
-    """An earlier attempt was interrupted, and it is unknown what took effect.
+    """An earlier attempt was interrupted, and its effects are unknown.
 
     Either `on_abandoned` is "hold" and an external call has no result, or the work has ended its own transaction and
-    then failed. The key waits for `reconcile` or for a person. Try again later.
+    then failed. A person or `reconcile` must decide about the key. Try again later.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The key was used before for another payload. A retry cannot succeed, because the sender has mixed up its keys."""
+    """The sender has used one key for two different payloads. Every retry with the second payload will fail, too."""
 
 
 class StoreBusy(NotRun):
-    """SQLite's write lock was not free, or a migration holds the key table. Try again later."""
+    """Another connection has SQLite's write lock, or a migration has locked the key table. Try again later."""

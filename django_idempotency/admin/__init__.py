@@ -1,4 +1,4 @@
-"""The admin pages of idempotency keys. Django's autodiscovery imports this package."""
+"""This package has the admin pages for idempotency keys. The autodiscovery of Django's admin imports this package."""
 
 from .model_admin import IdempotencyKeyAdmin
 

@@ -1,4 +1,6 @@
-"""The endpoints as text: a table to read, and Markdown to publish. The text is always English."""
+"""This module writes the list of endpoints as a table for developers, or as Markdown for the project's clients. The
+table and the Markdown are always in English.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope",
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return one line for each endpoint, and a last line that says how many endpoints there are."""
+    """Return a table with one line for each endpoint. The last line says how many endpoints are protected."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
@@ -40,9 +42,11 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a specification for clients. Sections 2.2, 2.3 and 2.5.2 of the draft ask servers to publish one.
+    """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
-    The specification leaves out the unprotected endpoints that `allowed` accepts.
+    Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header ask a server to publish a
+    specification of its idempotency keys. The Markdown text does not list an unprotected endpoint if `allowed` returns
+    True for this endpoint.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
@@ -71,5 +75,5 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """Return the route in a form for clients: `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
+    """Return a route as clients can read it. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

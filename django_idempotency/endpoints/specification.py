@@ -1,8 +1,9 @@
-"""What a client must know about one protected endpoint, as English text and as OpenAPI.
+"""This module describes one protected endpoint for clients, as English text and as OpenAPI.
 
-Sections 2.2, 2.3 and 2.5.2 of the draft list these facts: whether a key is required, its format, what makes it unique,
-how requests are compared, and when the key expires. The command `idempotency_endpoints` and the OpenAPI schemas of the
-frameworks use the same English words.
+Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header list the facts that clients need. A
+client must know whether a key is required, what format a key has, and when a key expires. A client must also know for
+whom a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints` and the
+OpenAPI schemas of the frameworks contain the same English texts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Idempotency) -> dict[str, str]:
-    """Return the facts that a client must know, as a dict from the name of each fact to its text."""
+    """Return a dict with the facts that a client must know. The dict has the name and the text of each fact."""
     return {
         "Key": key_format(options),
         "Unique for": uniqueness(options),
@@ -38,7 +39,10 @@ def facts(options: Idempotency) -> dict[str, str]:
 
 
 def key_format(options: Idempotency) -> str:
-    """Describe the format of a key. If the `key` option reads the key from another place, also describe this place."""
+    """Return a text about the format of a key.
+
+    If the option `key` is set, the text says only from where the package reads the key.
+    """
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -56,7 +60,7 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return how long a key is kept, in the largest unit that gives a whole number. So 24 hours are "1 day"."""
+    """Return how long a key is kept, in the largest unit with a whole number. For example, 24 hours are "1 day"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -64,7 +68,7 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Say for whom a key is unique. This is the scope (C4) in the words of a client."""
+    """Return a text that says for whom a key is unique. For clients, this text describes the scope of a key."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -72,7 +76,7 @@ def uniqueness(options: Idempotency) -> str:
 
 
 def comparison(options: Idempotency) -> str:
-    """Say how a retry is compared with the first request (C9)."""
+    """Return a text that says how a retry is compared with the first request."""
     chosen = options.fingerprint
     if chosen is None:
         return "not at all"
@@ -83,10 +87,11 @@ def comparison(options: Idempotency) -> str:
 
 
 def documented_responses(options: Idempotency) -> list[Problem]:
-    """Return the package's own responses that a client of this endpoint can get, in the order of their statuses."""
+    """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # The real detail contains the status of the response. This status is not the same for each response.
+    # In a real answer, the `detail` contains the status of the first response. In the documentation, the `detail` is a
+    # general text, because first responses can have different statuses.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -106,7 +111,7 @@ def documented_responses(options: Idempotency) -> list[Problem]:
     return sorted(found, key=lambda problem: problem.status)
 
 
-# --- these facts in OpenAPI
+# --- OpenAPI
 
 
 def describe(
@@ -117,9 +122,10 @@ def describe(
     status_type: type = str,
     undeclared: Mapping[int, Iterable[str]] | None = None,
 ) -> None:
-    """Add the key's header, the replay header and the package's responses to one operation, in place.
+    """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    If the project has declared one of these headers or statuses, its declaration stays.
+    This function changes the argument `operation`. If the project has already declared one of the headers or statuses,
+    the function keeps the project's declaration.
 
     Args:
         operation: an Operation Object of OpenAPI.
@@ -156,7 +162,8 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # The body tells the state of the first request. The status page tells this state, too.
+            # A response with status 202 has a body that tells the state of the first request. The status page of the
+            # key tells the same state.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -164,7 +171,7 @@ def describe(
 
 
 def _key(options: Idempotency, required: bool) -> Schema:
-    """Return the parameter that carries the key."""
+    """Return the OpenAPI parameter for the request header that contains the key."""
     conf = get_settings()
     described = [f"{name}: {text}" for name, text in facts(options).items()]
     described += [f"See also: {conf.docs_url}"] if conf.docs_url else []
@@ -178,7 +185,10 @@ def _key(options: Idempotency, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the schemas to which the responses refer. Each call makes new objects, because hooks can change them."""
+    """Return the OpenAPI schemas to which the package's responses refer.
+
+    Each call returns new objects, because a hook of the project can change the returned objects.
+    """
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

@@ -1,4 +1,4 @@
-"""Support of Django Ninja: `idempotent_operation`. Import this package only if the framework is installed."""
+"""This package has `idempotent_operation` for Django Ninja. Import this package only if Django Ninja is installed."""
 
 from .operations import idempotent_operation
 

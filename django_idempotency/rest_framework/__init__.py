@@ -1,4 +1,4 @@
-"""Support of Django REST framework: `IdempotencyMixin`."""
+"""This package has `IdempotencyMixin` for Django REST framework."""
 
 from ..views import IdempotencyMixin
 

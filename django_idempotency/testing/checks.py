@@ -1,4 +1,4 @@
-"""The checks of `assert_idempotent`. Each check sends requests, and raises an error if a reply is wrong."""
+"""This module has the checks of `assert_idempotent`. Each check sends requests, and fails if a response is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The checks in their order. Each check relies on the checks before it, and raises AssertionError if it fails.
+    """The methods of this class are the checks, in the order in which they must run.
+
+    Each check needs results of the earlier checks. A check that fails raises AssertionError.
 
     Args:
         request: the request that is sent under new keys.
@@ -37,7 +39,7 @@ class EndpointChecks:
         self._counted = self._count()
 
     def first_request(self, expect_status: int | None) -> None:
-        """The first request with a new key is accepted, runs, and creates something."""
+        """Check that the first request with a new key is accepted, and that the view runs and creates something."""
         __tracebackhide__ = True
         self.first = reply = self.request.send(self.key)
         self.created = self.count_new()
@@ -62,7 +64,7 @@ class EndpointChecks:
         raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
-        """A repeated request gets the first response, and creates nothing."""
+        """Check that a repeated request gets the first response, and creates nothing."""
         __tracebackhide__ = True
         reply, created = self.request.send(self.key), self.count_new()
         rows = self._rows()
@@ -88,10 +90,11 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """A request with another body and the first key is refused, because of the key."""
+        """Check that a request with a different body and the first key is refused, and that the key is the reason."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # If the project has its own format of errors, a mismatch cannot be told from other refusals.
+        # If the project has its own format for error responses, the check cannot distinguish a mismatch from other
+        # refusals. So with such a format, the check accepts every 4xx response.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -107,7 +110,7 @@ class EndpointChecks:
         raise self.failure(headline, f"First: {self.first}", f"Other: {reply}", self._told(created), advice)
 
     def other_user(self, client: Any) -> None:
-        """Another user who sends the first user's key learns nothing about this key."""
+        """Check that another user who sends the first user's key learns nothing about this key."""
         __tracebackhide__ = True
         reply = self.request.send(self.key, client=client)
         self.count_new()
@@ -121,7 +124,7 @@ class EndpointChecks:
             )
 
     def no_key(self) -> None:
-        """A request without a key is refused and creates nothing."""
+        """Check that a request without a key is refused and creates nothing."""
         __tracebackhide__ = True
         reply, created = self.request.send(None), self.count_new()
         if created or reply.status < 400:
@@ -133,7 +136,10 @@ class EndpointChecks:
             )
 
     def duplicates_at_once(self, request: Request, count: int) -> None:
-        """One of the duplicates runs. The others get a conflict, or the response of the duplicate that ran."""
+        """Send duplicates at the same time, and check that exactly one duplicate runs the view.
+
+        Every other duplicate must get a conflict, a 503, or the response of the duplicate that ran the view.
+        """
         __tracebackhide__ = True
         key = new_key()
         replies = send_at_once(request, key, count, self.alias)
@@ -163,7 +169,10 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """Check that the key table has a completed row, because then the replayed response comes from the table."""
+        """Check that the key table has a completed row for the key.
+
+        A completed row shows that the replayed response comes from the key table.
+        """
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
@@ -193,7 +202,7 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return a function that counts objects, and a name for these objects. Without `creates`, the name is empty."""
+    """Return a function that counts objects, and a name for these objects. If `creates` is None, the name is empty."""
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

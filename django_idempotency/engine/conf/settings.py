@@ -1,4 +1,7 @@
-"""Reads the project's `IDEMPOTENCY` setting, and merges all layers of options into one `Idempotency`."""
+"""This module reads the project's `IDEMPOTENCY` setting.
+
+The function `resolve` merges the options of a decorator, of a view class and of the setting into one `Idempotency`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The `IDEMPOTENCY` setting: settings of the whole project, and the project's default options.
+    """This class has all values of the `IDEMPOTENCY` setting. The attribute `options` has the project's default
+    options.
 
     Attributes:
         header: name of the request header that carries the key.
@@ -54,7 +58,7 @@ class Settings:
 
 @lru_cache(maxsize=64)
 def meta_name(header: str) -> str:
-    """The name of a request header in `request.META`."""
+    """Return the name that Django gives to a request header in `request.META`."""
     return "HTTP_" + header.upper().replace("-", "_")
 
 
@@ -67,7 +71,7 @@ LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """Read the `IDEMPOTENCY` setting. Names are in upper case, but names in lower case are accepted too."""
+    """Return the values of the `IDEMPOTENCY` setting. The names in `IDEMPOTENCY` can be in upper or lower case."""
     raw = getattr(django_settings, "IDEMPOTENCY", {})
     if not isinstance(raw, Mapping):
         raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting must be a dict, not {raw!r}.")
@@ -81,7 +85,10 @@ def get_settings() -> Settings:
 
 
 def _value(name: str, written: Any) -> Any:
-    """The value of one setting, read and checked. A callable can also be given as its dotted path."""
+    """Check one value of the `IDEMPOTENCY` setting, and return the value.
+
+    If the value must be a callable, the project can write the dotted path of the callable instead.
+    """
     declaration = _SETTINGS.get(name) or OPTIONS[name]
     place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if declaration.repr else "")
     value = tuple(written) if isinstance(written, list) else written
@@ -96,9 +103,12 @@ def _value(name: str, written: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def resolve(*layers: Idempotency) -> Idempotency:
-    """Merge the layers with the project's settings and the defaults. The first layer that sets an option wins.
+    """Merge all layers of options with the `IDEMPOTENCY` setting and the package's defaults.
 
-    The result is cached for these layer objects. When a test changes the setting, the cache is emptied.
+    If several layers set the same option, the value of the first of these layers is used.
+
+    The merged options are cached for each combination of layers. When a test changes the `IDEMPOTENCY` setting, the
+    cache is emptied.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -108,8 +118,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # In the project's settings, the option can be meant for leased views only. On a view without a lease, the
-            # option is a mistake.
+            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
+            # the options can be meant for the leased views of the project. But if a view has no lease, its own layers
+            # must not set an option of `LEASED_ONLY`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

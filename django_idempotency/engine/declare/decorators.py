@@ -1,4 +1,6 @@
-"""The decorators `idempotent` and `once`. The same engine protects `def` functions and `async def` functions."""
+"""This module has the decorators `idempotent` and `once`. Both decorators protect `def` functions and `async def`
+functions with the same engine.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Run a view at most once for each idempotency key, and replay its response to retries.
 
-    Opens the transaction in which the view runs. Inside an outer `atomic()`, the view runs in a savepoint.
+    The decorator opens the transaction in which the view runs. Inside an outer `atomic()` block, the view runs in a
+    savepoint instead.
 
-    Use it without arguments, with keyword options, or with an `Idempotency`, on a function view, a handler method, an
-    `@action` method, or a function under `@api_view`. `method_decorator` works. The decorator must stand below all code
-    that decides who the caller is.
+    The decorator protects a function view, a handler method, an `@action` method, or a function under `@api_view`.
+    Write the decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also
+    works with Django's `method_decorator`. Put `idempotent` below every decorator that decides who the caller is, such
+    as `login_required`.
 
     Raises:
         IdempotencyConfigurationError: the view cannot be protected. It is raised at decoration if possible, otherwise
@@ -49,7 +53,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    register(Declaration((layer,)))  # at import, because method_decorator decorates the view later, on each request
+    # Register the options now, at import, because `method_decorator` decorates the view later, on each request.
+    register(Declaration((layer,)))
     return partial(_protect, (layer,))
 
 
@@ -75,9 +80,9 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Find the request among the arguments: the first or the second argument, or the keyword argument `request`.
+    """Return a `ViewCall` with the request that is the first or second argument, or the keyword argument `request`.
 
-    The request is one of Django, of the REST framework or of Django Ninja.
+    The request can be Django's own request, or a request of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -94,7 +99,9 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a protected function that runs `view` in a new transaction. For `async def` views, see `in_thread`.
+    """Return a protected function that runs `view` in a new transaction.
+
+    The docstring of `in_thread` tells how an `async def` view runs.
 
     Args:
         make_call: makes a `ViewCall` of the view, its positional arguments and its keyword arguments.
@@ -127,11 +134,13 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a function that must do its work once for each key, such as a task or the handler of an event.
+    """Decorate a function, such as a task or an event handler, that must do its work once for each key.
 
-    The function is `def` or `async def`. Each call with the same key returns the result of the first run. The function
-    gets its `Operation` as the keyword argument `operation`, but without `lease` only if it has this parameter. The
-    caller does not pass `operation`. See `run_once` for the transaction.
+    The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
+    run. With `lease`, the decorated function gets its `Operation` as the keyword argument `operation`. Without `lease`,
+    the decorated function gets `operation` only if the function has a required parameter `operation`. Code that calls
+    the decorated function must not pass `operation`. The docstring of `run_once` describes the transaction in which the
+    function runs.
 
     Args:
         scope: a string, or a callable that gets the function's arguments.

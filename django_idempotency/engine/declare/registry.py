@@ -1,5 +1,6 @@
-"""The declaration of a protected callable: its options and its place. The listing, the checks, OpenAPI and the recovery
-read this declaration."""
+"""Each protected callable has a `Declaration` with its options. The list of endpoints, the system checks, the OpenAPI
+schemas and the recovery read these declarations.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """How a callable is protected.
+    """A declaration describes how a callable is protected.
 
     Attributes:
         layers: the layers of options, the nearest layer first.
@@ -49,23 +50,26 @@ class Declaration:
 
     @property
     def options(self) -> Idempotency:
-        """The resolved options, in which every option has a value.
+        """Return the options after all layers were merged, so every option has a value.
 
-        Raises `IdempotencyConfigurationError` for options that contradict each other.
+        Raises `IdempotencyConfigurationError` if two options contradict each other.
         """
         return resolve(*self.layers)
 
     def options_for(self, method: str) -> Idempotency | None:
-        """The options for this HTTP method, or None if the method is not protected. Raises the error that `options`
-        raises.
+        """Return the options for this HTTP method, or None if the method is not protected.
+
+        Raises `IdempotencyConfigurationError` if two options contradict each other.
         """
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def finished(self, returned: Any) -> Finished[Any]:
-        """Convert the value that `reconcile` returned when no request was there into the end of the operation.
+        """Convert the return value of `reconcile` into the final result of the operation.
+
+        The recovery calls this method, because the recovery calls `reconcile` without a request.
 
         Raises:
-            IdempotencyConfigurationError: this value is not a valid result of `reconcile`.
+            IdempotencyConfigurationError: the value is not a valid result of `reconcile`.
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
@@ -75,58 +79,76 @@ class Declaration:
 
 
 def frameworks() -> list[Any]:
-    """Our modules for the frameworks that the project itself has imported. Each module has three functions:
+    """Return the package's adapter modules for the frameworks that the project itself has imported.
 
-    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view, or None if `request`
-      is not a request of this framework.
-    * `declared(callback)` returns each method of a URL's callback, with its view and `Declaration`, or None if the
-      callback is a class or does not belong to this framework.
-    * `response(returned, declaration)` converts the value that `reconcile` returned when no request was there into a
-      response. It returns None if the value does not belong to this framework.
+    Each adapter module has these three functions:
+
+    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
+      None if `request` does not belong to the module's framework.
+    * `declared(callback)` returns the HTTP methods of a URL's callback. Each HTTP method comes with its view and its
+      `Declaration`. `declared` returns None if the callback is a class or does not belong to the module's framework.
+    * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
+      `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
+      the module's framework.
     """
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:
-    """Mark the protected callable, and register its declaration."""
+    """Store the declaration as an attribute of the protected callable, and register the declaration."""
     declaration = replace(declaration, target=callable_)
     setattr(callable_, MARK, declaration)
     register(declaration)
 
 
 def register(declaration: Declaration) -> None:
-    """Let recovery find the declaration by its `operation`, if the declaration has an `operation` and a `reconcile`."""
-    given: dict[str, Any] = {}  # the project's settings are left out, because they cannot be read at import
+    """Store the declaration, so that the recovery can find the declaration by the name of its operation.
+
+    Only a declaration with both options `operation` and `reconcile` is stored.
+    """
+    # The options of the `IDEMPOTENCY` setting are not included, because this code cannot read the setting at import.
+    given: dict[str, Any] = {}
     for layer in reversed(declaration.layers):
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # Sometimes a view is registered again, because `method_decorator` decorates on each request. A function of
-        # `once` is registered again if another function defines it in each call. Then the new declaration replaces the
-        # old declaration.
+        # The same view can be registered several times, because `method_decorator` decorates the view on each request.
+        # If a function under `once` is defined inside another function, each call of the outer function registers the
+        # inner function again. If a callable is registered again, the new declaration replaces the old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
 def registered(operation: str) -> list[Declaration]:
-    """The declarations with this `operation` and a `reconcile`, in all imported modules. Import the URLconf first."""
+    """Return the declarations with this `operation` and a `reconcile`, from all imported modules.
+
+    Import the URLconf before you call this function, because the import registers the declarations of the views.
+    """
     return list(_registered.get(operation, {}).values())
 
 
 def declaration_of(callable_: Any) -> Declaration | None:
-    """Return the declaration of this callable or of the callable below its decorators, or None without protection."""
+    """Return the declaration of this callable, or None if the callable is not protected.
+
+    If decorators wrap the callable, the declaration can belong to any of the wrapped callables.
+    """
     *levels, innermost = unwrapped(callable_)
-    # An object with a protected __call__ is a view too.
-    for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004 (not whether it is)
+    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in the next line.
+    # The code needs the method itself, and does not test whether the object is callable.
+    for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # method_decorator applies the decorator on each call, so at import the declaration has no method yet.
+            # `method_decorator` applies the decorator only when the view is called. So after the import, the
+            # declaration does not contain the HTTP method of the handler yet.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Add a layer if the name of a handler is an HTTP method: the decorator on a handler called `put` protects PUT."""
+    """Add a layer of options if the name of a handler is an HTTP method.
+
+    For example, a decorator on a handler with the name `put` protects PUT requests.
+    """
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())
@@ -134,7 +156,9 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
-    """Return the options and the view of a decorator's call. The view is None if Python passes it in a second call.
+    """Return the options and the view that were passed to a decorator.
+
+    If the decorator was called only with options, the view is None, because Python passes the view in a second call.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

@@ -1,4 +1,7 @@
-"""Leased mode commits the claim first, and then commits the work step by step. So a crash leaves a trace."""
+"""In leased mode, the package first commits the claim, and then commits the work step by step.
+
+So after a crash, the database shows which steps were started and which steps were finished.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work under a lease. Only one worker can have the lease at a time.
+    """Run the work while this worker has the lease of the key. Only one worker at a time can have the lease.
 
-    Commit the claim first, and then run the work while no transaction is open. `Verdict.KEEP` completes the key. Any
-    other verdict, or an exception, marks the key as failed and keeps its steps, so that the next retry runs at once.
-    Only if the worker dies, the next retry must wait for the end of the lease.
+    First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
+    `Verdict.KEEP`, the key is completed. If the work has any other verdict or raises an exception, the key is marked as
+    failed and its steps are kept. The next retry of a failed key runs at once. If the worker dies, the next retry must
+    wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -43,7 +47,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # The earlier attempt was abandoned, so the project's `reconcile` is asked for a final result.
+    # If an earlier attempt was abandoned or has left a call in doubt, the project's `reconcile` is called first.
+    # Perhaps `reconcile` returns a final result, and then the work does not run.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -51,9 +56,10 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt under a claim that is committed. Then mark the key as completed or as failed.
+    """Run one attempt after its claim was committed, and then mark the key as completed or as failed.
 
-    After every exception, also a cancellation, the key is marked as failed. So the retry does not wait for the lease.
+    The key is marked as failed after every exception of the work, and also if the work is cancelled. So a retry can run
+    at once, and does not have to wait until the lease ends.
     """
     about, end = claim.resource, "the end of a leased view"
     try:
@@ -69,7 +75,8 @@ def run_claimed(
         else:
             committed(store, end, partial(store.journal.fail, claim, wanted, finished.reason))
     except ClaimLost:
-        # This worker has lost its lease. The worker that has taken the key over decides what this client gets.
+        # This worker has lost its lease, because another worker has taken the key over or a person has decided about
+        # the key. So this client gets an answer that fits the present state of the key.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -80,12 +87,12 @@ def run_claimed(
                 return store.look(wanted)
         except (Error, IdempotencyConfigurationError):
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
-        raise  # a cancellation must not become an answer
+        raise  # every error, and also a cancellation, must reach the caller
     return finished
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Run `write` in a transaction that commits at its end. In a `TestCase`, the transaction is a savepoint.
+    """Call the function `write` in a transaction, and then commit. In a Django `TestCase`, `write` runs in a savepoint.
 
     Args:
         what: the subject of the error message, for example "operation.call('charge')".
@@ -114,7 +121,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # inside a TestCase, the test's transaction is open on this connection only
+            raise  # in a TestCase, a new connection would not be inside the transaction of the test
         store.connection.close()
         return write()
 
@@ -139,7 +146,10 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 
 
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    """If DEBUG is on, warn about each change of data outside of the steps, because a retry would repeat the change."""
+    """If DEBUG is on, warn about SQL statements that change data outside of `operation.write()`.
+
+    A retry would run such a statement again, because the statement does not belong to a `write` step.
+    """
     if not settings.DEBUG:
         return nullcontext()
 
@@ -157,7 +167,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 
 
 class LeasedOperation(Operation):
-    """The operation of an attempt whose claim is committed. The journal keeps the steps of the operation."""
+    """This class is the operation of a leased attempt. The journal stores the steps of the operation."""
 
     writing = False
     _doubts: set[str]
@@ -168,14 +178,16 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # The steps of earlier attempts, and the steps of `reconcile`. A worker of an earlier attempt cannot add steps.
+        # `_doubts` and `_kept` begin with the steps of earlier attempts. A worker of an earlier attempt cannot add
+        # steps any more. If `reconcile` runs steps in this attempt, these steps are added to `_doubts` and `_kept`
+        # later.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         super().__init__(wanted.identity, claim.attempt, claim.resource, steps_on=store.alias)
 
     def renew(self) -> None:
-        """Start the lease again from now."""
+        """Start the lease again, so that the lease ends later."""
         self._journal.renew(self._claim, self._lease)
 
     def _keep_resource(self, resource: Resource) -> None:
@@ -197,7 +209,8 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            error = not_storable  # the call has taken effect, so first record that the call is done
+            # The external call was made, so first record that the call is done, and raise the error after that.
+            error = not_storable
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
         self._doubts.discard(name)
@@ -207,18 +220,22 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store for the timeline why the call is in doubt. If this fails, the call is still in doubt."""
-        with suppress(Exception):  # the caller must see the error of the call, not an error of this note
+        """Store the error that has put the call in doubt, so that the timeline of the key can show the error.
+
+        If storing the error fails, the call is in doubt, but without a stored error.
+        """
+        with suppress(Exception):  # the caller must get the error of the call, not an error of `_note`
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # Some servers close connections that are idle during a slow read.
+        # Some database servers close a connection that is idle during a slow `fetch`. So if the result cannot be
+        # stored, the package tries again on a new connection.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # Perhaps the first of two tries was committed, but the server's answer was lost.
+            # The second try raises IntegrityError if the first try was committed, but the server's answer was lost.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
@@ -240,11 +257,12 @@ class LeasedOperation(Operation):
         try:
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
-            # The error comes from the function, or from the COMMIT, because the database checks some constraints
-            # there.
+            # The error comes from the function or from the COMMIT, because a database checks some constraints only at
+            # COMMIT.
             self._broke, self.resource = error, about
-            # The start of the write is committed only if the write has ended its own transaction. Then the changes of
-            # the write are perhaps committed, so the step is in doubt, and a 4xx answer must not hide the doubt.
+            # If the database has a row for this `write` step, the function of the step has ended its own transaction.
+            # So the changes of the function are perhaps committed, and the step is in doubt. A 4xx answer must not hide
+            # the doubt about the step.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -260,9 +278,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function's transaction has ended, so what the function wrote after that end is committed. So the
-                # start of the step must be committed, too.
-                with suppress(IntegrityError):  # the step is committed already if the transaction ended with a COMMIT
+                # The function of the `write` step has ended its own transaction. All later changes of the function are
+                # committed, so the start of the step must be committed, too.
+                with suppress(IntegrityError):  # a COMMIT of the function has stored the start of the step already
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -274,24 +292,27 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Return whether the package should keep the framework's final answer to this exception of the work.
+        """Return whether the package should keep the answer that the framework gives for this exception of the work.
 
-        If an external call is in doubt, the exception possibly comes from that call. While a call is in doubt, no
-        answer is kept, whatever status it has. If the exception comes from a `write` that was rolled back after other
-        steps, the answer is not kept either, because then no person would see what the other steps have done.
+        While an external call is in doubt, no answer is kept, whatever status the answer has. The exception possibly
+        comes from the external call that is in doubt. Also, no answer is kept if the exception comes from a `write`
+        step that was rolled back, and other steps of the key are finished. If the package kept the answer, no person
+        would check what the finished steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return why a final answer of the work must not complete the key, or "" if the answer can complete the key.
+        """Return why the final answer of the work must not complete the key, or "" if the answer can complete the key.
 
-        A final answer is refused if a call was made, but the work then ignored a failed write or an earlier step. For
-        example, the work caught the error of a `write`, or answered before it asked for the steps of an earlier
-        attempt. If the key were completed, no person would see that there is a charge without an order. Steps that
-        only read are not a reason to refuse. An answer of `reconcile` is not refused for these reasons.
+        If a `call` step was started, the work must not ignore an error of a `write` step or a step of an earlier
+        attempt. If the work has ignored such an error or step, the final answer of the work is refused. For example,
+        the answer is refused if the work has caught the error of a `write` step. The answer is also refused if the work
+        has answered before it asked for a step that an earlier attempt has stored. If the package completed the key, no
+        person would notice a charge that has no order. A stored `fetch` step is no reason to refuse an answer, because
+        a `fetch` only reads. This method does not check an answer of `reconcile`.
         """
         if self._broke is None and not self._unasked:
-            return ""  # most attempts return here, before any query
+            return ""  # most attempts return here, so they need no query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

@@ -1,4 +1,7 @@
-"""`run_once` protects work without HTTP: webhooks, queue consumers, management commands and tasks."""
+"""`run_once` protects work that gets no `Idempotency-Key` header.
+
+For example, `run_once` protects webhooks, queue consumers, management commands and tasks.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ DONE = 200
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The result of the work.
+    """This object has the result of `run_once`.
 
     Args:
         value: the returned value, as JSON gives it back, or one model instance.
@@ -59,11 +62,12 @@ class Result(Generic[T]):
 def run_once(
     work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]:
-    """Run `work` once for this scope, operation and key. Later calls return the same result.
+    """Run `work` once for this scope, operation and key. Later calls return the stored result.
 
-    Without `lease`, `work()` runs in a transaction (inside your transaction: in a savepoint), which also stores the key
-    and the result. If `work` has a required parameter `operation`, `work` gets the `Operation`. With `lease`,
-    `work(operation)` runs outside of any transaction. If `work` raises an exception, the key is free for a retry.
+    Without `lease`, `work()` runs in a transaction that also stores the key and the result. Inside your own
+    transaction, `work()` runs in a savepoint. If `work` has a required parameter `operation`, `work` gets the
+    `Operation`. With `lease`, `work(operation)` runs while no transaction is open. After an exception of `work`, a
+    retry can run.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
@@ -130,17 +134,20 @@ async def arun_once(
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
-    """Check keyword options. Raises `IdempotencyConfigurationError` for an option that needs a request."""
+    """Check the keyword options of `run_once`.
+
+    Raises `IdempotencyConfigurationError` for an option that only works with an HTTP request.
+    """
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
     return as_options(options)
 
 
 def operation_name(work: Any, given: str | None) -> str:
-    """Return the name of the operation: the option `operation`, or the dotted name of the function.
+    """Return the option `operation` if it is given, and otherwise the dotted name of the function.
 
-    A function without a name of its own, such as a lambda, is refused. The package could confuse it with another
-    function, and return the result of the other function.
+    A function without a name of its own, such as a lambda, is refused. Two lambdas of one module could have the same
+    name, and then one lambda would get the stored result of the other lambda.
     """
     if given is not None:
         return given
@@ -154,24 +161,29 @@ def operation_name(work: Any, given: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """The function that was given to `run_once`, as a `Work` that the engine can run."""
+    """This class makes a `Work` of the function that was passed to `run_once`. The engine can run a `Work`."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Call the function. Pass the operation if the function is leased or has a required parameter `operation`."""
+        """Call the function and return its result.
+
+        The function gets the operation if `lease` is set, or if the function has a required parameter `operation`.
+        """
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
-        """Run the function and encode its result in one transaction. If encoding fails, the work is rolled back."""
+        """Run the function and encode its result as JSON. In atomic mode, an encoding error rolls back the function's
+        writes.
+        """
         return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:
-        """Return no answer, so that the exception propagates to the caller."""
+        """Return None, so that the exception of the function reaches the caller of `run_once`."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
@@ -180,7 +192,11 @@ class _Function:
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Return whether the function has a required parameter `operation`. An optional one has another meaning for it."""
+    """Return whether the function has a required parameter `operation`.
+
+    If the parameter has a default, the package does not pass an operation, because then the function uses the parameter
+    for something else.
+    """
     try:
         parameter = signature(function).parameters.get("operation")
     except (TypeError, ValueError):  # some functions that are written in C have no signature
@@ -190,7 +206,10 @@ def _asks_for_operation(function: Callable[..., Any]) -> bool:
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """Convert the result of `reconcile` into the result of the work. Raises `IdempotencyConfigurationError`."""
+    """Convert the result of `reconcile` into the final result of the work.
+
+    Raises `IdempotencyConfigurationError` if `reconcile` has not returned a `Result`.
+    """
     if not isinstance(result, Result):
         raise IdempotencyConfigurationError(
             f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
@@ -217,10 +236,14 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Return text for a value that is no JSON type. Timestamps with different microseconds have different texts."""
+    """Return a text for a value that JSON cannot represent, such as a timestamp.
+
+    Two timestamps with different microseconds get two different texts.
+    """
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder cuts the digits after the milliseconds off. isoformat() writes only the timestamps that have
-    # these digits, so that all other fingerprints do not change with a release.
+    # Django's encoder removes the digits after the milliseconds. So `isoformat()` is used for a timestamp that has
+    # digits after the milliseconds. For every other timestamp, the text of Django's encoder is used, so that old
+    # fingerprints stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 
@@ -251,4 +274,4 @@ def _value(snapshot: Snapshot) -> Any:
     try:
         return decode(text)
     except (ValueError, KeyError, TypeError):
-        return text  # a person has closed the key with a text that is not JSON
+        return text  # a person has completed the key with a response that is not JSON

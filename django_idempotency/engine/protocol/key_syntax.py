@@ -1,4 +1,4 @@
-"""The syntax of the idempotency keys that clients send."""
+"""This module checks the syntax of the idempotency keys that clients send."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ MAX_AHEAD = 300
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
-# RFC 9651 section 3.3.3: a string is printable ASCII in quotes, and only quotes and backslashes are escaped.
+# In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
+# backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters are ignored, so a value that is neither a string nor bytes can have any visible characters.
+# Parameters after the string are ignored. So a parameter value that is neither a string nor a byte sequence can contain
+# nearly all visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -28,24 +30,29 @@ _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
 
 class InvalidKey(ValueError):
-    """The text is not an idempotency key. The error's message says what is wrong with the text."""
+    """A text is not a valid idempotency key. The message of this error says what is wrong with the text."""
 
 
 def gettext_noop(sentence: str) -> str:
-    """Mark a sentence for translators. `engine.request.problems` translates it: this folder does not import Django."""
+    """Mark a sentence for translators, and return the sentence unchanged.
+
+    The module `engine.request.problems` translates the sentence later, because no module of this folder imports Django.
+    """
     return sentence
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key from the value of a header field. Raises `InvalidKey` if there is none.
+    """Return the key from the value of a request header. Raises `InvalidKey` if the value contains no valid key.
 
-    The quoted form `"abc"` is an RFC 9651 string, whose parameters are ignored. The bare form `abc`, which Stripe and
-    Adyen use, is the same key as `"abc"`. With `require_quoted`, the bare form is refused.
+    A key in double quotes, such as `"abc"`, is a string of RFC 9651. Parameters after the key are ignored. Stripe and
+    Adyen use keys without quotes. The header values `abc` and `"abc"` contain the same key.
 
-    value: the value of the header, as the server gives it to Django.
+    Args:
+        value: the value of the header, as the server gives it to Django.
+        require_quoted: if True, a key without quotes is refused.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
-        return value  # nearly all keys have this form
+        return value  # nearly all clients send a key of this form
     text = value.strip(" \t")
     if text.startswith('"'):
         if (match := _QUOTED_KEY.fullmatch(text)) is None:
@@ -63,7 +70,7 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is 1 to 255 visible ASCII characters; raise `InvalidKey` otherwise."""
+    """Return `key` if it is 1 to 255 visible ASCII characters. Otherwise, raise `InvalidKey`."""
     if not key.strip():
         raise InvalidKey(gettext_noop("It is empty."))
     if len(key) > MAX_LENGTH:
@@ -74,27 +81,31 @@ def check_key(key: str) -> str:
 
 
 def is_uuid(key: str) -> bool:
-    """A function for the setting `KEY_VALIDATOR`. It accepts only UUIDs, which section 2.2 of the draft recommends."""
+    """Return True for a UUID, which section 2.2 of the draft recommends as a key. Use `is_uuid` as `KEY_VALIDATOR`."""
     return _UUID.fullmatch(key) is not None
 
 
 def new_key() -> str:
-    """A new UUID of version 7. Endpoints with `late_keys="refuse"` accept only this kind of key."""
+    """Return a new UUID of version 7. Endpoints with `late_keys="refuse"` accept only UUIDs of version 7 as keys."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 
 def check_dated(key: str) -> str:
-    """Return `key` if it is a UUID of version 7, which says when it was made. Raise `InvalidKey` otherwise."""
+    """Return `key` if it is a UUID of version 7. Otherwise, raise `InvalidKey`.
+
+    A UUID of version 7 contains the time at which it was made.
+    """
     if is_uuid(key) and UUID(key).version == 7:
         return key
     raise InvalidKey(gettext_noop("It must be a UUID of version 7, which says when it was made."))
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Whether a UUID of version 7 is older than `ttl_seconds`, or is from the future.
+    """Return whether a UUID of version 7 is older than `ttl_seconds`, or is from the future.
 
-    If the key is older, its row is possibly deleted already. The first 48 bits of the UUID are the time in milliseconds
-    since 1970 (RFC 9562 section 5.7). `now` is in seconds since 1970.
+    If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
+    are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the time in seconds since
+    1970. A UUID is from the future if its time is more than `MAX_AHEAD` seconds after `now`.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -1,5 +1,6 @@
-"""The request to a store, the outcomes of a claim, and the outcomes of the work under a claim. There are no other
-outcomes than those in this module.
+"""This module has the request to a store, all outcomes of a claim, and all outcomes of the claimed work.
+
+Each possible outcome is a class of this module.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. If the body is None, the key is completed without a response.
+    """A snapshot has the status, headers and body of a final response.
 
-    The `repr` shows no headers and no body, because programs write a `repr` to logs.
+    If the body is None, the key is completed without a response. The `repr` hides headers and body, because logs often
+    contain a `repr`.
     """
 
     status_code: int
@@ -35,13 +37,15 @@ class Snapshot:
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
-        """The value of the first header with this name (case-insensitive), or None."""
+        """Return the value of the first header with this name, or None. A name in lower case also finds a header in
+        upper case.
+        """
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """The request to run a piece of work once.
+    """A claim request contains everything that the store needs to claim a key.
 
     Args:
         identity: scope, operation and key.
@@ -69,15 +73,19 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """This request has claimed the key. The caller runs the work, and then completes, releases or fails row `id`.
+    """This request has claimed the key, so the caller must run the work.
 
-    attempt: the fencing token.
-    key_hash, scope_hash: hashes of the identity. Each statement looks for the id and for the hashes, so that it cannot
-        change another tenant's row with the same id.
-    abandoned: the worker of an earlier attempt died, or the earlier attempt's lease ended before its work.
-    in_doubt: names of external calls of earlier attempts. It is not known whether these calls took effect.
-    resource: the object that an earlier attempt has referred to.
-    fingerprint: the fingerprint of the row. Sealed values of the row are bound to this fingerprint.
+    After the work, the caller completes the row `id`, releases this row, or marks this row as failed.
+
+    Attributes:
+        attempt: the number of the attempt, which is the fencing token.
+        key_hash, scope_hash: hashes of the identity. Each SQL statement looks for the id and for both hashes. So no
+            statement can change a row of another tenant with the same id.
+        abandoned: True if the worker of an earlier attempt died, or if the lease of an earlier attempt ended before the
+            work ended.
+        in_doubt: the names of external calls of earlier attempts, if it is not known whether these calls took effect.
+        resource: the object that an earlier attempt has referred to.
+        fingerprint: the fingerprint in the row. Sealed values of the row are bound to this fingerprint.
     """
 
     id: int
@@ -92,7 +100,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """An earlier request has done the work, so its response is replayed."""
+    """An earlier request has done the work, so the stored response is replayed."""
 
     snapshot: Snapshot
     resource: Resource | None = None
@@ -100,9 +108,10 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """An earlier request has used the key with another payload.
+    """An earlier request has used the same key with a different payload.
 
-    resource: the object that the earlier request has referred to, if the same caller sent that request.
+    Attributes:
+        resource: the object that the earlier request has referred to, if the same caller sent that request.
     """
 
     resource: Resource | None = field(default=None, compare=False)
@@ -110,11 +119,12 @@ class Mismatched:
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Another request is doing the work right now.
+    """Another request with the same key is doing the work right now.
 
-    lease_left: seconds until the lease of the running request is over. The number is 0 if that request has no lease, or
-        if its row is not committed yet.
-    resource: the object that the running request has referred to.
+    Attributes:
+        lease_left: the seconds until the lease of the running request ends. The number is 0 if the running request has
+            no lease, or if its row is not committed yet.
+        resource: the object that the running request has referred to.
     """
 
     lease_left: float = field(default=0, compare=False)
@@ -122,23 +132,25 @@ class Conflicted:
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds after which the client should retry.
+        """Return the number of whole seconds after which the client should retry.
 
-        If the worker has died, the key is free when the lease is over, so an earlier retry would be refused again.
+        If the worker has died, the key stays locked until the lease ends. So a retry before the end of the lease would
+        be refused again.
         """
         return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """An earlier attempt was interrupted. It is not known whether its work took effect. A person or `reconcile`
-    decides.
+    """An earlier attempt was interrupted, and it is not known whether the attempt took effect.
 
-    There are two cases. Under `on_abandoned="hold"`, an external call has no result. Or the work has ended the
-    transaction of its own key.
+    A person must decide about the key, or the project's `reconcile` returns a final result. This outcome has one of two
+    causes. Either the option `on_abandoned` is "hold" and an external call has no result, or the work has ended the
+    transaction that claimed the key.
 
-    attempt: the number of the key's last attempt. With this number, two doubts about one key can be told apart.
-    resource: the object that the operation has referred to.
+    Attributes:
+        attempt: the number of the key's last attempt. Two doubts about one key have different numbers.
+        resource: the object that the operation has referred to.
     """
 
     attempt: int = field(default=0, compare=False)
@@ -147,12 +159,15 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The store did not answer in time (SQLite's write lock). Nothing has run."""
+    """The store did not answer in time, for example because of SQLite's write lock. The work has not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """No row has this key, and the key is too old to be new. Perhaps its request has run and its row was deleted."""
+    """No row has this key, but the key was made too long ago to be accepted as a new key.
+
+    Perhaps an earlier request with this key has run, and the row of the key was deleted after that.
+    """
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
@@ -162,10 +177,11 @@ ClaimOutcome = Claimed | Completed | Refusal
 
 
 class Verdict(Enum):
-    """What happens to the business write and to the key after the work has returned.
+    """The verdict says what happens to the business write and to the key after the work has returned.
 
-    In leased mode the writes are committed already, step by step. So in leased mode the package rolls no write back and
-    frees no key, but marks the key as `failed` and keeps the steps of the key.
+    In leased mode, every write is already committed when the work returns. So in leased mode, the verdicts `RELEASE`
+    and `ROLL_BACK` roll no write back and free no key. Instead, the package marks the key as `failed` and keeps the
+    steps of the key.
     """
 
     KEEP = "commit the write, complete the key"
@@ -175,10 +191,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work has returned. With `Verdict.KEEP`, the `snapshot` is stored. Otherwise, `reason` says why it is not
+    """The work has returned a value and a verdict.
+
+    If the verdict is `Verdict.KEEP`, the `snapshot` is stored. For any other verdict, `reason` says why no snapshot is
     stored.
 
-    resource: the object that the work has referred to.
+    Attributes:
+        resource: the object that the work has referred to.
     """
 
     value: T

@@ -1,16 +1,18 @@
-"""A fingerprint is 32 bytes. A retry must have the fingerprint of the first request. This module makes fingerprints.
+"""This module makes the fingerprints of requests. Each fingerprint has 32 bytes.
+
+A retry must have the same fingerprint as the first request with the same key.
 
 # Note [What Django has read is compared]
-For a multipart form, `request.POST` and `request.FILES` are compared. For every other request, `request.body` is
-compared. Django keeps `request.body`, so the view, its parser and the check of a signature can read the body again. The
-package does not replace Django's stream. So a view that reads the stream of a form, or sets upload handlers, needs the
-option `fingerprint=`.
+The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
+request is made of `request.body`. Django keeps `request.body`, so a view, a parser or a signature check can read the
+body again. But the package does not replace Django's stream. So if a view reads the stream of a form or sets upload
+handlers, the view needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into a JSON text with sorted names and fixed white space. So the order of names and the
-white space in a request have no effect. A value that is not JSON, such as a file, is written as an object with one
-name, and this name begins with NUL. If a client sends a name that begins with NUL, the name gets a second NUL. So no
-client can send an object that looks like a file.
+white space in a request do not change the fingerprint. A value that is not JSON, such as a file, becomes a JSON object
+with one name that begins with NUL. If a client sends a name that begins with NUL, the package adds a second NUL to the
+name. So no client can send an object that looks like a file.
 """
 
 from __future__ import annotations
@@ -56,17 +58,21 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """The body does not follow its content type. But perhaps the view can read the bytes."""
+    """The package does not parse this body, and compares the bytes of the body instead.
+
+    For example, the content type is JSON, but the body is not valid JSON. Perhaps the view itself can read such a body.
+    """
 
 
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """Return the fingerprint of a request, or None if requests are not compared.
+    """Return the fingerprint of a request, or None if the package must not compare requests.
 
-    `options.fingerprint` says what is compared. See Note [What Django has read is compared].
+    The option `fingerprint` says which parts of a request are compared. See Note [What Django has read is compared].
 
-    The first part of each digest is the version of this method. Fingerprints of two versions are never equal.
+    The first part of each digest is the version of the fingerprint method. So fingerprints of two different versions
+    are never equal.
 
     Args:
         request: Django's request.
@@ -84,7 +90,8 @@ def fingerprint_of(
     if chosen is None:
         return None
     method, path = (request.method or "").upper(), request.get_full_path()
-    # Some projects choose a URLconf for each host in a middleware. Then one path leads to different views.
+    # In some projects, a middleware chooses a different URLconf for each host. So the same path can lead to different
+    # views, and the name of the URLconf is part of the fingerprint.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -102,11 +109,12 @@ def fingerprint_of(
     return digest("request 3", method, path, content_type, parameters, _ENCODER.encode(payload))
 
 
-@lru_cache(maxsize=16)  # nearly all requests have the same parameters
+@lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """The parameters of the content type, and the charset with which Django decodes the body.
+    """Return a text with the parameters of the content type and the charset with which Django decodes the body.
 
-    The boundary is left out, because each retry has a new boundary. A missing charset means Django's default charset.
+    The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
+    no charset, the text contains Django's default charset.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -118,16 +126,18 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
-    """Return the value of the body if the body is JSON or a form. Otherwise, return the digest of its bytes."""
+    """Return the parsed body if the body is JSON or a form. Otherwise, return the digest of the body's bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        with suppress(Unparsable):  # if the view has no parser for forms, the body is still unread
+        with suppress(Unparsable):  # if the view has no parser for forms, the body is read further below
             return _form(request, parsed)
     body: bytes | None = None
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
-    except RawPostDataException:  # a parser has read the stream, and without a framework this is an error
+    except RawPostDataException:
+        # Django raises RawPostDataException if the stream was read already. If a framework's parser has read the
+        # stream, the parsed data is compared. If no framework has parsed the body, the request cannot be compared.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -142,13 +152,18 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
 
 
 def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
-    """Fields and file contents of a multipart form. Files are hashed in pieces, and then rewound for the view."""
+    """Return the fields and the file contents of a multipart form.
+
+    Each file is hashed in pieces. Then the position in the file is set to the beginning, so that the view can read the
+    file.
+    """
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
-    except (LookupError, ValueError) as error:  # the charset does not exist, or it is a codec that does not make text
+    except (LookupError, ValueError) as error:
+        # The charset of the form does not exist, or the charset is a Python codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # Django makes the upload handlers immutable when Django parses a form. If the form is empty and the handlers are
-    # still mutable, then code of the project has read the stream without Django's parser.
+    # When Django parses a form, Django makes the list of upload handlers immutable. If the form is empty and the list
+    # of upload handlers is mutable, code of the project has read the stream without Django's parser.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -164,23 +179,25 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
-    """Refuse a body if the server has shown only a part of the body, because the complete retry would look different.
+    """Refuse the request if Django got only a part of the body, because a retry with the whole body would differ.
 
-    If a client hangs up while it sends the body, Gunicorn shows the first part as if it were the whole body.
+    For example, if a client closes the connection before the end of the body, Gunicorn gives the first part to Django
+    as if this part were the whole body.
     """
     said = request.META.get("CONTENT_LENGTH", "")
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # WSGI does not show a chunked body, so two different bodies would look equal.
+        # Under WSGI, Django cannot read a chunked body, so two different chunked bodies would look equal.
         raise Refused(length_required())
-    stream: Any = getattr(request, "_stream", None)  # Django has no public way to ask how many bytes have come
+    stream: Any = getattr(request, "_stream", None)  # Django has no public attribute for the number of received bytes
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
-        return  # an ASGI server gives Django a form only when the form is complete
-    # A middleware that decompresses the body does not change Content-Length: it is the length of the compressed body.
+        return  # an ASGI server gives only complete forms to Django
+    # If a middleware has decompressed the body, Content-Length is the length of the compressed body. So Content-Length
+    # cannot be compared with the number of received bytes.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
@@ -189,15 +206,15 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """The data that the framework's parser has made of JSON or a form. So JSON and forms are not parsed twice.
+    """Return the data that the framework's parser has made of JSON or a form, so that no body is parsed twice.
 
-    Other content types are not read here, because their parsers can return objects of any kind and size. For example, a
-    few bytes of YAML can become millions of values.
+    For other content types, the parsed data is not used, because a parser can return objects of any kind and size. For
+    example, a YAML parser can make millions of values of a few bytes.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # if a parser returns no data, the view perhaps reads the body itself
+        raise Unparsable  # if a parser has returned no data, perhaps the view itself reads the body
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -206,15 +223,18 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # Parsing a large body takes seconds and hundreds of megabytes, even if the view itself never parses the body.
+        # A large body is not parsed here. Parsing would take seconds and hundreds of megabytes, even if the view itself
+        # never parses the body.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-            # A name in JSON can contain NUL only as the escape \u0000, because the decoder refuses a raw NUL.
+            # Only a JSON text with the escape \u0000 can have a name with NUL, because the decoder refuses an unescaped
+            # NUL.
             return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
         if content_type == FORM:
-            # With latin-1 each byte becomes one character, so different bytes stay different in any charset.
+            # In latin-1, each byte becomes one character. So different bytes stay different, whatever charset the form
+            # has.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -222,18 +242,25 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(UserString):
-    """A number with a fraction, as the client wrote it. As floats, two different numbers could become equal."""
+    """This class keeps a number with a fraction as the text that the client wrote.
+
+    If the package converted these numbers to floats, two different numbers could become equal.
+    """
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise Unparsable  # if an object has a name twice, some parsers take the first value and some the last
+        # If an object contains one name twice, some parsers use the first value, and other parsers use the last value.
+        raise Unparsable
     return value
 
 
 def _escaped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, with a second NUL in front of names that begin with NUL. See Note [One form for equal values]."""
+    """Return the object with a second NUL in front of each name that begins with NUL.
+
+    See Note [One form for equal values].
+    """
     return {NUL + name if name.startswith(NUL) else name: value for name, value in _unique(pairs).items()}
 
 
@@ -242,7 +269,8 @@ _ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
 
 
 def plain(value: Any) -> Any:
-    """Convert the value of a framework's parser into plain JSON data. Different values stay different.
+    """Convert a value from a framework's parser into plain JSON data. Two different values become two different JSON
+    values.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -258,7 +286,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict from the names of fields and files to their values."""
+    """Return a dict with the values of all fields and files, under the names of these fields and files."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -271,7 +299,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> dict[str, Any]:
-    """Convert a value that is not JSON into an object. See Note [One form for equal values]."""
+    """Convert a value that is not JSON, such as a file, into a JSON object. See Note [One form for equal values]."""
     if isinstance(value, (Number, Decimal)):
         return {f"{NUL}number": str(value)}
     if isinstance(value, bytes):
@@ -283,7 +311,8 @@ def _tagged(value: Any) -> dict[str, Any]:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of the file's content type, for example the charset, can change how the view reads the file.
+    # The parameters of the file's content type are compared, too. For example, the charset can change how the view
+    # reads the file.
     return {f"{NUL}file": [value.name, value.content_type, value.content_type_extra or {}, hasher.hexdigest()]}
 
 
@@ -291,9 +320,9 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagg
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Keep only the fields with these names, in an object or in each object of a list.
+    """Return a JSON object, or each JSON object of a list, with only the fields that have these names.
 
-    If an object has none of these fields, the whole object is kept.
+    If a JSON object has none of these fields, the whole object is returned.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

@@ -1,15 +1,19 @@
-"""The steps of a protected request, from top to bottom. The order of the steps is part of the contract.
+"""The functions of this module are the steps of a protected request, in the order in which they run.
+
+The package promises the order of the steps, so this order must not change.
 
 # Note [Taking ATOMIC_REQUESTS over]
-Under ATOMIC_REQUESTS, Django wraps the URL callback in `atomic(alias)`. A claim inside Django's block would only be a
-savepoint, and the package could not see a failure of Django's COMMIT. So a protected callback has an attribute
-`_non_atomic_requests` with the alias of the keys, and the package opens the transaction instead of Django. For a
-request that passes through, the package opens the `atomic(alias)` that Django would have opened.
+With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
+block, the claim would only be a savepoint, and the package could not notice that Django's COMMIT failed. So the package
+opens the transaction instead of Django. A protected callback has an attribute `_non_atomic_requests` with the alias of
+the keys, so Django opens no transaction on this alias. If a request runs without protection, the package opens the
+`atomic(alias)` that Django would have opened.
 
 # Note [Observing]
-`observe=True` is for a gradual rollout. The view runs for every request, in Django's own transaction, and its response
-goes out unchanged. The claim and the completion of the key run in their own short transactions. An error of these
-transactions is logged and never reaches the client.
+A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
+request in Django's own transaction, and the client gets the view's response unchanged. In observe mode, the key is
+claimed in one short transaction, and completed in another short transaction. If the claim or the completion fails, the
+package logs the error, and the error never reaches the client.
 """
 
 from __future__ import annotations
@@ -56,14 +60,18 @@ UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
-    """Answer one request: pass it through, run its view once, replay a response, or refuse."""
+    """Return the answer to one request.
+
+    Either the view runs (with or without protection), or a stored response is replayed, or the request is refused.
+    """
     options = call.options
     if call.method not in options.methods or not get_settings().enabled:
         return pass_through(call)
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
-        # The first protection has claimed the key already, so a second claim by the same request would be a conflict.
+        # An outer decorator or mixin has claimed the key for this request already. So a second claim by the same
+        # request would be a conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."
@@ -91,9 +99,12 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
-    """Return the claim for this request, a `Problem` if the request must be refused, or None to pass it through.
+    """Return the `ClaimRequest` for this request.
 
-    The key is read first, then the scope, then the fingerprint. A request with a bad key runs no SQL statement.
+    If the request must be refused, return a `Problem`. If the view must run without protection, return None.
+
+    The key is read before the scope, and the scope is read before the fingerprint. So if the key is invalid, the
+    request is refused before any SQL statement runs.
     """
     options, operation = call.options, call.operation_name()
     try:
@@ -110,16 +121,16 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # If a client's clock is ahead, its key has a time in the future, so the key becomes late some minutes after
-        # `ttl`. The row must be stored until the key is late, because otherwise a retry in these minutes would run
-        # again.
+        # If the clock of a client is some minutes ahead, the client's key contains a time in the future. The package
+        # accepts a key from the future for some minutes longer than `ttl`. The row of such a key must be stored for
+        # some minutes longer, too, because otherwise a retry would run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
 
 
 def read_key(request: Any, options: Idempotency) -> str | None:
-    """The key that the client sent, or None. No SQL statement runs here.
+    """Return the key that the client sent, or None if the client sent no key. This function runs no SQL statement.
 
     Raises:
         InvalidKey: the client sent something that is not a key.
@@ -148,7 +159,7 @@ def read_key(request: Any, options: Idempotency) -> str | None:
 
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
-    """Call the view as if the view were not protected. If its code asks for the operation, the operation has no key."""
+    """Call the view as if the view were not protected. The operation in `request.idempotency` has no key."""
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
@@ -171,9 +182,9 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 
 def _forget_session(request: Any) -> None:
-    """Forget the session that this duplicate has loaded, so that Django does not save the old session.
+    """Forget the session that this duplicate request has loaded, so that Django does not save the old session.
 
-    Perhaps the first request has changed the session after the duplicate loaded it.
+    Perhaps the first request has changed the session after the duplicate request had loaded the session.
     """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
@@ -187,7 +198,7 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-@lru_cache(maxsize=1024)  # one warning for each operation, so that a client cannot fill the log
+@lru_cache(maxsize=1024)  # logs one warning for each operation, so that a client cannot fill the log
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
@@ -201,7 +212,7 @@ def _tell_developer(operation: str) -> None:
 
 
 def observed(call: ViewCall) -> HttpResponseBase:
-    """Run the view, and log the replay or refusal that a protected view would have sent. See Note [Observing]."""
+    """Run the view, and log the replay or the refusal that a protected view would have sent. See Note [Observing]."""
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
@@ -222,11 +233,11 @@ def observed(call: ViewCall) -> HttpResponseBase:
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja will convert the result again, after this function
+    if not isinstance(response, HttpResponseBase):  # after this function, Django Ninja converts the result again
         response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
-        # Only the status is stored, because sometimes the response is not rendered yet, and observing must not render
-        # it.
+        # Only the status is stored, because perhaps the response is not rendered yet. In observe mode, the package must
+        # not render a response.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -234,9 +245,10 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run `work` in a transaction. Inside another transaction, `work` runs in a savepoint.
+    """Run `work` in a new transaction. If a transaction is open already, `work` runs in a savepoint of that
+    transaction.
 
-    So an error of `work` cannot break the outer transaction.
+    Because of the savepoint, an error of `work` cannot break the outer transaction.
     """
     return _safely(transaction.atomic(using=store.alias)(work))
 
@@ -246,7 +258,7 @@ def _safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # without this error, Django would show an empty body to the view
+            raise  # if this error were caught, Django would give an empty body to the view
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None
@@ -260,15 +272,17 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
             logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)
 
 
-# --- ATOMIC_REQUESTS: see Note [Taking ATOMIC_REQUESTS over]
+# --- ATOMIC_REQUESTS
 
 
 class TakenOver(set[str]):
-    """The `_non_atomic_requests` of a protected view: aliases for which Django must not open a transaction.
+    """This set is the attribute `_non_atomic_requests` of a protected view. Django opens no transaction for an alias in
+    this set.
 
-    The set has the aliases that the project has excluded with `non_atomic_requests`. The alias of the keys is looked up
-    at each request, because the settings are perhaps not ready at import, and routers can choose another alias for each
-    request.
+    See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
+    `non_atomic_requests`. For Django, the set also contains the alias of the keys. The alias of the keys is not stored,
+    but looked up for each request, because a router can choose a different alias for each request. Also, the settings
+    are perhaps not ready at import.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -283,14 +297,15 @@ class TakenOver(set[str]):
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
-    """Mark a protected callback, so that Django does not open the transaction of the keys."""
+    """Mark a protected callback, so that Django opens no transaction on the alias of the keys."""
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Open the transaction that Django would have opened for a request that passes through."""
+    """Return the transaction that Django would have opened for a request to an unprotected view."""
     match_ = getattr(request, "resolver_match", None)
-    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)  # a test's match can be without func
+    # Some tests set a `resolver_match` that has no attribute `func`.
+    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
         if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:

@@ -1,4 +1,7 @@
-"""Check the set-up of the server: a claim and the business write must commit together or roll back together."""
+"""This module checks the set-up of the database server.
+
+With a correct set-up, a claim and the business write commit together or roll back together.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables. They can be lost when a table is rebuilt."""
+    """Check the indexes and collations of the package's tables.
+
+    If a person or a tool rebuilds a table, the table can lose its indexes and its collations.
+    """
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -71,8 +77,8 @@ def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the package's tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
-        # `migrate` will create a missing table in the server's default engine. This check runs before `migrate`, so the
-        # query returns the default engine for a missing table.
+        # For a table that does not exist yet, Django returns the server's default engine. This check runs before
+        # `migrate`, which will create the missing table in the default engine.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
@@ -111,7 +117,10 @@ the schema of a tenant."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check whether Citus keeps a key where the key and the business write commit together or roll back together."""
+    """On Citus, check where the package's tables are stored.
+
+    The tables must be in a place where a key and the business write commit together or roll back together.
+    """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
             kind = "known to Citus, but not in a distributed schema"
@@ -129,7 +138,7 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
 
 
 def rows_of(connection: BaseDatabaseWrapper, sql: str, params: Any = ()) -> list[Any]:
-    """Return all rows of a query."""
+    """Run a query, and return all rows of its result."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return list(cursor.fetchall())

@@ -50,7 +50,8 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # A pattern without an unprotected endpoint would allow a future unprotected endpoint without a warning.
+                # No unprotected endpoint matches this pattern now. If the pattern stays, the pattern can later allow a
+                # new unprotected endpoint without a warning.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
@@ -67,6 +68,6 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route can be a regular expression with characters such as "[". In patterns, these characters have another
-    # meaning. So a pattern also matches a text that is equal to it.
+    # A route can be a regular expression with characters such as "[". In a pattern of `fnmatch`, "[" has a different
+    # meaning. So a pattern also matches a route or view that is exactly equal to the pattern.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
