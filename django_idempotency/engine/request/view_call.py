@@ -182,7 +182,7 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """A type for annotations of the request in a protected view."""
+    """Annotate the request of a protected view with this type."""
 
     idempotency: Operation
 

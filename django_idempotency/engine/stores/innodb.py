@@ -79,7 +79,10 @@ class InnoDBStore(Store):
 
     @property
     def reads_committed(self) -> bool:
-        """Return whether transactions run under READ COMMITTED. Then a SELECT for a missing key locks nothing."""
+        """Return whether transactions run under READ COMMITTED.
+
+        Under READ COMMITTED, a SELECT for a missing key locks nothing.
+        """
         return self._isolation == "read committed"
 
     def look(self, wanted: ClaimRequest) -> Known:
@@ -117,8 +120,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if a statement did not get a lock in time. Then another transaction is working on the key.
-        """
+        """Raise `KeyLocked` if the key's row was not free in time, because another transaction is working on the key."""
         try:
             yield
         except OperationalError as error:
@@ -144,7 +146,7 @@ class MariaDBStore(InnoDBStore):
 
     A running request has inserted its row, but has not committed the row. Normally, a duplicate request would wait for
     the lock of that row. But the statement of the duplicate has a lock timeout of 0, so the duplicate gets error 1205
-    at once. Then the server rolls back only this statement of the duplicate. But if the server option
+    at once. After error 1205, the server rolls back only this statement. But if the server option
     `innodb_rollback_on_timeout` is on, the server rolls back the whole transaction of the duplicate. The lock timeout
     is set for one statement, so the lock timeout of the session does not change.
     """
@@ -169,20 +171,21 @@ class MySQLStore(InnoDBStore):
     locks only the row of the key (FOR UPDATE). So if several requests come for one expired key, one request gets the
     row, and the other requests do not wait.
 
-    MySQL first runs the subquery, and inserts the row some microseconds later. If a duplicate request comes between
-    these two actions, the duplicate waits until the first request ends. Under an isolation level other than READ
-    COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has no subquery. As a result, each
-    duplicate of a running request waits there. The server option `innodb_lock_wait_timeout` limits the time for which a
-    duplicate waits.
+    MySQL first runs the subquery, and inserts the row some microseconds later. If a duplicate request comes after the
+    subquery and before the new row, the duplicate waits until the first request ends. Under an isolation level other
+    than READ COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has no subquery. As a
+    result, each duplicate of a running request waits under these isolation levels. The server option
+    `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
 
     InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of such a deleted row
     again, the INSERT of the key locks the gap next to the deleted row. Then an INSERT of another new key with a hash in
     that gap waits until the request with the repeated key ends.
     """
 
-    # The SELECT is a derived table, because otherwise MySQL raises error 1093: the statement reads from the table into
-    # which it inserts. FOR UPDATE NOWAIT is necessary, because without these words a SELECT inside an INSERT takes a
-    # lock and waits for this lock. SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
+    # The SELECT is a derived table. Without a derived table, MySQL would raise error 1093, because the INSERT reads
+    # from the table into which it inserts. FOR UPDATE NOWAIT is necessary, because without these words a SELECT inside
+    # an INSERT takes a lock and waits for this lock. SKIP LOCKED is not possible, because SKIP LOCKED returns no row
+    # for a key in flight.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 

@@ -21,12 +21,12 @@ statement contains a hash of the SQL. So if two releases of this package use one
 statements never have the same name. The state of a connection (for example "prepared") is an attribute of psycopg's
 connection object, because a connection pool gives this object to the next request.
 
-A prepared statement can fail for three reasons. DISCARD ALL has deleted the prepared statement. Another client of the
-connection pooler has already used the name of the prepared statement. A migration has changed the columns that the
-prepared statement returns. If a claim fails for one of these reasons, the claim is rolled back and sent again as SQL
-text. After that, this connection sends all statements as SQL text. If a completion fails for one of these reasons, the
-view has run already, so the completion is never sent again. In this case the request fails, and nothing of the request
-is committed.
+A prepared statement can fail for three reasons. First, the command DISCARD ALL can delete the prepared statement.
+Second, another client behind a connection pooler can already have a prepared statement with the same name. Third, a
+migration can change the columns that the prepared statement returns. If the prepared statement of a claim fails, the
+claim is rolled back and sent again as SQL text. After this failure, the connection sends all statements as SQL text. If
+the prepared statement of a completion fails, the view has run already, so the completion is never sent again. In this
+case the request fails, and nothing of the request is committed.
 
 If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
 whole table. PostgreSQL keeps this plan until the connection ends. So `enable_seqscan` is off when a prepared statement

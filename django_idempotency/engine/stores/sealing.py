@@ -1,25 +1,26 @@
 """This module encrypts ("seals") responses, step results, error texts and trails of decisions before they are stored.
 
-Without the setting `ENCRYPTION_KEYS`, this module does not encrypt the texts. This module imports the package
-`cryptography` only if encryption keys are set.
+Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
+if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
 Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. So this module must
-find out for each stored text whether the text is sealed. A client must not be able to change this decision with a text
-that it sends. So sealed text begins with a mark, and unsealed text must never begin with the mark. Unsealed headers and
-an unsealed trail of decisions are JSON lists, and an unsealed result is a JSON object. So these texts cannot begin with
-the mark. But an unsealed body can begin with any text, because some views return text of the request. So a sealed body
-has no mark. One statement always writes the headers and the body of a response. So if the headers begin with the mark,
-the body is sealed, too. An unsealed error text begins with the name of a class or with a word of this package, and not
-with the mark. Error texts are only shown to people.
+find out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
+unsealed, or an unsealed row look sealed. So sealed text begins with a mark (`enc1:`), except in the column `body`.
+Unsealed headers and an unsealed trail of decisions are JSON lists, and an unsealed result is a JSON object. So headers,
+trails and results that are not sealed cannot begin with the mark. But an unsealed body can begin with any text, because
+some views return text of the request. So a sealed body has no mark. One statement always writes the headers and the
+body of a response. So if the headers begin with the mark, the body is sealed, too. An unsealed error text begins with
+the name of a class or with words of this package, so it cannot begin with the mark. Error texts are only shown to
+people.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
-decrypted only in this place. Otherwise, a person with access to the database could copy another user's response into a
-row of their own. This person could then get that response as a replay. The place consists of the two hashes of the row
-(for key, caller and operation), the column, and the name of the step. For a response, the place also contains the
-status code and the fingerprint of the row. So nobody can change the stored status code from a refusal to a success. And
-nobody can move a stored response to a row with another payload.
+decrypted only in this place. If a sealed text could be decrypted in another place, a person with access to the database
+could copy another user's response into a row of their own. This person could then get the other user's response as a
+replay. The place consists of the two hashes of the row (for key, caller and operation), the column, and the name of the
+step. For a response, the place also contains the status code and the fingerprint of the row. So nobody can change the
+stored status code from a refusal to a success. And nobody can move a stored response to a row with another payload.
 """
 
 from __future__ import annotations
@@ -90,8 +91,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. If the response is sealed, `of` must have the hashes of the sealed
-    response.
+    """Return the stored response of this row. A sealed response is decrypted with the hashes of `of`.
 
     Raises `NotDecryptable`.
     """
@@ -111,7 +111,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """Return the decrypted text. If somebody has copied the text from another row or column, it cannot be decrypted."""
+    """Return the decrypted text. A text that was copied from another row or column cannot be decrypted."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
@@ -132,8 +132,9 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return bytes that identify the place of a text: the row, the column and other facts. See Note [What sealed text
-    is bound to].
+    """Return bytes that identify the place of a text, for example the row and the column.
+
+    See Note [What sealed text is bound to].
     """
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
