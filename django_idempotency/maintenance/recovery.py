@@ -209,7 +209,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Call `reconcile`, not the work. If `reconcile` returns None, the next retry gets the key and the key's steps."""
+        """Call `reconcile`, not the work. If `reconcile` returns None, the next retry gets the key with its steps."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)

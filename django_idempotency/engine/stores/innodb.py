@@ -120,7 +120,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if the key's row was not free in time, because another transaction is working on the key."""
+        """Raise `KeyLocked` if a lock was not free in time, because another transaction is working on the key."""
         try:
             yield
         except OperationalError as error:
