@@ -1,4 +1,6 @@
-"""The decisions in the admin. Each decision has a form, an explanation, and a button on the page of a key."""
+"""This module has the decisions of the admin. Each decision has a form, an explanation, and a button on the page of a
+key.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 
 
 class DecisionForm(forms.Form):
-    """A form in which an operator makes a decision about some keys, and gives the reason for the decision.
+    """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
 
     Attributes:
         name: the last part of the page's address, and the name of the action in the trail of decisions.
@@ -71,7 +73,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # This hidden field has the digest of the preview that the operator has seen.
+    # The hidden field `previewed` has the digest of the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -95,7 +97,7 @@ class DecisionForm(forms.Form):
     def was_previewed(self) -> bool:
         """Return True if the operator has seen a preview of exactly this decision, or if the decision has no preview.
 
-        Read this property only if the form is valid.
+        Read `was_previewed` only if the form is valid.
         """
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
@@ -103,7 +105,7 @@ class DecisionForm(forms.Form):
     def digest(self) -> str:
         """Return a hash of the operator's input and of the present state of the keys.
 
-        The page with the preview sends this hash to the server in a hidden field.
+        The page with the preview sends the hash to the server in a hidden field.
         """
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
@@ -113,7 +115,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """The form that releases a key, so that the next retry runs. This retry can charge the customer twice."""
+    """This form releases a key, so that the next retry runs. The retry after a release can charge a customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -131,7 +133,7 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """The form in which an operator records the result of a step."""
+    """In this form, an operator records the result of a step."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(
@@ -174,13 +176,13 @@ class RecordForm(DecisionForm):
     def _may_see(self, model: Any) -> bool:
         """Return whether this person may see rows of the model.
 
-        Without this check, a person without permission could use the form to find out which rows exist.
+        Without the permission check, a person without permission could use the form to find out which rows exist.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
-    """The form in which an operator enters the final response of a key."""
+    """In this form, an operator enters the final response of a key."""
 
     name, label = "answer", _("Answer by hand")
     explanation = _(

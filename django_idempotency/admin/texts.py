@@ -1,4 +1,4 @@
-"""Functions that format times, operations, long texts and encrypted texts for the pages of the admin.
+"""This module formats times, operations, long texts and encrypted texts for the pages of the admin.
 
 The templates escape each text. No function of this module sends a query to a database.
 """
@@ -36,7 +36,7 @@ def badge(state: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time as a text with seconds and time zone. The text also contains the time in UTC.
+    """Return a time as a text with seconds and time zone, and add the same time in UTC.
 
     The time in UTC is useful because the logs of other services often have times in UTC.
     """
@@ -49,9 +49,9 @@ def moment(value: datetime | None) -> str:
 
 
 def readable_operation(operation: str) -> str:
-    """Return the name of an operation in a form that is easy to read, such as `POST orders/<pk>/`.
+    """Return the name of an operation in a form that is easy to read.
 
-    The stored name of this operation is `POST ^orders/(?P<pk>[0-9]+)/$`.
+    For example, the stored name `POST ^orders/(?P<pk>[0-9]+)/$` becomes `POST orders/<pk>/`.
     """
     method, space, route = operation.partition(" ")
     if not any(mark in route for mark in "^$("):

@@ -1,6 +1,6 @@
-"""Functions that check what a person has entered for a decision, in the admin or in a command.
+"""This module checks what a person has entered for a decision, in the admin or in a command.
 
-The person enters the result of a step, or the response of a key.
+For a decision, a person enters the result of a step, or the response of a key.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def result_of(
 def json_value(text: str) -> Any:
     """Return the Python value of a JSON text.
 
-    Raises `ValueError` if the text is not valid JSON. NaN and Infinity also raise this error, although Python's `json`
-    accepts them.
+    Raises `ValueError` if the text is not valid JSON. NaN and Infinity also raise `ValueError`, although Python's
+    `json` module accepts them.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)

@@ -1,17 +1,18 @@
-"""Functions that delete what is stored about a caller.
+"""This module deletes what is stored about a caller.
 
-Use these functions for support ("let this key run again"), and for requests to erase personal data.
+Use `forget` for support ("let this key run again"), and use `forget_scope` for requests to erase personal data.
 
 # Note [What is never forgotten]
-`forget` and `forget_scope` keep a key in progress, because the key belongs to a worker. They also keep a failed key if
-one of the key's calls has ended or is in doubt. Without such a key, the next retry would make the call a second time. A
-key in progress without a lease is kept, too. Such a key belongs to no worker, because the work of the key has ended its
-own transaction and then failed. `Forgotten.kept` counts all these keys. With `include_unsettled=True`, `forget` keeps a
-key only if the key has a live lease. So `include_unsettled=True` also deletes keys that are stuck, in doubt or half
-done, although these keys are the only trace of what was done.
+`forget` and `forget_scope` keep a key in progress, because the key belongs to a worker. `forget` also keeps a failed
+key if one of the key's calls has ended or is in doubt, because without the key the next retry would make the call a
+second time. `forget` also keeps a key in progress without a lease. A key in progress without a lease belongs to no
+worker, because the work of the key has ended its own transaction and then failed. `Forgotten.kept` counts all keys that
+were kept. With `include_unsettled=True`, `forget` keeps a key only if the key has a live lease.
+`include_unsettled=True` also deletes keys that are stuck, in doubt or half done, although these keys are the only trace
+of what was done.
 
-While a request in atomic mode is running, `forget` cannot find the key of the request. The request commits the key only
-at its end.
+While a request in atomic mode is running, `forget` cannot find the key of the request, because the key is committed at
+the end of the request.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SETTLED = (FAILED_STATE.name, COMPLETED.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """The number of keys that were deleted, and the number of keys that were kept.
+    """A `Forgotten` says how many keys were deleted, and how many keys had to be kept.
 
     Note [What is never forgotten] says which keys are kept.
 
@@ -97,9 +98,9 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    The query uses the index of scopes, and locks only rows of this scope. A request that is running now stores its key
-    later. So first take away the caller's access, and then call this function. Each batch of keys is deleted in one
-    transaction. If an outer `atomic()` block is open, each batch is deleted in a savepoint.
+    The query uses the index of scopes, and locks only rows of this scope. A running request stores its key later, so
+    take away the caller's access before you call `forget_scope`. Each batch of keys is deleted in one transaction. If
+    an outer `atomic()` block is open, each batch is deleted in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -145,9 +146,9 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # The rows are locked before this function decides which keys to delete. Perhaps a retry of a failed key is
-        # starting right now and has locked its row. The query skips such a locked row. On MariaDB, a SELECT without a
-        # lock sometimes returns old versions of rows, but a SELECT with a lock returns the committed rows.
+        # The rows are locked before this function decides which keys to delete. The query skips a row that is locked
+        # already, because perhaps a retry of a failed key is starting right now. On MariaDB, a SELECT without a lock
+        # sometimes returns old versions of rows, but a SELECT with a lock returns the committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))

@@ -1,6 +1,6 @@
 """Recovery takes over each key that needs attention, and calls the project's `reconcile` to find out the outcome.
 
-So a key can be completed even if the client never sends a retry.
+With recovery, a key can be completed even if the client never sends a retry.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The outcome for one key, or for all keys of an operation if no `reconcile` can be called.
+    """An `Asked` has the outcome for one key, or for all keys of an operation if no `reconcile` can be called.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -107,11 +107,11 @@ def recover_idempotency_keys(
     """Call `reconcile` for each key that needs attention, because some clients never retry.
 
     Call this function from cron, Celery beat or django.tasks. If several recoveries and retries need one key at the
-    same time, only one of them gets the key. Each key is taken over under its fence, in its own transactions. So no
+    same time, only one of them gets the key. Each key is taken over under its fence, in its own transactions, so no
     transaction may be open when you call this function. If `reconcile` returns a result, the result completes the key.
-    If `reconcile` returns None or raises an error, the key is not completed. When the time `older_than` has passed
-    again, the next recovery calls `reconcile` for the key again. The log gets one line for each key. If no `reconcile`
-    can be called for an operation, the log gets one line for the operation.
+    If `reconcile` returns None or raises an error, the key is not completed. After another `older_than`, a recovery
+    calls `reconcile` again for a key that was not completed. The log gets one line for each key. If no `reconcile` can
+    be called for an operation, the log gets one line for the operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -141,8 +141,7 @@ def recover_idempotency_keys(
     if operations:
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
-    # The import of the URLconf also imports the modules of the views. These modules register the options of their
-    # views.
+    # The import of the URLconf also imports the modules of the views, which register the declarations of the views.
     if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
@@ -180,7 +179,7 @@ def recover_idempotency_keys(
 def _declared(operation: str) -> Declaration | str:
     """Return the declaration whose `reconcile` can be called for the keys of an operation.
 
-    If no such declaration exists, return a text that says why.
+    If no declaration can be used, return a text that says why.
     """
     found = registered(operation)
     if not found:
@@ -198,8 +197,8 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # This claim does not change the stored fingerprint. If the key was deleted or completed in the meantime, this claim
-    # changes nothing.
+    # A recovery does not change the stored fingerprint. If the key was deleted or completed in the meantime, the
+    # recovery does not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
@@ -209,7 +208,10 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Call `reconcile`, not the work. If `reconcile` returns None, the next retry gets the key with its steps."""
+        """Call `reconcile`, and do not run the work.
+
+        If `reconcile` returns None, the next retry gets the key and the steps of the key.
+        """
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -222,8 +224,8 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        # If the connection is lost, Django opens a new connection for the next key. But in a TestCase, an `atomic()`
-        # block is open, and the connection must not be closed.
+        # If the connection is lost, Django opens a new connection for the next key. In a TestCase, the connection must
+        # not be closed, because an `atomic()` block is open.
         if not store.connection.in_atomic_block:
             store.connection.close_if_unusable_or_obsolete()
         return "failed", f"reconcile raised {describe(error)}"
@@ -244,7 +246,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
 def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
     """Add the answer of `reconcile` to the key's trail of decisions.
 
-    The trail is useful because the trail is kept longer than the log of this run.
+    The trail of decisions is kept longer than the log of a recovery.
     """
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):

@@ -1,12 +1,13 @@
-"""Functions for decisions about a key that is stuck, in doubt or half done.
+"""This module has the decisions about a key that is stuck, in doubt or half done.
 
-The admin calls these functions. Your own code can also call these functions.
+The admin calls the functions of this module. Your own code can also call `release_for_retry`, `record_outcome`,
+`close_with` and `resolve_all`.
 
 A decision is refused if the row has changed after the person has read the row. A decision runs in one transaction. If
 an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
 possible if the key is failed, if the key's lease is over, or if the key is in progress without a lease. The database's
-clock decides whether the lease is over. Then the decision changes the row, so that the fence stops an old worker that
-wakes up later.
+clock decides whether a lease is over. A decision changes the row, so that the fence stops an old worker that wakes up
+later.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
     """Let the next retry run and repeat the steps in doubt. A repeated call gets the same derived key again.
 
     Release a key only if the steps in doubt did not happen and their worker is dead, or if a repetition of the steps
-    does no harm. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
-    what the work has committed. A step with a result keeps the result. The function runs in one transaction. If an
+    does no harm. If the key is in progress without a lease, first undo what the work has committed, because the next
+    retry runs the whole work again. A step with a result keeps the result. The function runs in one transaction. If an
     outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
@@ -89,7 +90,7 @@ def record_outcome(
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
         # The names of steps are compared in Python. Some databases ignore differences in capital letters, in accents,
-        # and in spaces at the end of a name. But `seal` does not ignore such differences.
+        # and in spaces at the end of a name, but `seal` does not.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -196,9 +197,9 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """Change the row so that an old worker loses the key. Add the decision and the steps in doubt to the trail.
 
-    After this change, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` from now
-    on. If the key has a later expiry already, for example from a longer `ttl` of the view, the later expiry is kept. So
-    a late retry finds the key.
+    After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` after a
+    decision. If the key has a later expiry already, for example from a longer `ttl` of the view, the later expiry
+    stays, so that a late retry finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {

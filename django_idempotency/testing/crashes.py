@@ -5,7 +5,7 @@ The test fails if a call or a write has run twice.
 This module replaces the public methods of `Operation`, because the view passes the functions of its steps to these
 methods. This module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends
 the request. `Stopped` is not a subclass of `Exception`, so error handlers of views and frameworks do not catch
-`Stopped`. After `Stopped`, the execute wrapper refuses each statement except a rollback. So the engine cannot mark the
+`Stopped`. After `Stopped`, the execute wrapper refuses each statement except a rollback, so the engine cannot mark the
 key as failed. The key is locked until its lease is over, as after the death of a process.
 """
 
@@ -37,14 +37,16 @@ COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
 class Stopped(BaseException):
-    """This exception ends the request. `assert_idempotent` catches the exception, so your test never gets it."""
+    """The exception `Stopped` ends the request. `assert_idempotent` catches `Stopped`, so your test never gets
+    `Stopped`.
+    """
 
 
 @dataclass(slots=True)
 class Watch:
-    """A record of what one request does in leased mode.
+    """A `Watch` records what one request does in leased mode.
 
-    A `Watch` object is also the execute wrapper of the request's database connections.
+    A `Watch` is also the execute wrapper of the request's database connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None if the request is not stopped.
@@ -75,8 +77,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The request is never stopped after this COMMIT. A crash after the COMMIT would lose only the response, and the
-        # retry would be a replay.
+        # The request is not stopped after the COMMIT of its response, because a crash there would lose only the answer,
+        # and the retry would be a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -120,8 +122,8 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # The start of a call is committed before the function of the call runs. Other steps commit nothing at their
-            # start.
+            # The start of a call is committed before the function of the call runs. Steps of other kinds commit nothing
+            # at their start.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -146,7 +148,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 def _identity(function: Any) -> object:
     """Return a value that is equal for the same function in each attempt.
 
-    The function object itself is not such a value, because each attempt makes new function objects.
+    The function object itself cannot be compared, because each attempt makes new function objects.
     """
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
@@ -156,7 +158,7 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """The checks of `crash_at_each_step`. At each place, they stop a request with a new key.
+    """The checks of `crash_at_each_step` stop a request with a new key at each place.
 
     Then the checks end the lease of the key, and send a retry.
 
@@ -234,8 +236,7 @@ class CrashChecks:
         """Yield each defect of the retry, together with advice for the developer.
 
         If a call was made twice, the call needs a derived key. A step needs the same name in all attempts. `reconcile`
-        can record the result of a call with a function of its own. Such a different function does not count as a second
-        call.
+        can record the result of a call with a function of its own, which does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

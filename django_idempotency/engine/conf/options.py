@@ -17,7 +17,9 @@ NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
 
 
 def is_final(response: Any) -> bool:
-    """The default of the option `record`. A response is final if its status is below 500 and is not in `NOT_FINAL`."""
+    """This function is the default of the option `record`. A response is final if its status is below 500 and is not in
+    `NOT_FINAL`.
+    """
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
@@ -31,14 +33,14 @@ COMPARED = check.must(
 )
 
 
-# With eq=False, Python compares two `Idempotency` objects by identity, and not by their fields. So a cache with these
-# objects as keys is fast.
+# A cache with `Idempotency` objects as keys is fast with eq=False, because Python then compares two objects by identity
+# and not by their fields.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
-    """The options that protect one endpoint.
+    """An `Idempotency` object has the options that protect one endpoint.
 
-    If an option is not given here, the option comes from the next layer: the class, a base class, the settings or the
-    default. A duration is a `timedelta` or a number of seconds.
+    If an option is not given, its value comes from the next layer (the class, a base class, the settings or the
+    default). A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -130,14 +132,14 @@ class Idempotency:
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
-        """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use this option."""
+        """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use `on_abandoned`."""
         return None if self.lease is None else self.on_abandoned
 
     @cached_property
     def repeats_calls(self) -> bool:
         """Return whether the work can run again although a call of an earlier attempt is in doubt.
 
-        The result is True only in leased mode. A repeated call gets the same derived key again.
+        The result can be True only in leased mode, where a repeated call gets the same derived key again.
         """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
@@ -151,8 +153,8 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 def for_methods(*methods: str) -> Idempotency:
     """Return an `Idempotency` object that sets only the option `methods`.
 
-    The function is cached, so two calls with the same methods return the same object. Other caches use this object as a
-    key.
+    The function is cached, so two calls with the same methods return the same object. Other caches use the returned
+    object as a key.
     """
     return Idempotency(methods=methods)
 
@@ -177,7 +179,7 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The options of `run_once`, `arun_once` and `once`. These options need no request."""
+    """The functions `run_once`, `arun_once` and `once` accept these options, which need no request."""
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -189,7 +191,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """The options of a protected view. They are the fields of `Idempotency`."""
+    """A protected view accepts all these options, which are the fields of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

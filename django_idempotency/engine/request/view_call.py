@@ -25,9 +25,9 @@ from .responses import capture
 
 
 class ViewCall:
-    """One call of a protected view. The pipeline and the engine use this class for each framework.
+    """A `ViewCall` is one call of a protected view. The pipeline and the engine use `ViewCall` for each framework.
 
-    A `ViewCall` is a `Work`. While the protected view runs, Django's request object has the attribute
+    `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
     `_idempotency_runs`.
 
     Args:
@@ -90,8 +90,8 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A client understands a status of 400 or more as "nothing has happened". But a call of this view has no
-            # result, so perhaps the call took effect. So this response must not be stored.
+            # A client understands a status of 400 or more as "nothing has happened". If a call of the view has no
+            # result, perhaps the call took effect, so a response with such a status must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
@@ -113,7 +113,7 @@ class ViewCall:
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
         """Call the project's `reconcile`, which can return the final response for an abandoned attempt.
 
-        If this method returns None, the view runs again.
+        If `reconcile` returns None, the view runs again.
         """
         if self.options.reconcile is None:
             return None

@@ -37,7 +37,7 @@ UNTESTED = ("TiDB", "Vitess")
 def alias_of(options: Idempotency) -> str:
     """Return the database alias to which keys are written.
 
-    This alias is the option `using`. If `using` is None, the database routers choose the alias.
+    If the option `using` is None, the database routers choose the alias.
     """
     return options.using or router.db_for_write(IdempotencyKey)
 
@@ -45,7 +45,7 @@ def alias_of(options: Idempotency) -> str:
 def alias_for(using: str | None) -> str:
     """Return the alias of the database that has the keys.
 
-    This alias is `using`. If `using` is None, it is the alias to which the project writes keys by default.
+    If `using` is None, the alias is the one to which the project writes keys by default.
     """
     return using or alias_of(resolve())
 
@@ -78,8 +78,8 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # The version text of MariaDB contains "MariaDB", too. But Django recognises MariaDB, so the text is read only for
-    # MySQL.
+    # MariaDB also has its own name in its version text. But Django recognises MariaDB, so this function reads the
+    # version text only for MySQL.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

@@ -1,6 +1,6 @@
-"""The stores for MariaDB and MySQL. Both databases keep their tables in the storage engine InnoDB.
+"""This module has the stores for MariaDB and MySQL, which keep their tables in the storage engine InnoDB.
 
-This module interprets the error codes of InnoDB, and takes locks without waiting for them.
+The stores interpret the error codes of InnoDB, and take locks without waiting for them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Django has switched autocommit off on the connection of its transaction. If the driver then opens a new
-        # connection without Django's knowledge, the new connection has autocommit on.
+        # Django has switched autocommit off on the connection of its transaction. If the driver opens a new connection
+        # without Django's knowledge, the new connection has autocommit on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -97,13 +97,13 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # If an INSERT finds a duplicate row, InnoDB locks the gap next to that row in the index until the transaction
-        # ends. InnoDB does this even under READ COMMITTED. So if a view runs under an expired key, such a lock would
-        # block the INSERT of other new keys. For this reason the store searches for the key before the INSERT. Under
-        # READ COMMITTED, a subquery of the INSERT searches for the key. Under the other isolation levels, such a
-        # subquery would lock the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE, this
-        # SELECT would also lock the gap, so the store does not search before the INSERT. The statement is not INSERT …
-        # SELECT, because INSERT … SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
+        # Even under READ COMMITTED, an INSERT that finds a duplicate row locks the gap next to that row in the index
+        # until the transaction ends. If a view runs under an expired key, the gap lock would block the INSERT of other
+        # new keys. To avoid the gap lock, the store searches for the key before the INSERT. Under READ COMMITTED, a
+        # subquery of the INSERT searches for the key. Under other isolation levels, a subquery of the INSERT would lock
+        # the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE, every SELECT would lock the
+        # gap, so the store does not search before the INSERT. The statement is not INSERT … SELECT, because INSERT …
+        # SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -131,8 +131,8 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Return whether the server has rolled back the writes that the caller made before the claim.
 
-        If these writes are lost, the database error must propagate. If the caller got the answer "conflict" in place of
-        the error, the caller would not notice that its writes are lost.
+        If the caller's writes are lost, the database error must propagate. If the caller got the answer "conflict" in
+        place of the error, the caller would not notice that its writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -141,14 +141,13 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate request does not wait for the
-    lock.
+    """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate does not wait for the lock.
 
-    A running request has inserted its row, but has not committed the row. Normally, a duplicate request would wait for
-    the lock of that row. But the statement of the duplicate has a lock timeout of 0, so the duplicate gets error 1205
-    at once. After error 1205, the server rolls back only this statement. But if the server option
-    `innodb_rollback_on_timeout` is on, the server rolls back the whole transaction of the duplicate. The lock timeout
-    is set for one statement, so the lock timeout of the session does not change.
+    A running request has inserted its row but has not committed the row, so a duplicate request would normally wait for
+    the lock of the row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at once. After error
+    1205, the server rolls back only the failed statement. But if the server option `innodb_rollback_on_timeout` is on,
+    the server rolls back the whole transaction after error 1205. The lock timeout is set for one statement, so the lock
+    timeout of the session does not change.
     """
 
     at_once = AT_ONCE
@@ -156,42 +155,40 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # In a Galera cluster, a transaction on another node can commit the same key first. Then our node ends our
-        # transaction, sometimes before a SELECT on our node returns the rows of the other transaction. So the next
-        # statement waits until our node returns these rows.
+        # Sometimes a Galera node ends our transaction before a SELECT on the node returns the rows of the winning
+        # transaction. With `wsrep_sync_wait`, the next statement waits until the node returns the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a SELECT … FOR UPDATE NOWAIT shows whether a key is in flight. This SELECT never waits for a lock.
+    """On MySQL, a SELECT … FOR UPDATE NOWAIT shows whether a key is in flight, and never waits for a lock.
 
-    The SELECT is a subquery of the INSERT, so the first request with a key needs no additional statement. The SELECT
-    locks only the row of the key (FOR UPDATE). So if several requests come for one expired key, one request gets the
-    row, and the other requests do not wait.
+    The SELECT … FOR UPDATE NOWAIT is a subquery of the INSERT, so the first request with a key needs no additional
+    statement. FOR UPDATE locks only the row of the key. If several requests come for one expired key, one request gets
+    the row, and the other requests do not wait.
 
-    MySQL first runs the subquery, and inserts the row some microseconds later. If a duplicate request comes after the
-    subquery and before the new row, the duplicate waits until the first request ends. Under an isolation level other
-    than READ COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has no subquery. As a
-    result, each duplicate of a running request waits under these isolation levels. The server option
+    MySQL runs the subquery of an INSERT some microseconds before MySQL inserts the row. If a duplicate request comes
+    between the subquery and the INSERT of the first request, the duplicate waits until the first request ends. Under an
+    isolation level other than READ COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has
+    no subquery. Without the subquery, each duplicate of a running request waits. The server option
     `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
 
     InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of such a deleted row
-    again, the INSERT of the key locks the gap next to the deleted row. Then an INSERT of another new key with a hash in
-    that gap waits until the request with the repeated key ends.
+    again, the INSERT of the key locks the gap next to the deleted row. While an INSERT has locked a gap, the INSERT of
+    another new key with a hash in the gap waits until the request with the repeated key ends.
     """
 
-    # The SELECT is a derived table. Without a derived table, MySQL would raise error 1093, because the INSERT reads
-    # from the table into which it inserts. FOR UPDATE NOWAIT is necessary, because without these words a SELECT inside
-    # an INSERT takes a lock and waits for this lock. SKIP LOCKED is not possible, because SKIP LOCKED returns no row
-    # for a key in flight.
+    # MySQL raises error 1093 if a subquery reads the table that the statement changes, so the SELECT is a derived
+    # table. FOR UPDATE NOWAIT is necessary, because a plain SELECT inside an INSERT becomes a locking read that waits.
+    # SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Perhaps the other transaction has locked the row only in order to answer a duplicate. Then the row is
-        # committed, and `look` can read a committed row without a lock.
+        # Perhaps the other transaction has locked a committed row only in order to answer a duplicate. `look` can read
+        # a committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,18 +1,17 @@
 """This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-So a usual request with a key needs no more messages than a request to an `atomic()` view without protection. Django
-sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module sends BEGIN together
-with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also send BEGIN
-together with the next statement. Before each statement, psycopg reads from libpq whether a transaction is open. So
-after the BEGIN of this module, psycopg does not send another BEGIN.
+With this module, a usual request with a key needs no more messages than a request to an `atomic()` view without
+protection. Django sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module
+sends BEGIN together with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and
+Npgsql also send BEGIN together with the next statement. Before each statement, psycopg reads from libpq whether a
+transaction is open, so psycopg sends no second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
-Packages for tenants and tools for tracing process each statement that a cursor sends. So this module sends messages
-only if no such package or tool is active on the connection. The connection must be an instance of Django's own class,
-and its psycopg connection must be an instance of psycopg's own class. None of their methods for cursors may be
-replaced, and the connection may have no execute wrapper and no query log. The block must be the outermost `atomic()`
-block, and must have the default isolation level. If one of these conditions is not true, Django's cursor sends the
-statements.
+Packages for tenants and tools for tracing must see each statement, so this module sends messages only if no such
+package or tool is active. The connection must be an instance of Django's own class, and its psycopg connection must be
+an instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no
+execute wrapper and no query log. The block must be the outermost `atomic()` block, and must have the default isolation
+level. If a condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
@@ -24,14 +23,14 @@ connection object, because a connection pool gives this object to the next reque
 A prepared statement can fail for three reasons. First, the command DISCARD ALL can delete the prepared statement.
 Second, another client behind a connection pooler can already have a prepared statement with the same name. Third, a
 migration can change the columns that the prepared statement returns. If the prepared statement of a claim fails, the
-claim is rolled back and sent again as SQL text. After this failure, the connection sends all statements as SQL text. If
-the prepared statement of a completion fails, the view has run already, so the completion is never sent again. In this
-case the request fails, and nothing of the request is committed.
+claim is rolled back and sent again as SQL text. After a failed prepared statement, the connection sends all statements
+as SQL text. If the prepared statement of a completion fails, the request fails, and nothing of the request is
+committed. A completion is never sent again, because the view has run already.
 
 If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
-whole table. PostgreSQL keeps this plan until the connection ends. So `enable_seqscan` is off when a prepared statement
-is planned. The prepared statement itself switches `enable_seqscan` on again, because this setting must not change the
-plans for the queries of the view.
+whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends, so `enable_seqscan` must be
+off while a prepared statement is planned. The prepared statement itself switches `enable_seqscan` on again, because the
+setting must not change the plans for the queries of the view.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A statement that is first sent as SQL text. Later, only the name of the prepared statement is sent.
+    """A `Statement` is first sent as SQL text. Later, only the name of its prepared statement is sent.
 
     Args:
         kind: a part of the name of the prepared statement.
@@ -127,10 +126,10 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, pass IDLE as `status`. Then the result is True if psycopg would now send a BEGIN without options, and
-    if Django would commit this transaction. Before COMMIT, pass IN_TRANSACTION as `status`. Then the result is True if
-    the end of the current `atomic()` block would send only COMMIT. But this function does not check whether the
-    connection needs a rollback.
+    Before BEGIN, `may_send(connection, IDLE)` returns True if psycopg would now send a BEGIN without options, and if
+    Django would commit the transaction. Before COMMIT, `may_send(connection, IN_TRANSACTION)` returns True if the end
+    of the current `atomic()` block would send only COMMIT. `may_send` does not check whether the connection needs a
+    rollback.
     """
     raw = connection.connection
     return (
@@ -272,7 +271,7 @@ def _send(connection: Any, message: bytes) -> Any:
 def _in_gevent() -> bool:
     """Return whether gevent has patched this process.
 
-    In such a process, libpq must not wait for the server, because libpq would block all greenlets.
+    In a process that gevent has patched, libpq must not wait for the server, because libpq would block all greenlets.
     """
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

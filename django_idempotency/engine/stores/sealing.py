@@ -4,23 +4,23 @@ Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module
 if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. So this module must
-find out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
-unsealed, or an unsealed row look sealed. So sealed text begins with a mark (`enc1:`), except in the column `body`.
-Unsealed headers and an unsealed trail of decisions are JSON lists, and an unsealed result is a JSON object. So headers,
-trails and results that are not sealed cannot begin with the mark. But an unsealed body can begin with any text, because
-some views return text of the request. So a sealed body has no mark. One statement always writes the headers and the
-body of a response. So if the headers begin with the mark, the body is sealed, too. An unsealed error text begins with
-the name of a class or with words of this package, so it cannot begin with the mark. Error texts are only shown to
+Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
+out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
+unsealed, or an unsealed row look sealed. Sealed text begins with the mark `enc1:`, except in the column `body`.
+Unsealed headers are a JSON list, and an unsealed result is a JSON object, so headers and results without encryption
+cannot begin with the mark. An unsealed trail of decisions is a JSON list, too. An unsealed body can begin with the
+mark, because some views return text of the request, so the column `body` does not use the mark. One statement always
+writes the headers and the body of a response, so a body is sealed if its headers begin with the mark. An unsealed error
+text begins with the name of a class or with words of this package, and not with the mark. Error texts are only shown to
 people.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
-decrypted only in this place. If a sealed text could be decrypted in another place, a person with access to the database
-could copy another user's response into a row of their own. This person could then get the other user's response as a
-replay. The place consists of the two hashes of the row (for key, caller and operation), the column, and the name of the
-step. For a response, the place also contains the status code and the fingerprint of the row. So nobody can change the
-stored status code from a refusal to a success. And nobody can move a stored response to a row with another payload.
+decrypted only in its own place. If a sealed text could be decrypted in another place, a person with access to the
+database could copy another user's response into a row of their own, and get the response as a replay. The place
+consists of the two hashes of the row (for key, caller and operation), the column, and the name of the step. For a
+response, the place also contains the status code of the row, so nobody can change a stored refusal into a success. The
+place of a response also contains the fingerprint of the row, so nobody can move a stored response to another payload.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. A sealed response is decrypted with the hashes of `of`.
+    """Return the stored response of this row. A sealed response is decrypted with the hashes of the argument `of`.
 
     Raises `NotDecryptable`.
     """
