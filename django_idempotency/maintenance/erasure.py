@@ -4,7 +4,7 @@ Use `forget` for support ("let this key run again"), and use `forget_scope` for 
 
 # Note [What is never forgotten]
 `forget` and `forget_scope` keep a key in progress, because the key belongs to a worker. `forget` also keeps a failed
-key if one of the key's calls has ended or is in doubt, because without the key the next retry would make the call a
+key if one of the key's calls has ended or is in doubt. Without this failed key, the next retry would make the call a
 second time. `forget` also keeps a key in progress without a lease. A key in progress without a lease belongs to no
 worker, because the work of the key has ended its own transaction and then failed. `Forgotten.kept` counts all keys that
 were kept. With `include_unsettled=True`, `forget` keeps a key only if the key has a live lease.

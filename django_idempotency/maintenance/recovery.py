@@ -109,9 +109,9 @@ def recover_idempotency_keys(
     Call this function from cron, Celery beat or django.tasks. If several recoveries and retries need one key at the
     same time, only one of them gets the key. Each key is taken over under its fence, in its own transactions, so no
     transaction may be open when you call this function. If `reconcile` returns a result, the result completes the key.
-    If `reconcile` returns None or raises an error, the key is not completed. After another `older_than`, a recovery
-    calls `reconcile` again for a key that was not completed. The log gets one line for each key. If no `reconcile` can
-    be called for an operation, the log gets one line for the operation.
+    If `reconcile` returns None or raises an error, the key is not completed. When `older_than` has passed again, a
+    recovery calls `reconcile` again for a key that was not completed. The log gets one line for each key. If no
+    `reconcile` can be called for an operation, the log gets one line for the operation.
 
     Args:
         using: database alias; default: the write alias of the key table.

@@ -198,8 +198,8 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """Change the row so that an old worker loses the key. Add the decision and the steps in doubt to the trail.
 
     After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` after a
-    decision. If the key has a later expiry already, for example from a longer `ttl` of the view, the later expiry
-    stays, so that a late retry finds the key.
+    decision. If the key's own expiry is later, for example with a longer `ttl` of the view, the later expiry stays.
+    With the later expiry, a late retry finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {

@@ -175,9 +175,9 @@ class MySQLStore(InnoDBStore):
     no subquery. Without the subquery, each duplicate of a running request waits. The server option
     `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
 
-    InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of such a deleted row
-    again, the INSERT of the key locks the gap next to the deleted row. While an INSERT has locked a gap, the INSERT of
-    another new key with a hash in the gap waits until the request with the repeated key ends.
+    InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of a deleted row
+    again before the purge, the INSERT of the key locks the gap next to the deleted row. Other new keys with a hash in
+    the locked gap wait until the request with the repeated key ends.
     """
 
     # MySQL raises error 1093 if a subquery reads the table that the statement changes, so the SELECT is a derived

@@ -10,15 +10,15 @@ transaction is open, so psycopg sends no second BEGIN after the BEGIN of this mo
 Packages for tenants and tools for tracing must see each statement, so this module sends messages only if no such
 package or tool is active. The connection must be an instance of Django's own class, and its psycopg connection must be
 an instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no
-execute wrapper and no query log. The block must be the outermost `atomic()` block, and must have the default isolation
-level. If a condition of this note is not true, Django's cursor sends the statements.
+execute wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the
+default level. If a condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
 save no time. The message with the second claim of a connection also prepares the statements. The name of a prepared
-statement contains a hash of the SQL. So if two releases of this package use one connection pooler, two different
-statements never have the same name. The state of a connection (for example "prepared") is an attribute of psycopg's
-connection object, because a connection pool gives this object to the next request.
+statement contains a hash of the SQL, so two releases of this package behind one pooler never use one name for two
+different statements. The state of a connection (for example "prepared") is an attribute of psycopg's connection object,
+because a connection pool gives this object to the next request.
 
 A prepared statement can fail for three reasons. First, the command DISCARD ALL can delete the prepared statement.
 Second, another client behind a connection pooler can already have a prepared statement with the same name. Third, a
@@ -79,7 +79,8 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A `Statement` is first sent as SQL text. Later, only the name of its prepared statement is sent.
+    """A `Statement` is first sent as SQL text. When a `Statement` is prepared, only the name of the prepared statement
+    is sent.
 
     Args:
         kind: a part of the name of the prepared statement.
@@ -184,8 +185,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message prepares the claim last. So if the claim is prepared on a connection, the other statements are
-        # prepared on this connection, too.
+        # The message prepares the claim last, so if the claim is prepared on a connection, the other statements are
+        # prepared, too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:

@@ -17,10 +17,11 @@ people.
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
 decrypted only in its own place. If a sealed text could be decrypted in another place, a person with access to the
-database could copy another user's response into a row of their own, and get the response as a replay. The place
-consists of the two hashes of the row (for key, caller and operation), the column, and the name of the step. For a
-response, the place also contains the status code of the row, so nobody can change a stored refusal into a success. The
-place of a response also contains the fingerprint of the row, so nobody can move a stored response to another payload.
+database could copy another user's response into their own row. The next retry of this person would then get the other
+user's response as a replay. The place consists of the two hashes of the row (for key, caller and operation), the
+column, and the name of the step. For a response, the place also contains the status code of the row, so nobody can
+change a stored refusal into a success. The place of a response also contains the fingerprint of the row, so nobody can
+move a stored response to another payload.
 """
 
 from __future__ import annotations
