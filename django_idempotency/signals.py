@@ -1,8 +1,9 @@
-"""The signal about keys. Receivers can count, trace or alert.
+"""This module has the signal `key_event`, which reports what happens to keys. A receiver can count, trace or alert.
 
-The signal is sent after the commit or the rollback that it reports. Inside an outer `atomic()` it is sent after the
-commit of the outer block. Receivers run in the request, so a slow receiver makes the request slow. If a receiver
-raises, the log `django.dispatch` has the error, and the request goes on. The sender is `IdempotencyKey`.
+The signal is sent after the COMMIT or the ROLLBACK that the signal reports. If an outer `atomic()` block is open, the
+signal is sent after the COMMIT of the outer block. Receivers run in the request, so a slow receiver makes the request
+slow. If a receiver raises an error, the logger `django.dispatch` logs the error, and the request continues. The sender
+is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ from django.dispatch import Signal
 
 __all__ = ["key_event"]
 
-key_event = Signal(use_caching=True)  # caching is on, because every request checks whether the signal has receivers
+# Every request checks whether the signal has receivers. With `use_caching=True`, this check is fast.
+key_event = Signal(use_caching=True)
 """Says that something has happened to a key. Arguments:
 
     event: one of these texts.
 
-        "claimed": a worker has claimed the key. Leased mode: before the view runs. Atomic mode: with the outcome.
+        "claimed": a worker has claimed the key. Leased mode sends this before the view runs, atomic mode with the
+            outcome.
         "completed": the response is stored and will be replayed.
         "replayed": a retry got the stored response.
-        "conflicted": a duplicate came while the first request was still running.
-        "mismatched": a request used the key of another request: their fingerprints differ.
+        "conflicted": a duplicate came while the first request was running.
+        "mismatched": a request used another request's key, with a different fingerprint.
         "missing": a request had no key, and was refused with 400.
         "invalid": a request had a key that cannot be used, and was refused with 400.
-        "too_old": with `late_keys="refuse"`: the key was unknown and too old, and was refused.
+        "too_old": `late_keys="refuse"` has refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
         "busy": the store did not answer in time. Nothing has run.
         "released": the run ended without a final result. The next retry runs again, unless a call in doubt holds the
             key.
-        "taken_over": leased mode, instead of "claimed": this attempt takes over from an attempt whose lease was over.
+        "taken_over": sent instead of "claimed" when a leased attempt takes over from an attempt whose lease was over.
         "held": a request was refused or has failed, because it is unknown what took effect. A person must find out.
         "purged": a cleanup has ended.
 

@@ -1,4 +1,6 @@
-"""The decisions. Each decision has a button on the page of a key, an explanation, and a form for the operator."""
+"""This module has the decisions of the admin. Each decision has a form, an explanation, and a button on the page of a
+key.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 
 
 class DecisionForm(forms.Form):
-    """A decision about some keys, and its reason.
+    """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
 
     Attributes:
         name: the last part of the page's address, and the name of the action in the trail of decisions.
@@ -71,7 +73,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # The digest of the preview that the operator has seen.
+    # The hidden field `previewed` has the digest of the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -88,17 +90,23 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Whether this decision is possible for this key now."""
+        """Return whether an operator can make this decision about this key now."""
         return facts.idle
 
     @property
     def was_previewed(self) -> bool:
-        """Whether the operator has seen a preview of exactly this decision about these keys. The form must be valid."""
+        """Return True if the operator has seen a preview of exactly this decision, or if the decision has no preview.
+
+        Read `was_previewed` only if the form is valid.
+        """
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
     def digest(self) -> str:
-        """A hash of what was entered and of the present state of the keys. The preview sends this hash back."""
+        """Return a hash of the operator's input and of the present state of the keys.
+
+        The page with the preview sends the hash to the server in a hidden field.
+        """
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
@@ -107,7 +115,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """Release a key for a retry. It is possible that the retry charges the customer twice."""
+    """This form releases a key, so that the next retry runs. The retry after a release can charge a customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -125,7 +133,7 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """Record the result of a step."""
+    """In this form, an operator records the result of a step."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(
@@ -166,12 +174,15 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Whether this person may see rows of the model. Without this check, the form would tell which rows exist."""
+        """Return whether this person may see rows of the model.
+
+        Without the permission check, a person without permission could use the form to find out which rows exist.
+        """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
-    """Enter the final response of a key."""
+    """In this form, an operator enters the final response of a key."""
 
     name, label = "answer", _("Answer by hand")
     explanation = _(

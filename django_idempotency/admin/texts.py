@@ -1,6 +1,6 @@
-"""How the pages of the admin write times, operations, long texts, and texts that are stored encrypted.
+"""This module formats times, operations, long texts and encrypted texts for the pages of the admin.
 
-The templates escape each text. None of these functions sends a query to a database.
+The templates escape each text. No function of this module sends a query to a database.
 """
 
 from __future__ import annotations
@@ -30,23 +30,29 @@ SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", 
 
 
 def badge(state: str) -> SafeString:
-    """Return the badge of a state: a shape and a word."""
+    """Return the HTML badge of a state. The badge shows a shape and the name of the state."""
     html = '<span class="idempotency-badge idempotency-{}"><span aria-hidden="true">{}</span> {}</span>'
     return format_html(html, state, SHAPES[state], STATES[state].label)
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time with seconds and zone, and the same time in UTC, because the other side often logs UTC times."""
+    """Return a time as a text with seconds and time zone, and add the same time in UTC.
+
+    The time in UTC is useful because the logs of other services often have times in UTC.
+    """
     if value is None:
         return "-"
-    if is_naive(value):  # because USE_TZ is False: see check W004
+    if is_naive(value):  # a time has no zone if USE_TZ is False, see the system check W004
         return f"{value:{FORMAT}}"
     local = f"{localtime(value):{FORMAT} %Z}"
     return local if local.endswith(" UTC") else f"{local} ({value.astimezone(UTC):{FORMAT}} UTC)"
 
 
 def readable_operation(operation: str) -> str:
-    """Return the route as a person reads it: `POST orders/<pk>/`, not `POST ^orders/(?P<pk>[0-9]+)/$`."""
+    """Return the name of an operation in a form that is easy to read.
+
+    For example, the stored name `POST ^orders/(?P<pk>[0-9]+)/$` becomes `POST orders/<pk>/`.
+    """
     method, space, route = operation.partition(" ")
     if not any(mark in route for mark in "^$("):
         return operation
@@ -54,24 +60,27 @@ def readable_operation(operation: str) -> str:
 
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
-    """Return the beginning of a text. Its HTML title (the tooltip) is the whole text."""
+    """Return the beginning of a long text, with the whole text as a tooltip. Return a short text unchanged."""
     if len(text) <= length:
         return text
     return format_html('<span title="{}">{}…</span>', text, text[:length])
 
 
 def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
-    """Return a stored error, or a sentence that says why the page hides it. An encrypted error can contain secrets."""
+    """Return the text of a stored error, or a sentence that says why the page hides the error.
+
+    An encrypted error is hidden from users without permission, because the error can contain secrets.
+    """
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, *step) or ""
-    except NotDecryptable as error:  # the person still needs the rest of the page
+    except NotDecryptable as error:  # the page shows the error, and the rest of the page is shown as usual
         return str(error)
 
 
 def readable_response(row: IdempotencyKey) -> str:
-    """Return the stored status, headers and body, or a sentence that says why the page cannot show them."""
+    """Return the stored status, headers and body, or a sentence that says why the page cannot show the response."""
     try:
         kept = unseal_response(row, row)
         fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
@@ -83,7 +92,7 @@ def readable_response(row: IdempotencyKey) -> str:
 
 
 def readable_body(body: bytes) -> str:
-    """Return a body as it is stored. If the body is not a text, return its size."""
+    """Return the beginning of a body as text. If the body is not a text in UTF-8, return the size of the body."""
     try:
         body.decode()
     except UnicodeDecodeError:
@@ -92,16 +101,19 @@ def readable_body(body: bytes) -> str:
 
 
 def cut(text: bytes) -> str:
-    """Return the beginning of a text. JSON is not indented, because parsing could change a number or lose a name."""
+    """Return the beginning of a text.
+
+    The function does not parse and indent JSON, because parsing could change a number or remove a repeated name.
+    """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Encode JSON. A single surrogate (half of a pair) becomes an escape, as in JSON: "\\ud800"."""
+    """Return JSON text in UTF-8. A single surrogate (half of a pair) becomes an escape, such as "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Replace each single surrogate (half of a pair) with an escape, because no page can encode a surrogate."""
+    """Replace each single surrogate (half of a pair) with an escape, because UTF-8 cannot encode a surrogate."""
     return as_utf8(text).decode()

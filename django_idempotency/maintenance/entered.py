@@ -1,4 +1,7 @@
-"""What a person enters for a decision, in the admin or in a command: the result of a step, or an answer."""
+"""This module checks what a person has entered for a decision, in the admin or in a command.
+
+For a decision, a person enters the result of a step, or the response of a key.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,11 @@ AS_IT_IS = ("X-Content-Type-Options", "nosniff")
 
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
-    """Return the answer for a key that a person closes. Raises `ValueError` if the type is JSON and the body is not."""
-    if body and content_type.endswith("json"):  # an empty body, such as the body of a 204, is not checked
+    """Return the response with which a person closes a key.
+
+    Raises `ValueError` if the content type is JSON but the body is not valid JSON.
+    """
+    if body and content_type.endswith("json"):  # an empty body is allowed, for example for a 204
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
@@ -53,7 +59,11 @@ def result_of(
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. Raises `ValueError`, also for NaN and Infinity, which Python would accept."""
+    """Return the Python value of a JSON text.
+
+    Raises `ValueError` if the text is not valid JSON. NaN and Infinity also raise `ValueError`, although Python's
+    `json` module accepts them.
+    """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
@@ -65,7 +75,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def is_envelope(value: Any) -> bool:
-    """Return whether this value is the stored form of a result, `{"value": …}`, and not the result itself."""
+    """Return whether this value is an envelope such as `{"value": 5}`. The results of steps are stored in envelopes."""
     return isinstance(value, dict) and list(value) == ["value"]
 
 
@@ -82,7 +92,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # The retry also fetches the row from this alias, and never from a replica.
+        # A retry also fetches the row from this alias, and not from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

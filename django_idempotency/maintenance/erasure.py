@@ -1,13 +1,18 @@
-"""Delete what is stored about a caller, for support ("let this key run again") and for erasure requests.
+"""This module deletes what is stored about a caller.
+
+Use `forget` for support ("let this key run again"), and use `forget_scope` for requests to erase personal data.
 
 # Note [What is never forgotten]
-A key in progress belongs to a worker, so the key is kept. A failed key is kept if one of its calls has ended or is in
-doubt, because the key stops the next retry from making the call a second time. A key in progress without a lease
-belongs to no worker: the work of this key has ended its own transaction and then failed. Such a key is kept, too. All
-these keys are counted as kept. With `include_unsettled`, only keys with a live lease are kept. So `include_unsettled`
-deletes keys that are stuck, in doubt or half done, although these keys are the only trace of what was done.
+`forget` and `forget_scope` keep a key in progress, because the key belongs to a worker. `forget` also keeps a failed
+key if one of the key's calls has ended or is in doubt. Without this failed key, the next retry would make the call a
+second time. `forget` also keeps a key in progress without a lease. A key in progress without a lease belongs to no
+worker, because the work of the key has ended its own transaction and then failed. `Forgotten.kept` counts all keys that
+were kept. With `include_unsettled=True`, `forget` keeps a key only if the key has a live lease.
+`include_unsettled=True` also deletes keys that are stuck, in doubt or half done, although these keys are the only trace
+of what was done.
 
-A request in atomic mode that is still running has no visible row yet, because the request commits its key at its end.
+While a request in atomic mode is running, `forget` cannot find the key of the request, because the key is committed at
+the end of the request.
 """
 
 from __future__ import annotations
@@ -39,7 +44,9 @@ SETTLED = (FAILED_STATE.name, COMPLETED.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """What was deleted, and what had to be kept. See Note [What is never forgotten].
+    """A `Forgotten` says how many keys were deleted, and how many keys had to be kept.
+
+    Note [What is never forgotten] says which keys are kept.
 
     Attributes:
         deleted: how many keys were deleted.
@@ -61,7 +68,8 @@ def forget(
 ) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs again.
 
-    Reads the unique index. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    The query uses the unique index. The function runs in one transaction. If an outer `atomic()` block is open, the
+    function runs in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -90,9 +98,9 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    Reads the index of scopes, and locks only the deleted rows. A running request stores its key later, so first take
-    away the caller's access. Each batch is deleted in one transaction, or in a savepoint inside an outer
-    `atomic()`.
+    The query uses the index of scopes, and locks only rows of this scope. A running request stores its key later, so
+    take away the caller's access before you call `forget_scope`. Each batch of keys is deleted in one transaction. If
+    an outer `atomic()` block is open, each batch is deleted in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -112,11 +120,14 @@ def forget_scope(
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for the keys of a scope. The scope can have the endpoint's form or the admin's form.
+    """Return a Q object for the keys of a scope.
 
-    For a user, the keys that OAuth clients have used in the name of the user are also found.
+    The scope is a text that the endpoint's `scope=` returns, or the text that the admin shows.
+
+    If the scope is a user, the Q object also finds the keys that OAuth clients have used in the name of this user.
     """
-    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}  # no row has control characters
+    # No stored scope contains control characters.
+    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
     clients = Q(scope__startswith=acting_for(scope)) if scope.startswith("user:") and scope in forms else Q()
     return Q(scope__in=forms) | clients
 
@@ -135,13 +146,13 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # The rows are locked before they are judged, because perhaps a retry of a failed key is starting right now and
-        # has locked its row. On MariaDB, a plain SELECT sometimes shows old rows, but a locking SELECT shows the
-        # committed rows.
+        # The rows are locked before this function decides which keys to delete. The query skips a row that is locked
+        # already, because perhaps a retry of a failed key is starting right now. On MariaDB, a SELECT without a lock
+        # sometimes returns old versions of rows, but a SELECT with a lock returns the committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
         seen = [Seen(row, row.steps.all(), row.now) for row in rows]
         gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
-        # CASCADE deletes the steps. Without only(), Django's collector would load every stored body.
+        # CASCADE deletes the steps. Without `only("pk")`, Django would load every stored body before the deletion.
         return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)

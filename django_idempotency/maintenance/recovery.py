@@ -1,4 +1,7 @@
-"""Recovery without the client: take over each key that needs attention, and ask its `reconcile` for the outcome."""
+"""Recovery takes over each key that needs attention, and calls the project's `reconcile` to find out the outcome.
+
+With recovery, a key can be completed even if the client never sends a retry.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The outcome for one key, or for all keys of an operation without a `reconcile` to ask.
+    """An `Asked` has the outcome for one key, or for all keys of an operation if no `reconcile` can be called.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -101,13 +104,14 @@ def recover_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
-    """Ask `reconcile` about each key that needs attention, because some clients never retry.
+    """Call `reconcile` for each key that needs attention, because some clients never retry.
 
-    Call this function from cron, Celery beat or django.tasks. If several recoveries and retries run at the same time,
-    only one of them gets the key. Each key is taken over under its fence, in its own transactions, so the caller must
-    not have an open transaction. If `reconcile` returns a result, the result completes the key. If `reconcile` returns
-    None or raises an error, the key waits. After another `older_than`, a recovery asks again. The log gets one line for
-    each key, and one line for each operation without a `reconcile` to ask.
+    Call this function from cron, Celery beat or django.tasks. If several recoveries and retries need one key at the
+    same time, only one of them gets the key. Each key is taken over under its fence, in its own transactions, so no
+    transaction may be open when you call this function. If `reconcile` returns a result, the result completes the key.
+    If `reconcile` returns None or raises an error, the key is not completed. When `older_than` has passed again, a
+    recovery calls `reconcile` again for a key that was not completed. The log gets one line for each key. If no
+    `reconcile` can be called for an operation, the log gets one line for the operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -137,7 +141,7 @@ def recover_idempotency_keys(
     if operations:
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
-    # A view's declaration is registered when the view's module is imported.
+    # The import of the URLconf also imports the modules of the views, which register the declarations of the views.
     if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
@@ -151,14 +155,15 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # An operation without keys and without a `reconcile` is also reported, because perhaps its name is wrong.
+    # If a given operation has no keys and no `reconcile`, the operation is also reported, because perhaps its name is
+    # wrong.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The oldest key comes last, because pop() takes the last key. After `reconcile` was asked about a key, the key has
-    # changed, so it is then the youngest key.
+    # The oldest key is the last item of the list, because pop() takes the last item. When `reconcile` was called for a
+    # key, the key has changed, so the next recovery takes this key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -172,7 +177,10 @@ def recover_idempotency_keys(
 
 
 def _declared(operation: str) -> Declaration | str:
-    """Return the declaration whose `reconcile` can be asked about an operation's keys, or why there is none."""
+    """Return the declaration whose `reconcile` can be called for the keys of an operation.
+
+    If no declaration can be used, return a text that says why.
+    """
     found = registered(operation)
     if not found:
         return (
@@ -189,7 +197,8 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # The stored fingerprint does not change. A key that is deleted or completed in the meantime is not touched.
+    # A recovery does not change the stored fingerprint. If the key was deleted or completed in the meantime, the
+    # recovery does not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
@@ -199,7 +208,10 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Ask `reconcile`, and do not run the work. If it returns None, the next retry gets the key and its steps."""
+        """Call `reconcile`, and do not run the work.
+
+        If `reconcile` returns None, the next retry gets the key and the steps of the key.
+        """
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -212,8 +224,10 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        if not store.connection.in_atomic_block:  # a TestCase is in an `atomic()` block
-            store.connection.close_if_unusable_or_obsolete()  # the next key gets another connection
+        # If the connection is lost, Django opens a new connection for the next key. In a TestCase, the connection must
+        # not be closed, because an `atomic()` block is open.
+        if not store.connection.in_atomic_block:
+            store.connection.close_if_unusable_or_obsolete()
         return "failed", f"reconcile raised {describe(error)}"
     if not isinstance(outcome, Finished):
         return "passed", FASTER
@@ -230,11 +244,14 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
 
 
 def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
-    """Add the answer of `reconcile` to the key's trail, because the trail is kept longer than the log of this run."""
+    """Add the answer of `reconcile` to the key's trail of decisions.
+
+    The trail of decisions is kept longer than the log of a recovery.
+    """
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            with suppress(NotDecryptable):  # the answer of reconcile is stored with the key in any case
+            with suppress(NotDecryptable):  # the key has the answer of `reconcile` even without an entry in the trail
                 same_row(row).update(decisions=with_decision(held, made))
 
 

@@ -1,9 +1,13 @@
-"""The decisions about a key that is stuck, in doubt or half done. The admin or your own code can call them.
+"""This module has the decisions about a key that is stuck, in doubt or half done.
 
-A decision is refused if the row has changed since the person has seen it. A decision runs in one transaction, or in a
-savepoint inside an outer `atomic()`. A decision first locks the key's row. The key must be failed, or its lease must be
-over by the database's clock, or the key must be in progress without a lease. Then the decision changes the row, so that
-the fence stops a worker that wakes up later.
+The admin calls the functions of this module. Your own code can also call `release_for_retry`, `record_outcome`,
+`close_with` and `resolve_all`.
+
+A decision is refused if the row has changed after the person has read the row. A decision runs in one transaction. If
+an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
+possible if the key is failed, if the key's lease is over, or if the key is in progress without a lease. The database's
+clock decides whether a lease is over. A decision changes the row, so that the fence stops an old worker that wakes up
+later.
 """
 
 from __future__ import annotations
@@ -38,11 +42,12 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Let the next retry run and repeat the steps in doubt. A repeated call gets its first derived key again.
+    """Let the next retry run and repeat the steps in doubt. A repeated call gets the same derived key again.
 
-    Release a key if the steps in doubt did not happen and their worker is dead, or if making the steps again does no
-    harm. For a key in progress without a lease, the whole work runs again, so first undo what the work has committed.
-    Steps with a result keep the result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    Release a key only if the steps in doubt did not happen and their worker is dead, or if a repetition of the steps
+    does no harm. If the key is in progress without a lease, first undo what the work has committed, because the next
+    retry runs the whole work again. A step with a result keeps the result. The function runs in one transaction. If an
+    outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -63,10 +68,11 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
 def record_outcome(
     key: IdempotencyKey, step: str, value: Any, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Store the result that the books show for a step in doubt. The next retry goes on after this step.
+    """Store the result that a person has found for a step in doubt. The next retry continues after this step.
 
-    A result that a person has recorded can be corrected in the same way, until the key is completed. The trail of
-    decisions keeps the replaced result. Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    The person finds the result in the books, for example in the records of the called service. Use this function again
+    to correct a recorded result, but only until the key is completed. The trail of decisions keeps the replaced result.
+    The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -83,8 +89,8 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # The names of steps are compared in Python, because some databases ignore capital letters, accents and spaces
-        # at the end. `seal` does not ignore these differences.
+        # The names of steps are compared in Python. Some databases ignore differences in capital letters, in accents,
+        # and in spaces at the end of a name, but `seal` does not.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -100,7 +106,7 @@ def close_with(
 ) -> None:
     """Complete the key with this response. Retries get the response, and nothing runs again.
 
-    Runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -124,7 +130,7 @@ def close_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The outcome of a decision about many keys.
+    """The result of `resolve_all`.
 
     Attributes:
         resolved: how many keys were resolved.
@@ -137,13 +143,13 @@ class Resolved:
 
 
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
-    """Take one decision about all these keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+    """Apply one decision to all these keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    A key that has changed since it was read is refused. If a queryset was read already, it is not read again. So if you
-    list a queryset first, the decision is about exactly the listed keys.
+    A key is refused if the key has changed after its row was read. If `keys` is a queryset that was evaluated already,
+    the queryset is not evaluated again. So if you list a queryset first, the decision is about exactly the listed keys.
 
-    Each key is resolved in its own transaction, or in a savepoint inside an outer `atomic()`. After an error, the keys
-    before the error stay resolved.
+    Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
+    savepoint. If an error ends the function, the keys before the error stay resolved.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -170,7 +176,10 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the key's row until the transaction ends, if a decision is possible and the row has not changed."""
+    """Lock the key's row until the transaction ends, and yield the facts about the key.
+
+    Raises `NotResolvable` if no decision is possible or if the row has changed.
+    """
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
@@ -186,10 +195,11 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Change the row so that its worker loses the key, and add the decision and the steps in doubt to the trail.
+    """Change the row so that an old worker loses the key. Add the decision and the steps in doubt to the trail.
 
-    After this change, the fence refuses all writes of the old attempt. If the view has a longer `ttl` than the project,
-    the key keeps the longer time, so that a late retry still finds the key.
+    After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` after a
+    decision. If the key's own expiry is later, for example with a longer `ttl` of the view, the later expiry stays.
+    With the later expiry, a late retry finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {
@@ -204,5 +214,5 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """Return a query for the steps in the row's own database, never in a replica."""
+    """Return a query for the steps of this row. The query uses the row's own database alias, and never a replica."""
     return IdempotencyStep.objects.using(row._state.db).filter(key=row)

@@ -1,4 +1,7 @@
-"""`assert_idempotent` sends requests to an endpoint as clients do, and fails with a message about the defect."""
+"""This module has `assert_idempotent`, which sends requests to an endpoint as clients do.
+
+If the endpoint has a defect, `assert_idempotent` fails with a message about the defect.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,13 @@ def assert_idempotent(
     using: str | None = None,
     **extra: Any,
 ) -> Any:
-    """Check that an endpoint runs once for each key: send, retry, change the body, change the user, send duplicates.
+    """Check that an endpoint runs once for each key.
 
-    It works in any test class. With `transaction=True` the test must not run inside a transaction. It does not delete
-    the rows that the endpoint creates.
+    The function sends a first request, a retry, a request with a changed body, a request of another user, and
+    duplicates.
+
+    The function works in any test class. But with `transaction=True`, the test must not run inside a transaction. The
+    function does not delete the rows that the endpoint creates.
 
     Args:
         client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.

@@ -1,10 +1,12 @@
-"""`crash_at_each_step` stops a leased request before and after each step, sends a retry, and looks what ran twice.
+"""With `crash_at_each_step=True`, a test stops a leased request before and after each step, and sends a retry.
 
-This module replaces the public methods of `Operation`, because these methods get the functions of the steps. It also
-puts an execute wrapper of Django on each connection. The exception `Stopped` is not a subclass of `Exception`, so
-handlers of views and frameworks do not catch it. After `Stopped`, the wrapper refuses each statement that does not roll
-back. So the engine cannot mark the key as failed, and the key waits for the end of its lease, as after the death of a
-process.
+The test fails if a call or a write has run twice.
+
+This module replaces the public methods of `Operation`, because the view passes the functions of its steps to these
+methods. This module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends
+the request. `Stopped` is not a subclass of `Exception`, so error handlers of views and frameworks do not catch
+`Stopped`. After `Stopped`, the execute wrapper refuses each statement except a rollback, so the engine cannot mark the
+key as failed. The key is locked until its lease is over, as after the death of a process.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
 class Stopped(BaseException):
-    """Ends the request. This exception never leaves `assert_idempotent`."""
+    """The exception `Stopped` ends the request. `assert_idempotent` catches `Stopped`, so your test never gets
+    `Stopped`.
+    """
 
 
 @dataclass(slots=True)
 class Watch:
-    """Records what one request does in leased mode. It is also the execute wrapper of the request's connections.
+    """A `Watch` records what one request does in leased mode.
+
+    A `Watch` is also the execute wrapper of the request's database connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None if the request is not stopped.
@@ -61,7 +67,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place, and stop the request at the chosen place and at each later place."""
+        """Record the place. Stop the request if the place is `stop_at` or a later place."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -71,14 +77,14 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # After this COMMIT there is no place to stop, because a crash there loses only the answer, and the retry is a
-        # replay.
+        # The request is not stopped after the COMMIT of its response, because a crash there would lose only the answer,
+        # and the retry would be a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
     def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
-        """Return the rows of the request's keys."""
+        """Return a query for the rows of the keys that the request has used."""
         return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
@@ -90,7 +96,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Inside the block, `watch` records what the requests of this process do."""
+    """In the `with` block, record in `watch` what the requests of this process do."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -98,8 +104,8 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # These are the connections of the thread that sends the request. An asynchronous view uses them in another
-        # thread.
+        # `connections.all()` returns the connections of the thread that sends the request. An asynchronous view uses
+        # the same connections in another thread.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -109,11 +115,16 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for `original`, a method of `Operation`. It also reports the places of its step."""
+    """Return a replacement for the method `original` of `Operation`.
+
+    The replacement calls `original`, and also reports each place where the request can be stopped.
+    """
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if kind == "call":  # a call commits its start before its function runs; other steps commit nothing then
+            # The start of a call is committed before the function of the call runs. Steps of other kinds commit nothing
+            # at their start.
+            if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
             result = function(*args, **kwargs)
@@ -135,7 +146,10 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value that identifies a function in all attempts, although each attempt makes new function objects."""
+    """Return a value that is equal for the same function in each attempt.
+
+    The function object itself cannot be compared, because each attempt makes new function objects.
+    """
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code
@@ -144,7 +158,9 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """Checks each place: a request under a new key is stopped there, and a retry is sent after the lease.
+    """The checks of `crash_at_each_step` stop a request with a new key at each place.
+
+    Then the checks end the lease of the key, and send a retry.
 
     Args:
         checks: counts what the requests create, and writes the failures.
@@ -159,7 +175,7 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place. Raise AssertionError at the first place where the retry goes wrong."""
+        """Check each place, and raise AssertionError at the first place where the retry has a wrong result."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
@@ -190,7 +206,7 @@ class CrashChecks:
             pass
         else:
             raise self._not_stopped(stopped, where, reply)
-        lapsed = F("created_at") - timedelta(seconds=1)  # so the lease is over
+        lapsed = F("created_at") - timedelta(seconds=1)  # with this time, the lease is over
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
@@ -203,7 +219,7 @@ class CrashChecks:
         in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
         held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # under the policy "hold", no retry runs
+            return  # under the policy "hold", a retry must be refused while a call is in doubt
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
@@ -217,10 +233,10 @@ class CrashChecks:
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong with the retry, and what to do.
+        """Yield each defect of the retry, together with advice for the developer.
 
-        A call that was made twice needs a derived key. A step needs one name in all attempts. If `reconcile` records a
-        call, the function is another one, so the call was not made twice.
+        If a call was made twice, the call needs a derived key. A step needs the same name in all attempts. `reconcile`
+        can record the result of a call with a function of its own, which does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
@@ -255,7 +271,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """Return the names in the JSON of a response. Responses with different ids can be compared by these names."""
+    """Return the field names of a JSON response, so that two responses can be compared although their ids differ."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The options of one protected endpoint. Each option is checked when it is given."""
+"""This module declares the options of a protected endpoint. `Idempotency(…)` raises an error for a wrong option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
 
 
 def is_final(response: Any) -> bool:
-    """The default of `record`: a response is final if its status is below 500 and is not in `NOT_FINAL`."""
+    """This function is the default of the option `record`. A response is final if its status is below 500 and is not in
+    `NOT_FINAL`.
+    """
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
@@ -31,12 +33,14 @@ COMPARED = check.must(
 )
 
 
-# With eq=False, two layers are equal only if they are one object, so a cache compares layers fast.
+# A cache with `Idempotency` objects as keys is fast with eq=False, because Python then compares two objects by identity
+# and not by their fields.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
-    """How one endpoint is protected.
+    """An `Idempotency` object has the options that protect one endpoint.
 
-    An option that is left out comes from the next layer. Durations are `timedelta` or seconds.
+    If an option is not given, its value comes from the next layer (the class, a base class, the settings or the
+    default). A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -93,7 +97,7 @@ class Idempotency:
     using: str | None = option(None, check.or_none(check.NAME))
     observe: bool = option(False, check.YES_OR_NO)
 
-    if not TYPE_CHECKING:  # the error of a dataclass would not list the names that exist
+    if not TYPE_CHECKING:  # the __init__ of a dataclass would raise an error that does not list the known options
 
         def __new__(cls, **options):
             for name in options:
@@ -111,7 +115,7 @@ class Idempotency:
             )
 
     def given(self) -> dict[str, Any]:
-        """The options that this layer sets."""
+        """Return a dict of the options that were given to this object."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
 
     @cached_property
@@ -128,13 +132,14 @@ class Idempotency:
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
-        """The option `on_abandoned`. In atomic mode the result is None, because `on_abandoned` has no meaning there."""
+        """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use `on_abandoned`."""
         return None if self.lease is None else self.on_abandoned
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """Whether it is allowed to repeat a call in doubt. In leased mode, a repeated call gets its first derived key
-        again.
+        """Return whether the work can run again although a call of an earlier attempt is in doubt.
+
+        The result can be True only in leased mode, where a repeated call gets the same derived key again.
         """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
@@ -146,14 +151,16 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """The layer that protects only these methods. The function is cached, so that equal methods give one object, which
-    other caches use as a key.
+    """Return an `Idempotency` object that sets only the option `methods`.
+
+    The function is cached, so two calls with the same methods return the same object. Other caches use the returned
+    object as a key.
     """
     return Idempotency(methods=methods)
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Accept a mapping where an `Idempotency` is expected.
+    """Return an `Idempotency` object for an argument that is an `Idempotency` object or a mapping of options.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.
@@ -167,11 +174,12 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# --- the options as keyword arguments, for type checkers. A test compares these classes with `Idempotency`.
+# --- The next two classes describe the options as keyword arguments for type checkers. A test compares the two classes
+# with `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):
-    """Options that need no request: the options of `run_once`, `arun_once` and `once`."""
+    """The functions `run_once`, `arun_once` and `once` accept these options, which need no request."""
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -183,7 +191,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """All options: the fields of `Idempotency`."""
+    """A protected view accepts all these options, which are the fields of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

@@ -1,1 +1,1 @@
-"""What happens when a request is served. The module `pipeline` has the steps of a request in their order."""
+"""This package handles a request to a protected view. The function `pipeline.handle` shows the order of the work."""

@@ -1,6 +1,7 @@
-"""One call of a protected view: how the view is run, and whether its writes and the key are kept.
+"""This module calls a protected view, and decides whether the writes of the view and the key are kept.
 
-The class here is for plain Django. Its subclasses for the REST framework and Django Ninja are in their own folders.
+The class `ViewCall` is for plain Django. The subclasses of `ViewCall` for the REST framework and for Django Ninja are
+in the packages `rest_framework` and `ninja`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from .responses import capture
 
 
 class ViewCall:
-    """A call of a protected view. The pipeline and the engine use this class for each framework. It is a `Work`.
+    """A `ViewCall` is one call of a protected view. The pipeline and the engine use `ViewCall` for each framework.
 
-    request: Django's request.
-    asked_with: the request object that is passed to the project's own callables (`scope`, `key`, …). view, args,
-    kwargs: the unprotected view and its arguments.
-    options: the resolved options, in which every option has a value.
+    `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
+    `_idempotency_runs`.
 
-    While its protected view runs, the request has the attribute `_idempotency_runs`.
+    Args:
+        request: Django's request.
+        asked_with: the request object that is passed to the project's own callables (`scope`, `key`, …).
+        view, args, kwargs: the unprotected view and the arguments of the view.
+        options: the resolved options, in which every option has a value.
     """
 
     authenticated: Callable[[], str | None] | None = None
@@ -57,14 +60,18 @@ class ViewCall:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # Sometimes a middleware sets the method in lower case. Django's views accept lower and upper case.
+        # Sometimes a middleware sets `request.method` in lower case. Django's views accept a method in lower or upper
+        # case.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
-        """The HTTP method and the route of the request, without the arguments of the route."""
+        """Return the name of the operation. By default, the name is the HTTP method and the route of the request.
+
+        The route is a pattern such as `orders/<int:pk>/`, without the values of its arguments.
+        """
         if self.options.operation is not None:
             return self.options.operation
-        # Some tests and middlewares set a resolver match of their own, without a route.
+        # Some tests and middlewares set their own `request.resolver_match`, which has no route.
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
@@ -73,7 +80,7 @@ class ViewCall:
     # --- running
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
-        """Call the view and judge its response."""
+        """Call the view. Decide from the response whether the writes of the view and the key are kept."""
         request: Any = self.request
         self._attach(operation)
         request._idempotency_runs = True
@@ -83,28 +90,31 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A status of 400 or more tells the client that nothing has happened. But an external call has no result, so
-            # perhaps it took effect. So the refusal must not be stored.
+            # A client understands a status of 400 or more as "nothing has happened". If a call of the view has no
+            # result, perhaps the call took effect, so a response with such a status must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide, from the response, whether to keep the business write and the key. This is the outcome table."""
+        """Decide from the response whether the writes of the view and the key are kept."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's answer to an exception of the view. For plain Django, return None.
+        """Return the response of the framework to an exception of the view. For plain Django, return None.
 
-        After the rollback, Django's own handlers get the exception.
+        In plain Django, the exception propagates after the rollback, and Django's own handlers get the exception.
         """
         return None
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
-        """Ask the project for the final response of an abandoned attempt. With the result None, the view runs again."""
+        """Call the project's `reconcile`, which can return the final response for an abandoned attempt.
+
+        If `reconcile` returns None, the view runs again.
+        """
         if self.options.reconcile is None:
             return None
         self._attach(operation)
@@ -115,15 +125,16 @@ class ViewCall:
         """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
         request: Any = self.request
         request.idempotency = operation
-        if isinstance(operation, LeasedOperation):  # atomic mode has no `reconcile`, and needs no reference cycle
+        # Atomic mode has no `reconcile`, so `operation.request` would only make a needless reference cycle there.
+        if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
     # --- answering
 
     def render(self, response: Any) -> HttpResponseBase:
-        """Render a response that has not been rendered yet, such as a `TemplateResponse`.
+        """Return the response of the view in rendered form. A `TemplateResponse`, for example, must be rendered first.
 
-        Raises an error before the COMMIT if the view has returned a value that is not a response.
+        If the view has returned a value that is not a response, this method raises an error before the COMMIT.
         """
         if isinstance(response, HttpResponseBase):
             return response.render() if hasattr(response, "render") else response
@@ -131,7 +142,8 @@ class ViewCall:
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        BaseHandler().check_response(response, self.view, said)  # Django makes this check only after our COMMIT
+        # Django itself calls `check_response` too late, after our COMMIT.
+        BaseHandler().check_response(response, self.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
     ready = render
@@ -139,19 +151,22 @@ class ViewCall:
     """
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Ask the project before a replay. The project's `may_replay` gets the request and the URL's arguments."""
+        """Return whether a replay is allowed. The project's `may_replay` gets the request and the URL's arguments."""
         match_ = self.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", self.kwargs)
         return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        """Give the response to the framework, with the header that says whether the response is replayed."""
+        """Return the response for the framework, with the header that says whether the response is a replay."""
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
 
 
 def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
-    """Render the answer of `reconcile`. Raises `IdempotencyConfigurationError` if the answer is not final."""
+    """Return the response of `reconcile` in rendered form.
+
+    Raises `IdempotencyConfigurationError` if the response is not final.
+    """
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
             f"reconcile returned {response!r}; return an HttpResponse, or None to leave the key to the next retry."
@@ -167,16 +182,16 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """The type of a protected view's request, for annotations."""
+    """Annotate the request of a protected view with this type."""
 
     idempotency: Operation
 
 
 def get_operation(request: Any) -> Operation:
-    """The operation of the protected view that handles this request. `request.idempotency` is the same object.
+    """Return `request.idempotency`, the operation of the protected view that handles this request.
 
-    In leased mode the operation has steps. In atomic mode it has a key, a reference and `refer_to`. Its `key` is None
-    if the view runs without one.
+    In leased mode, the operation can run steps. In atomic mode, the operation has a key, a reference and `refer_to`.
+    The attribute `key` of the operation is None if the view runs without an idempotency key.
 
     Args:
         request: Django's or the REST framework's request.

@@ -1,4 +1,7 @@
-"""The stores keep the idempotency keys: one store for each kind of database. All stores have the same contract."""
+"""A store reads and writes the idempotency keys of one database alias.
+
+Each kind of database has a store class of its own. All store classes are subclasses of `Store`.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +35,28 @@ UNTESTED = ("TiDB", "Vitess")
 
 
 def alias_of(options: Idempotency) -> str:
-    """Return the alias to which keys are written: the resolved option `using`, or the alias that the routers choose."""
+    """Return the database alias to which keys are written.
+
+    If the option `using` is None, the database routers choose the alias.
+    """
     return options.using or router.db_for_write(IdempotencyKey)
 
 
 def alias_for(using: str | None) -> str:
-    """Return the alias where keys are looked for: `using`, or the alias to which the project writes keys by default."""
+    """Return the alias of the database that has the keys.
+
+    If `using` is None, the alias is the one to which the project writes keys by default.
+    """
     return using or alias_of(resolve())
 
 
 @lru_cache
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias. The first call for an alias sometimes asks the database for its kind.
+    """Return the store of a database alias.
 
-    Raises `IdempotencyConfigurationError` for an unknown alias, and for a database without a store.
+    The first call for an alias can query the database, for example in order to find the extension Citus.
+
+    Raises `IdempotencyConfigurationError` if the alias is unknown, or if no store class supports the database.
     """
     if alias not in connections:
         raise IdempotencyConfigurationError(
@@ -67,7 +78,8 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # MariaDB also has its own name in its version text, but Django recognises MariaDB already.
+    # MariaDB also has its own name in its version text. But Django recognises MariaDB, so this function reads the
+    # version text only for MySQL.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

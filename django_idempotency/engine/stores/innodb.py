@@ -1,4 +1,7 @@
-"""InnoDB is the engine of MariaDB and MySQL. This module knows InnoDB's errors, and takes locks without waiting."""
+"""This module has the stores for MariaDB and MySQL, which keep their tables in the storage engine InnoDB.
+
+The stores interpret the error codes of InnoDB, and take locks without waiting for them.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,16 @@ with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 
 
 class InnoDBStore(Store):
-    """The claim is designed for READ COMMITTED, Django's default. Under this level, a plain read shows committed rows
-    only.
+    """The claim is designed for the isolation level READ COMMITTED, which is Django's default.
 
-    Under other isolation levels a claim is also correct, but requests conflict more often. See the system checks and
-    `docs/databases.md`.
+    Under READ COMMITTED, a SELECT without a lock returns committed rows only.
+
+    Under other isolation levels, a claim is also correct, but conflicts between requests are more frequent. The system
+    checks and `docs/databases.md` say more.
     """
 
     repeatable = rolled_back = ROLLED_BACK
-    unmigrated = frozenset({1054, 1146})  # unknown column, no such table
+    unmigrated = frozenset({1054, 1146})  # error 1054 means an unknown column, and error 1146 means a missing table
     at_once: ClassVar[str] = ""
     """SQL in front of a statement. With it, the statement raises an error if a lock is not free, and does not wait."""
     guard: ClassVar[str]
@@ -56,8 +60,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Django has switched the server's autocommit off. If the driver opens a new connection without Django's
-        # knowledge, the new connection has autocommit on.
+        # Django has switched autocommit off on the connection of its transaction. If the driver opens a new connection
+        # without Django's knowledge, the new connection has autocommit on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -66,18 +70,24 @@ class InnoDBStore(Store):
 
     @property
     def _isolation(self) -> str:
-        """Return the isolation level of the project's settings, in lower case, or "" for the server's default."""
+        """Return the isolation level from Django's settings, in lower case.
+
+        An empty text means that the default of the server applies.
+        """
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
     @property
     def reads_committed(self) -> bool:
-        """Return whether transactions are READ COMMITTED. Under READ COMMITTED, reading a missing key locks nothing."""
+        """Return whether transactions run under READ COMMITTED.
+
+        Under READ COMMITTED, a SELECT for a missing key locks nothing.
+        """
         return self._isolation == "read committed"
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
-            return Conflicted()  # a plain read would show a result that is not committed yet
+            return Conflicted()  # under READ UNCOMMITTED, a SELECT could return a result that is not committed
         return super().look(wanted)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -87,12 +97,13 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # If an INSERT finds a duplicate row, the INSERT locks the gap beside the row until the transaction ends, even
-        # under READ COMMITTED. A view that runs under an expired key would then block other new keys. So the store
-        # looks for the key before the INSERT. Under READ COMMITTED, the INSERT itself can look for the key. Under other
-        # levels, a look inside the INSERT would lock the gap, and under SERIALIZABLE every look would lock the gap. The
-        # statement is not INSERT … SELECT, because INSERT … SELECT can wait for the table's AUTO-INC lock, or keep that
-        # lock.
+        # Even under READ COMMITTED, an INSERT that finds a duplicate row locks the gap next to that row in the index
+        # until the transaction ends. If a view runs under an expired key, the gap lock would block the INSERT of other
+        # new keys. To avoid the gap lock, the store searches for the key before the INSERT. Under READ COMMITTED, a
+        # subquery of the INSERT searches for the key. Under other isolation levels, a subquery of the INSERT would lock
+        # the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE, every SELECT would lock the
+        # gap, so the store does not search before the INSERT. The statement is not INSERT … SELECT, because INSERT …
+        # SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -109,7 +120,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if a lock was not free in time, because then another transaction works on the key."""
+        """Raise `KeyLocked` if a lock was not free in time, because another transaction is working on the key."""
         try:
             yield
         except OperationalError as error:
@@ -118,10 +129,10 @@ class InnoDBStore(Store):
             raise KeyLocked from error
 
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
-        """Return whether the server has rolled back what the caller wrote before the claim.
+        """Return whether the server has rolled back the writes that the caller made before the claim.
 
-        If the writes are lost, the error must propagate. With an answer "conflict", the caller would not learn of the
-        loss.
+        If the caller's writes are lost, the database error must propagate. If the caller got the answer "conflict" in
+        place of the error, the caller would not notice that its writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -130,12 +141,13 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a lock on the unique index shows which key is in flight. Duplicates do not wait for that lock.
+    """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate does not wait for the lock.
 
-    While a request is running, its row is not committed, and a duplicate request would wait for the lock of that row.
-    With a timeout of 0, the duplicate gets error 1205 at once, and the server rolls back the duplicate's statement
-    only. But a server with innodb_rollback_on_timeout rolls back the whole transaction after error 1205. The timeout
-    is set for one statement, so the timeout of the session does not change.
+    A running request has inserted its row but has not committed the row, so a duplicate request would normally wait for
+    the lock of the row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at once. After error
+    1205, the server rolls back only the failed statement. But if the server option `innodb_rollback_on_timeout` is on,
+    the server rolls back the whole transaction after error 1205. The lock timeout is set for one statement, so the lock
+    timeout of the session does not change.
     """
 
     at_once = AT_ONCE
@@ -143,39 +155,40 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # Sometimes a Galera node ends our transaction before it shows the rows of the transaction that won. So this
-        # query waits until the node shows the committed rows.
+        # Sometimes a Galera node ends our transaction before a SELECT on the node returns the rows of the winning
+        # transaction. With `wsrep_sync_wait`, the next statement waits until the node returns the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a read with FOR UPDATE NOWAIT shows whether the key is in flight. The read never waits for a lock.
+    """On MySQL, a SELECT … FOR UPDATE NOWAIT shows whether a key is in flight, and never waits for a lock.
 
-    The locking read is a part of the INSERT, so a first request needs no additional statement. The locking read locks
-    the row only (FOR UPDATE). So if several requests come for one expired key, one request gets the row, and the other
-    requests do not wait.
+    The SELECT … FOR UPDATE NOWAIT is a subquery of the INSERT, so the first request with a key needs no additional
+    statement. FOR UPDATE locks only the row of the key. If several requests come for one expired key, one request gets
+    the row, and the other requests do not wait.
 
-    The statement has two halves, the locking read and the INSERT, with some microseconds between them. If a duplicate
-    request comes between the two halves, the duplicate waits until the first request ends. Under an isolation level
-    other than READ COMMITTED, each duplicate of a running request waits: a locking read would lock the gap around the
-    missing key, so the INSERT has no locking read there. `innodb_lock_wait_timeout` limits how long a duplicate waits.
+    MySQL runs the subquery of an INSERT some microseconds before MySQL inserts the row. If a duplicate request comes
+    between the subquery and the INSERT of the first request, the duplicate waits until the first request ends. Under an
+    isolation level other than READ COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has
+    no subquery. Without the subquery, each duplicate of a running request waits. The server option
+    `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
 
-    Suppose a client sends a key again after the key was deleted, but before InnoDB has purged the deleted row. In this
-    case, the INSERT of the key locks the gap beside the deleted row. Other new keys with a hash in that gap wait until
-    the request with the repeated key ends.
+    InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of a deleted row
+    again before the purge, the INSERT of the key locks the gap next to the deleted row. Other new keys with a hash in
+    the locked gap wait until the request with the repeated key ends.
     """
 
-    # The SELECT is a derived table, because MySQL refuses to read the table that a statement writes (error 1093). A
-    # plain SELECT is not possible here, because inside an INSERT a plain SELECT becomes a locking read that waits. SKIP
-    # LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
+    # MySQL raises error 1093 if a subquery reads the table that the statement changes, so the SELECT is a derived
+    # table. FOR UPDATE NOWAIT is necessary, because a plain SELECT inside an INSERT becomes a locking read that waits.
+    # SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # A committed row can be read without a lock. Perhaps the other transaction has locked the row only to answer a
-        # duplicate.
+        # Perhaps the other transaction has locked a committed row only in order to answer a duplicate. `look` can read
+        # a committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,31 +1,36 @@
-"""For PostgreSQL, this module sends the statements of a usual request without Django's cursors, in fewer messages.
+"""This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-With these messages, a request with a key needs no more messages than a request in an `atomic()` view without
-protection. Django sends BEGIN and COMMIT in two messages of their own, and waits for each answer. This module sends
-BEGIN together with the claim, and COMMIT together with the result. The drivers pgjdbc and Npgsql also do this. Before
-each statement, psycopg asks libpq whether a transaction is open. So psycopg notices the BEGIN of this module by itself.
+With this module, a usual request with a key needs no more messages than a request to an `atomic()` view without
+protection. Django sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module
+sends BEGIN together with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and
+Npgsql also send BEGIN together with the next statement. Before each statement, psycopg reads from libpq whether a
+transaction is open, so psycopg sends no second BEGIN after the BEGIN of this module.
 
-# Note [Where messages go beside Django's cursors]
-Packages for tenants and tracers must see each statement, so this module works only where no such tool is active. The
-connection must be of Django's own class and psycopg's own class, with no replaced method, no execute wrapper and no
-query log. The block must be the outermost `atomic()` block, in the default isolation. Otherwise, Django's cursor sends
-the statements.
+# Note [When this module sends messages]
+Packages for tenants and tools for tracing must see each statement, so this module sends messages only if no such
+package or tool is active. The connection must be an instance of Django's own class, and its psycopg connection must be
+an instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no
+execute wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the
+default level. If a condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
-The first claim of a connection is sent as text, because a connection for one request only would not save time by a
-preparation. The message of the connection's second claim also prepares the statements. The name of a prepared statement
-contains a hash of its SQL, so that two releases behind one pooler never use one name for two statements. The state of a
-connection is an attribute of psycopg's connection, because a pool gives psycopg's connection to the next request.
+The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
+save no time. The message with the second claim of a connection also prepares the statements. The name of a prepared
+statement contains a hash of the SQL, so two releases of this package behind one pooler never use one name for two
+different statements. The state of a connection (for example "prepared") is an attribute of psycopg's connection object,
+because a connection pool gives this object to the next request.
 
-A prepared statement can be lost (DISCARD ALL). Its name can be taken already (by another client behind a pooler). After
-a migration, the statement can have other result columns than before. A claim with one of these errors is rolled back
-and sent as text. From then on, this connection sends all statements as text. At the completion, the view has run
-already, so a completion with one of these errors is never repeated: the request fails, and nothing of the request is
-committed.
+A prepared statement can fail for three reasons. First, the command DISCARD ALL can delete the prepared statement.
+Second, another client behind a connection pooler can already have a prepared statement with the same name. Third, a
+migration can change the columns that the prepared statement returns. If the prepared statement of a claim fails, the
+claim is rolled back and sent again as SQL text. After a failed prepared statement, the connection sends all statements
+as SQL text. If the prepared statement of a completion fails, the request fails, and nothing of the request is
+committed. A completion is never sent again, because the view has run already.
 
-If PostgreSQL plans a statement while the table is empty, the plan reads the whole table, and stays until the connection
-ends. So the prepared statements are planned with `enable_seqscan` off. The prepared statements switch `enable_seqscan`
-on again themselves, because the setting must not change the queries of the view.
+If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
+whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends, so `enable_seqscan` must be
+off while a prepared statement is planned. The prepared statement itself switches `enable_seqscan` on again, because the
+setting must not change the plans for the queries of the view.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ try:
     import psycopg
     from django.db.backends.postgresql.base import Cursor
     from psycopg import errors, generators, pq
-except ImportError:  # psycopg2, or no driver for PostgreSQL
+except ImportError:  # the project uses psycopg2, or has no driver for PostgreSQL
     psycopg = None  # type: ignore[assignment]
 
 STATE = "_django_idempotency"
@@ -74,10 +79,13 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A statement that is sent as text first. Later, only the name of the prepared statement is sent.
+    """A `Statement` is first sent as SQL text. When a `Statement` is prepared, only the name of the prepared statement
+    is sent.
 
-    text: the SQL. Its parameters are written as `%(name)s`. In a prepared statement, `{seqscan_on}` becomes one
-    more column, which allows sequential scans again.
+    Args:
+        kind: a part of the name of the prepared statement.
+        text: the SQL, in which parameters are written as `%(name)s`. In a prepared statement, `{seqscan_on}` becomes
+            one more column, which allows sequential scans again.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -93,7 +101,10 @@ class Statement:
         self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}({arguments})".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """Return the statement as it is sent on this connection. A single loop saves time in each request."""
+        """Return the statement with its values, in the form that this connection sends.
+
+        The function has only one loop over the values, because a request is faster with one loop.
+        """
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, {}
         for name, placeholder in self._placeholders:
             value = values[name]
@@ -101,7 +112,7 @@ class Statement:
                 literals[placeholder] = b"NULL"
             elif isinstance(value, str):
                 if "\0" in value:
-                    # libpq would cut the text off at the NUL.
+                    # libpq would drop the NUL and the characters after the NUL.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals[placeholder] = escape(value.encode())
             elif isinstance(value, bytes):
@@ -114,11 +125,12 @@ class Statement:
 def may_send(connection: Any, status: int) -> bool:
     """Return whether this module can send BEGIN or COMMIT without Django's cursors.
 
-    See Note [Where messages go beside Django's cursors].
+    All conditions are in Note [When this module sends messages].
 
-    For BEGIN, `status` is IDLE. A true result means that psycopg would now send a plain BEGIN, in a transaction that
-    Django commits. For COMMIT, `status` is IN_TRANSACTION. A true result means that the end of the current `atomic()`
-    would send only COMMIT, unless the connection needs a rollback.
+    Before BEGIN, `may_send(connection, IDLE)` returns True if psycopg would now send a BEGIN without options, and if
+    Django would commit the transaction. Before COMMIT, `may_send(connection, IN_TRANSACTION)` returns True if the end
+    of the current `atomic()` block would send only COMMIT. `may_send` does not check whether the connection needs a
+    rollback.
     """
     raw = connection.connection
     return (
@@ -152,24 +164,29 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Return whether the method is Django's own method.
+    """Return whether the method is Django's own method, and not the replacement of a tool.
 
-    The function compares the file of the code, because tools that replace a method also copy its name and its module.
+    The function compares the file of the method's code. If a tool replaces a method, the tool usually copies only the
+    name and the module of the old method.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
 
 def begin(connection: Any, claim: Statement, others: Sequence[Statement], values: Values) -> Any:
-    """Begin the transaction in the same message as the claim, and return the result of the claim.
+    """Send BEGIN and the claim in one message, and return the result of the claim.
 
-    others: the statements that the connection prepares together with the claim.
+    Args:
+        connection: Django's connection.
+        claim: the statement that claims the key.
+        others: the statements that the connection prepares together with the claim.
+        values: the values of the claim.
     """
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The claim is prepared last. So if a connection has prepared the claim, it has prepared the other statements,
-        # too.
+        # The message prepares the claim last, so if the claim is prepared on a connection, the other statements are
+        # prepared, too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -183,19 +200,21 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_read(connection: Any, read: Statement, values: Values) -> Any:
-    """Commit the current transaction, read in a new transaction, and return the result of the read."""
+    """Send COMMIT and the statement `read` in one message. Return the result of `read`, which runs in a new
+    transaction.
+    """
     return _send(connection, b"COMMIT; " + read.filled(connection.connection, values))
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
-    """Send this statement and COMMIT in one message.
+    """Send the last statement of a transaction and COMMIT in one message.
 
-    At its end, `atomic()` then finds no transaction to commit, and runs the `on_commit` hooks.
+    When the `atomic()` block ends later, the block finds no open transaction, and Django runs the `on_commit` hooks.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
-        # psycopg's own cursor sends bytes as a binary parameter. A message with a binary parameter takes only one
-        # statement, so `atomic()` sends the COMMIT.
+        # psycopg's own cursor sends a large body as a binary parameter. A message with a binary parameter can contain
+        # only one statement, so the end of the `atomic()` block sends COMMIT.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -203,7 +222,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 
 def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
-    """Return the first row of a result. Each column arrives as text, and numbers stay text."""
+    """Return the first row of a result. PostgreSQL sends each value as text, and a number is returned as text."""
     row: list[Any] = []
     for column, kind in enumerate(types):
         value = result.get_value(0, column)
@@ -217,7 +236,10 @@ def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """Undo BEGIN if the error says that a prepared statement is lost. Return whether the claim should be sent again."""
+    """Roll the claim back if the error means that a prepared statement cannot be used.
+
+    Return True if the claim was rolled back, because then the caller sends the claim again.
+    """
     raw = connection.connection
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False
@@ -228,7 +250,10 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _send(connection: Any, message: bytes) -> Any:
-    """Send one message, and return its last result. psycopg's errors are raised as Django's errors."""
+    """Send one message, and return the result of the last statement in the message.
+
+    An error of psycopg is raised as an error of Django.
+    """
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         if _in_gevent():
@@ -238,13 +263,16 @@ def _send(connection: Any, message: bytes) -> Any:
             result = raw.pgconn.exec_(message)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             error = errors.error_from_result(result, "utf-8")
-            # An error without an SQLSTATE comes from libpq itself: the connection is lost.
+            # An error without an SQLSTATE comes from libpq and not from the server, because the connection is lost.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return result
 
 
 @cache
 def _in_gevent() -> bool:
-    """Return whether gevent has patched this process. If libpq waited in gevent, libpq would block all greenlets."""
+    """Return whether gevent has patched this process.
+
+    In a process that gevent has patched, libpq must not wait for the server, because libpq would block all greenlets.
+    """
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

@@ -1,22 +1,27 @@
-"""Encryption at rest: responses, step results and error texts are encrypted ("sealed") before they are stored.
+"""This module encrypts ("seals") responses, step results, error texts and trails of decisions before they are stored.
 
-Without `ENCRYPTION_KEYS`, the texts are stored unencrypted, and this module only reads the setting. The package
-`cryptography` is imported only if encryption keys are set.
+Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
+if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before `ENCRYPTION_KEYS` was set stay plain, and must be readable. But no client must be able to
-send a text that makes a sealed row look plain. So sealed text begins with a mark. Plain headers are a JSON list, and
-plain results are a JSON object, so plain headers and plain results cannot begin with the mark. A plain body can begin
-with the mark, because some views return text of the request. So the body has no mark of its own. One statement writes
-the headers and the body of a response, so the mark of the headers is also valid for the body. Plain error texts begin
-with the name of a class, and not with the mark. Error texts are only shown.
+Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
+out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
+unsealed, or an unsealed row look sealed. Sealed text begins with the mark `enc1:`, except in the column `body`.
+Unsealed headers are a JSON list, and an unsealed result is a JSON object, so headers and results without encryption
+cannot begin with the mark. An unsealed trail of decisions is a JSON list, too. An unsealed body can begin with the
+mark, because some views return text of the request, so the column `body` does not use the mark. One statement always
+writes the headers and the body of a response, so a body is sealed if its headers begin with the mark. An unsealed error
+text begins with the name of a class or with words of this package, and not with the mark. Error texts are only shown to
+people.
 
 # Note [What sealed text is bound to]
-The cipher is AES-256-GCM with associated data: a sealed text can be opened only in the place for which it was sealed.
-Otherwise, a person with access to the database could copy the response of another user into a row of their own, and
-then get that response as a replay. The place consists of the two hashes of the row (for key, caller and operation), the
-column, and the name of the step. For a response, the place also contains the status code and the fingerprint of the
-row. So a refusal cannot be changed into a success, and a response cannot be moved to another payload.
+The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
+decrypted only in its own place. If a sealed text could be decrypted in another place, a person with access to the
+database could copy another user's response into their own row. The next retry of this person would then get the other
+user's response as a replay. The place consists of the two hashes of the row (for key, caller and operation), the
+column, and the name of the step. For a response, the place also contains the status code of the row, so nobody can
+change a stored refusal into a success. The place of a response also contains the fingerprint of the row, so nobody can
+move a stored response to another payload.
 """
 
 from __future__ import annotations
@@ -55,26 +60,29 @@ response. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Encrypt the text and bind it to this place, or return the text unchanged if no encryption key is set."""
+    """Return the text in encrypted form, bound to its place. If no encryption key is set, return the text unchanged."""
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
-    """Return the text that was stored in this place. Raises `NotDecryptable`."""
+    """Return the stored text in decrypted form. If the stored text is not sealed, return the text unchanged.
+
+    Raises `NotDecryptable`.
+    """
     if stored is None or not is_sealed(stored):
         return stored
     return _opened(row, column, stored.removeprefix(MARK), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Return whether this text was encrypted. See Note [What tells sealed text from plain text]."""
+    """Return whether this stored text is encrypted. See Note [What tells sealed text from plain text]."""
     return stored is not None and stored.startswith(MARK)
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
-    """Return the headers and the body as they are stored in this row."""
+    """Return the headers and the body of a response in the form in which this row stores them."""
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
@@ -84,7 +92,10 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the response that was stored in this row, for this identity. Raises `NotDecryptable`."""
+    """Return the stored response of this row. A sealed response is decrypted with the hashes of the argument `of`.
+
+    Raises `NotDecryptable`.
+    """
     if row.status_code is None:
         raise RuntimeError(f"Bug: idempotency key row {row.id} is 'completed' without a result.")
     headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
@@ -101,7 +112,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """Decrypt a text. A text that was moved to another place is never decrypted."""
+    """Return the decrypted text. A text that was copied from another row or column cannot be decrypted."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
@@ -111,7 +122,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
     from cryptography.exceptions import InvalidTag
 
     for cipher in ciphers:
-        with suppress(InvalidTag, ValueError):  # ValueError: no base64, or too short
+        with suppress(InvalidTag, ValueError):  # a ValueError means no base64, or too few bytes
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
             return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(
@@ -122,7 +133,10 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return the bytes that stand for the place of a text. See Note [What sealed text is bound to]."""
+    """Return bytes that identify the place of a text, for example the row and the column.
+
+    See Note [What sealed text is bound to].
+    """
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

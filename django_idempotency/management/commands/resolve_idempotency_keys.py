@@ -88,7 +88,7 @@ class Command(IdempotencyCommand):
             self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
-            # Perhaps several callers have used one key.
+            # Perhaps several callers have used the same key.
             raise CommandError(
                 f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
@@ -97,9 +97,10 @@ class Command(IdempotencyCommand):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """With --apply, decide about the keys. Without it, print the plan. Returns the number of keys.
+        """Carry out the decision about the keys, or print only the plan if `--apply` is missing.
 
-        Without an answer, the keys are released for a retry.
+        If `answer` is None, the decision is a release, so that the next retry runs. If `answer` is a response, the
+        decision is to close the keys with this response. The function returns the number of keys.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -119,7 +120,10 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """Return the keys that the options select, in their present state. An option with an empty list selects no keys."""
+    """Return the keys that the command's options select, with their present state.
+
+    If an option is an empty list, the function returns no keys.
+    """
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -135,11 +139,15 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    return sorted(found, key=lambda key: key.state != IN_DOUBT)  # doubts come first, because perhaps money was paid
+    # Keys in doubt come first, because perhaps a customer has paid already.
+    return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Return why this decision cannot be made about this key, or an empty text if it is possible or not asked for."""
+    """Return the reason why this decision cannot be made about this key.
+
+    Return an empty text if the decision is possible, or if the user has asked for no decision.
+    """
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
@@ -151,7 +159,8 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    return without_controls(  # text of a client can have line breaks, and could look like another key's line
+    # A client's text can contain line breaks, so the text could look like the line of another key.
+    return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
         f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
@@ -167,9 +176,11 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """Return the name of the decision for the trail of decisions, or an empty text if the command only lists keys.
+    """Return the name of the decision, as the trail of decisions stores it.
 
-    Raises `CommandError` if `--apply` is given and another option is missing.
+    Return an empty text if the command only lists keys.
+
+    Raises `CommandError` if `--apply` is given without a decision, without `--by` or without `--reason`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
@@ -180,7 +191,11 @@ def _action(options: dict[str, Any]) -> str:
 
 
 def _answer(status: int, body: str) -> Snapshot:
-    """Return the answer that closes a key. Raises `CommandError`, and `ValueError` if the body is not valid JSON."""
+    """Return the response with which the command closes a key.
+
+    Raises `CommandError` if the status is not from 200 to 499. Raises `ValueError` if the body begins like JSON but is
+    not valid JSON.
+    """
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
     is_json = body.lstrip().startswith(("{", "[", '"'))
