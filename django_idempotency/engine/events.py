@@ -63,7 +63,7 @@ def report(
     `level` is the level of the log record. If `level` is None, the level comes from the dict `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
-    if not (logger.isEnabledFor(level) or key_event.has_listeners(IdempotencyKey)):
+    if not (logger.isEnabledFor(level) or (key_event.receivers and key_event.has_listeners(IdempotencyKey))):
         return
     reason = reason.partition(":")[0]
     about = {"attempt": attempt, "reason": reason}

@@ -28,7 +28,11 @@ class NoBridgeAbove:
 
     def __enter__(self) -> None:
         bridges: Any = AsyncToSync.executors
-        self._above = getattr(bridges, "current", None)
+        try:
+            self._above = bridges.current
+        except AttributeError:  # asgiref is slow when the attribute is missing, so give it to this thread
+            self._above = None
+            bridges.current = None
         if self._above is not None:
             bridges.current = None
 

@@ -27,12 +27,11 @@ def digest(*parts: bytes | str) -> bytes:
 
     Because the lengths are hashed too, two different lists of parts never give the same bytes to hash.
     """
-    hasher = sha256()
+    pieces: list[bytes] = []
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        hasher.update(len(data).to_bytes(8, "big"))
-        hasher.update(data)
-    return hasher.digest()
+        pieces += len(data).to_bytes(8, "big"), data
+    return sha256(b"".join(pieces)).digest()
 
 
 def key_hash(key: str) -> int:

@@ -9,22 +9,22 @@ body again. But the package does not replace Django's stream. So if a view reads
 handlers, the view needs the option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into a JSON text with sorted names and fixed white space. So the order of names and the
-white space in a request do not change the fingerprint. A value that is not JSON, such as a file, becomes a JSON object
-with one name that begins with NUL. If a client sends a name that begins with NUL, the package adds a second NUL to the
-name. So no client can send an object that looks like a file.
+JSON and forms are converted into dicts with sorted names, lists, texts and numbers. The fingerprint is made of the text
+that `ascii()` returns for this data. So the order of names and the white space in a request do not change the
+fingerprint. For one value, `ascii()` returns the same text in every Python version. A file becomes a tuple. JSON has no
+tuples, so no client can send an object that looks like a file.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import UserString
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -51,8 +51,6 @@ CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token is new in each page, so the token is left out when requests are compared."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
-NUL = "\0"
-"""See Note [One form for equal values]."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
 """Django's own errors while it reads a form. After such an error, Django shows an empty body to the view."""
 
@@ -89,7 +87,7 @@ def fingerprint_of(
     chosen = options.fingerprint
     if chosen is None:
         return None
-    method, path = (request.method or "").upper(), request.get_full_path()
+    method = (request.method or "").upper()
     # In some projects, a middleware chooses a different URLconf for each host. So the same path can lead to different
     # views, and the name of the URLconf is part of the fingerprint.
     urlconf: Any = getattr(request, "urlconf", None)
@@ -99,14 +97,15 @@ def fingerprint_of(
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest("custom 2", method, path, value)
+        return digest("custom 2", method, request.get_full_path(), value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
     if isinstance(chosen, tuple):
         payload = selected(payload, chosen)
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    return digest("request 3", method, path, content_type, parameters, _ENCODER.encode(payload))
+    query = request.META.get("QUERY_STRING", "")
+    return digest("request 4", ascii((method, request.path, query, content_type, parameters, payload)))
 
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
@@ -119,7 +118,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
     given = dict(named)
     given.pop("boundary", None)
     charsets = given.pop("charset", "") or default, encoding or default
-    return _ENCODER.encode([*map(str.lower, charsets), given])
+    return ascii((*map(str.lower, charsets), sorted(given.items())))
 
 
 # --- reading
@@ -229,9 +228,7 @@ def _value(content_type: str, body: bytes) -> Any:
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
-            # Only a JSON text with the escape \u0000 can have a name with NUL, because the decoder refuses an unescaped
-            # NUL.
-            return (_ESCAPING if "\\u0000" in text else _DECODER).decode(text)
+            return _DECODER.decode(text)
         if content_type == FORM:
             # In latin-1, each byte becomes one character. So different bytes stay different, whatever charset the form
             # has.
@@ -241,14 +238,20 @@ def _value(content_type: str, body: bytes) -> Any:
     raise Unparsable
 
 
-class Number(UserString):
+class Number(str):
     """This class keeps a number with a fraction as the text that the client wrote.
 
     If the package converted these numbers to floats, two different numbers could become equal.
     """
 
+    __slots__ = ()
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    pairs.sort(key=itemgetter(0))
     value = dict(pairs)
     if len(value) != len(pairs):
         # If an object contains one name twice, some parsers use the first value, and other parsers use the last value.
@@ -256,21 +259,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _escaped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object with a second NUL in front of each name that begins with NUL.
-
-    See Note [One form for equal values].
-    """
-    return {NUL + name if name.startswith(NUL) else name: value for name, value in _unique(pairs).items()}
-
-
-_DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_unique)
-_ESCAPING = json.JSONDecoder(parse_float=Number, object_pairs_hook=_escaped)
+_DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from a framework's parser into plain JSON data. Two different values become two different JSON
-    values.
+    """Convert a value from a framework's parser into plain data. Two different values stay different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -279,10 +272,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, MultiValueDict):
         return _grouped(value)
     if isinstance(value, dict):
-        return _escaped([(str(name), plain(item)) for name, item in value.items()])
+        return _sorted([(str(name), plain(item)) for name, item in value.items()])
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (str, int, float)) else _tagged(value)
+    return value if value is None or isinstance(value, (str, int, float, bytes)) else _tagged(value)
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
@@ -295,15 +288,13 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     for name, value in pairs:
         if name != CSRF_FIELD:
             fields.setdefault(name, []).append(value)
-    return fields
+    return _sorted([*fields.items()])
 
 
-def _tagged(value: Any) -> dict[str, Any]:
-    """Convert a value that is not JSON, such as a file, into a JSON object. See Note [One form for equal values]."""
-    if isinstance(value, (Number, Decimal)):
-        return {f"{NUL}number": str(value)}
-    if isinstance(value, bytes):
-        return {f"{NUL}bytes": value.hex()}
+def _tagged(value: Any) -> Any:
+    """Convert a value that is not JSON, such as a file. See Note [One form for equal values]."""
+    if isinstance(value, Decimal):
+        return "decimal", str(value)
     if not isinstance(value, UploadedFile):
         raise TypeError(f"{value!r:.100} of a request's body cannot be compared with a retry's. Pass fingerprint=.")
     value.seek(0)
@@ -313,10 +304,7 @@ def _tagged(value: Any) -> dict[str, Any]:
     value.seek(0)
     # The parameters of the file's content type are compared, too. For example, the charset can change how the view
     # reads the file.
-    return {f"{NUL}file": [value.name, value.content_type, value.content_type_extra or {}, hasher.hexdigest()]}
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_tagged)
+    return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
 def selected(value: Any, names: Collection[str]) -> Any:

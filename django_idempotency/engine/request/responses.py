@@ -65,12 +65,15 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
 def _headers(response: HttpResponseBase) -> Headers:
     store_cookies = get_settings().store_cookies
     dropped = NEVER_KEPT - {"set-cookie"} if store_cookies else NEVER_KEPT
-    if (named := response.headers.get("Connection")) is not None:
-        dropped = dropped.union(name.strip() for name in named.lower().split(","))
-    kept = []
+    kept, connection = [], ""
     for name, value in response.headers.items():
-        if name.lower() not in dropped:
+        if (lower := name.lower()) not in dropped:
             kept.append((name, value))
+        elif lower == "connection":
+            connection = value.lower()
+    if connection:  # this header names other headers that must not be stored
+        named = {name.strip() for name in connection.split(",")}
+        kept = [(name, value) for name, value in kept if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
         kept.append((REASON, response.reason_phrase))
     if store_cookies:
@@ -80,15 +83,15 @@ def _headers(response: HttpResponseBase) -> Headers:
 
 def restore(snapshot: Snapshot) -> HttpResponse:
     """Return a response with the same bytes as the stored response."""
-    response = HttpResponse(snapshot.body, status=snapshot.status_code)
-    del response.headers["Content-Type"]  # the loop sets the stored type instead of Django's default
+    headers = dict(snapshot.headers)
+    headers.pop("Set-Cookie", None)
+    reason = headers.pop(REASON, None)
+    response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
+    if len(response.headers) > len(headers):
+        del response.headers["Content-Type"]  # Django has added its default, because no type is stored
     for name, value in snapshot.headers:
-        if name == REASON:
-            response.reason_phrase = value
-        elif name == "Set-Cookie":
+        if name == "Set-Cookie":
             response.cookies.load(value)
-        else:
-            response.headers[name] = value
     if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
         # Django's own redirects have the attribute `url`, which Django's test client reads.
         vars(response)["url"] = response.headers["Location"]

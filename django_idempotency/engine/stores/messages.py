@@ -20,12 +20,11 @@ statement contains a hash of the SQL, so two releases of this package behind one
 different statements. The state of a connection (for example "prepared") is an attribute of psycopg's connection object,
 because a connection pool gives this object to the next request.
 
-A prepared statement can fail for three reasons. First, the command DISCARD ALL can delete the prepared statement.
-Second, another client behind a connection pooler can already have a prepared statement with the same name. Third, a
-migration can change the columns that the prepared statement returns. If the prepared statement of a claim fails, the
-claim is rolled back and sent again as SQL text. After a failed prepared statement, the connection sends all statements
-as SQL text. If the prepared statement of a completion fails, the request fails, and nothing of the request is
-committed. A completion is never sent again, because the view has run already.
+A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
+another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
+statement of a claim fails, the claim is rolled back and sent again as SQL text. After a failed prepared statement, the
+connection sends all statements as SQL text. If the prepared statement of a completion fails, the request fails, and
+nothing of the request is committed. A completion is never sent again, because the view has run already.
 
 If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
 whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends, so `enable_seqscan` must be
@@ -41,14 +40,14 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import django
 from django.db import DataError
 from django.db.backends.utils import CursorWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from django.db import DatabaseError
 
@@ -61,14 +60,16 @@ try:
 except ImportError:  # the project uses psycopg2, or has no driver for PostgreSQL
     psycopg = None  # type: ignore[assignment]
 
+T = TypeVar("T")
 STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
-LOST = frozenset({"26000", "42P05", "0A000"})
-"""PostgreSQL's invalid_sql_statement_name, duplicate_prepared_statement and feature_not_supported. The last code means
-here that a statement now has other result columns than at its preparation."""
+LOST = frozenset({"26000", "42P05"})
+"""PostgreSQL's error codes invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 """The numbers of libpq's states PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+PLAIN = (False, None, None, None)
+"""With these values of `autocommit`, `isolation_level`, `read_only` and `deferrable`, psycopg sends a plain BEGIN."""
 LARGE = 64 * 1024
 """A body with more bytes than this is sent as a binary parameter: the server parses long hexadecimal text slowly."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
@@ -90,36 +91,34 @@ class Statement:
 
     def __init__(self, kind: str, text: str) -> None:
         self.text = text.format(seqscan_on="")
-        names = list(dict.fromkeys(PARAMETER.findall(text)))
-        self._placeholders = [(name, name.encode()) for name in names]
+        self._names = list(dict.fromkeys(PARAMETER.findall(text)))
+        self._placeholders = [name.encode() for name in self._names]
         self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
-        numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text)
+        numbered = PARAMETER.sub(lambda found: f"${self._names.index(found[1]) + 1}", text)
         prepared = numbered.format(seqscan_on=", set_config('enable_seqscan', 'on', true)")
         name = f"idempotency_{kind}_{sha256(prepared.encode()).hexdigest()[:12]}"
         self.preparation = f"PREPARE {name} AS {prepared}; ".encode()
-        arguments = ", ".join(f"%({name})b" for name in names)
-        self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}({arguments})".encode()
+        self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}(".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """Return the statement with its values, in the form that this connection sends.
-
-        The function has only one loop over the values, because a request is faster with one loop.
-        """
-        escape, literals = pq.Escaping(raw.pgconn).escape_literal, {}
-        for name, placeholder in self._placeholders:
+        """Return the bytes that are sent on this connection: the statement with its values as SQL literals."""
+        escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
+        for name in self._names:
             value = values[name]
             if value is None:
-                literals[placeholder] = b"NULL"
+                literals.append(b"NULL")
             elif isinstance(value, str):
                 if "\0" in value:
                     # libpq would drop the NUL and the characters after the NUL.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
-                literals[placeholder] = escape(value.encode())
+                literals.append(escape(value.encode()))
             elif isinstance(value, bytes):
-                literals[placeholder] = b"E'\\\\x%b'" % value.hex().encode()
+                literals.append(b"E'\\\\x%b'" % value.hex().encode())
             else:
-                literals[placeholder] = b"'%b'" % str(value).encode()
-        return (self._call if vars(raw)[STATE] is PREPARED else self._text) % literals
+                literals.append(b"'%b'" % str(value).encode())
+        if vars(raw)[STATE] is PREPARED:
+            return self._call + b", ".join(literals) + b")"
+        return self._text % dict(zip(self._placeholders, literals, strict=True))
 
 
 def may_send(connection: Any, status: int) -> bool:
@@ -142,8 +141,7 @@ def may_send(connection: Any, status: int) -> bool:
         and not connection.savepoint_ids
         and not connection.execute_wrappers
         and not connection.queries_logged
-        and raw.autocommit is False
-        and (raw.isolation_level, raw.read_only, raw.deferrable) == (None, None, None)
+        and (status != IDLE or (raw.autocommit, raw.isolation_level, raw.read_only, raw.deferrable) == PLAIN)
         and raw.pgconn.parameter_status(b"client_encoding") == b"UTF8"
         and vars(connection).keys().isdisjoint(REPLACEABLE)
         and (vars(raw).get(STATE) or _first_state(connection, raw)) is not BY_CURSOR
@@ -199,11 +197,21 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     return result
 
 
-def end_and_read(connection: Any, read: Statement, values: Values) -> Any:
-    """Send COMMIT and the statement `read` in one message. Return the result of `read`, which runs in a new
-    transaction.
-    """
-    return _send(connection, b"COMMIT; " + read.filled(connection.connection, values))
+def end_and_lock(connection: Any, number: int) -> bool:
+    """Send COMMIT. Then return whether the advisory lock with this number is free."""
+    result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
+    return bool(result.get_value(0, 0) == b"t")
+
+
+def end_while(connection: Any, work: Callable[[], T]) -> T:
+    """Send COMMIT, call `work` while the server commits, and return the result of `work`."""
+    raw = connection.connection
+    with connection.wrap_database_errors, raw.lock:
+        raw.pgconn.send_query(b"COMMIT")
+        try:
+            return work()
+        finally:
+            raw.wait(generators.execute(raw.pgconn))  # nothing was written, so the result of the COMMIT does not matter
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
@@ -219,20 +227,6 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
             cursor.execute(last.text, values)
     else:
         _send(connection, last.filled(raw, values) + b"; COMMIT")
-
-
-def row_of(result: Any, types: Sequence[Any]) -> list[Any]:
-    """Return the first row of a result. PostgreSQL sends each value as text, and a number is returned as text."""
-    row: list[Any] = []
-    for column, kind in enumerate(types):
-        value = result.get_value(0, column)
-        if value is None:
-            row.append(None)
-        elif kind is bytes:
-            row.append(pq.Escaping().unescape_bytea(value))
-        else:
-            row.append(value == b"t" if kind is bool else value.decode())
-    return row
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:

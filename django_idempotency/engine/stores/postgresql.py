@@ -6,8 +6,9 @@ duplicate never waits for the row. A unique constraint makes sure that the table
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
@@ -17,7 +18,7 @@ from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
-from .queries import COLUMNS, Values, as_stored_key, values_of, values_of_claim
+from .queries import Values, as_stored_key, values_of, values_of_claim
 from .server_checks import check_distribution, rows_of
 from .store import KeyLocked, RunningTransaction, Store, claim_lost, new_claim
 
@@ -29,7 +30,8 @@ OUT_OF_SHARED_MEMORY = "53200"
 DIVISION_BY_ZERO = "22012"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """The types of the parameters that are not text. PostgreSQL cannot guess these types in an INSERT … SELECT."""
-STATUS = list(COLUMNS).index("status")
+TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
+"""If another transaction has the advisory lock of the key, this SQL function does not wait, and returns false."""
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
@@ -78,26 +80,20 @@ class PostgreSQLStore(Store):
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
         The method returns None if the key has failed, if the key must be taken over or resumed, or if the row was
-        deleted a moment ago. When the method returns None, no transaction is open any more.
+        stored or deleted a moment ago. When the method returns None, no transaction is open any more.
         """
-        values = values_of(wanted)
-        claim, read, *others = self._statements.values()
+        claim, *others = self._statements.values()
         try:
-            inserted = messages.begin(connection, claim, (read, *others), values)
-            if inserted.ntuples:
-                return new_claim(int(inserted.get_value(0, 0)), wanted)
-            found = messages.end_and_read(connection, read, values)
+            found = messages.begin(connection, claim, others, values_of(wanted))
         except DatabaseError as error:
             if not messages.roll_back(connection, error):
                 raise
             return self._claim_by_messages(connection, wanted)
-        locked, *row = messages.row_of(found, (bool, *COLUMNS.values()))
-        if locked is False:
-            return Conflicted()
-        if row[0] is None or row[STATUS] == Status.FAILED.value:
-            return None
-        decision = decide(as_stored_key(row), wanted)
-        return None if isinstance(decision, TakeOver | Resume) else decision
+        if found.ntuples == 0:  # another transaction has the lock, or has stored or deleted the row a moment ago
+            return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
+        if (row_id := found.get_value(0, 0)) is not None:
+            return new_claim(int(row_id), wanted)
+        return messages.end_while(connection, partial(_known, found, wanted))
 
     def _write_last(self, name: str, values: Values) -> None:
         connection = connections[self.alias]
@@ -120,13 +116,8 @@ class PostgreSQLStore(Store):
         # If the statement has written no row, it fails with a division by zero, so PostgreSQL does not run the COMMIT
         # in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        # In this query, only a completed key counts as expired, so the query need not read the steps of the key. For a
-        # failed key, `_claim_by_messages` returns None.
-        k = self._sql.k
-        due = f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {self._sql.clock}"
         texts = {
-            "claim": f"{self._insert_sql}{{seqscan_on}}",
-            "read": self._read_sql(due),
+            "claim": self._claim_sql,
             "complete": checked.format(self._sql.complete),
             "release": checked.format(self._sql.release),
         }
@@ -166,52 +157,59 @@ class PostgreSQLStore(Store):
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # Sometimes Django has not noticed an error, but the server refuses all further statements of the transaction.
         raw: Any = connection.connection
-        aborted = raw.info.transaction_status == IN_ERROR
-        return bool(aborted or connection.needs_rollback or connection.closed_in_transaction)
+        status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
+        return bool(status == IN_ERROR or connection.needs_rollback or connection.closed_in_transaction)
 
     @cached_property
-    def _insert_sql(self) -> str:
-        """Return an INSERT that takes the advisory lock and stores a new row, if the key is not stored already.
+    def _claim_sql(self) -> str:
+        """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
+        lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
-        If another transaction has the advisory lock, the statement does not wait, and returns no row.
-
-        Without the condition NOT EXISTS, every replay would take a number from the id sequence and write the number to
-        the WAL.
+        If a row was inserted, the statement returns its id. If a row was stored, the statement returns NULL, a JSON
+        list with the values of `COLUMNS` without the body, and the body. Otherwise, the statement returns no row.
         """
-        sql = self._sql
+        sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
-            row[sql.k[name]] += f"::{CASTS.get(name, 'text')}"
+            row[k[name]] += f"::{CASTS.get(name, 'text')}"
+        # In this statement, only a completed key counts as expired, so the statement need not read the steps of the
+        # key. For a failed key, `_known` returns None.
+        stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
+        body = stored.pop("body")
+        stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"
         return (
-            f"INSERT INTO {sql.table} ({', '.join(row)}) SELECT {', '.join(row.values())} "
-            f"WHERE NOT EXISTS ({sql.seen}) AND pg_try_advisory_xact_lock(%(scope_hash)s::bigint) "
-            f"ON CONFLICT ({sql.k['key_hash']}, {sql.k['scope_hash']}) DO NOTHING RETURNING {sql.k['id']}"
+            f"WITH stored AS MATERIALIZED (SELECT json_build_array({', '.join(stored.values())})::text AS facts, "
+            f"encode({body}, 'hex') AS body FROM {sql.table} WHERE {sql.same_hashes}), "
+            f"inserted AS (INSERT INTO {sql.table} ({', '.join(row)}) SELECT {', '.join(row.values())} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM stored) AND {TRY_LOCK} "
+            f"ON CONFLICT ({k['key_hash']}, {k['scope_hash']}) DO NOTHING RETURNING {k['id']}) "
+            f"SELECT {k['id']}, NULL, NULL{{seqscan_on}} FROM inserted "
+            "UNION ALL SELECT NULL, facts, body{seqscan_on} FROM stored"
         )
 
-    def _read_sql(self, expired: str, free: str = "") -> str:
+    @cached_property
+    def _read_sql(self) -> str:
         """Return a SELECT that reads the row of a key, and that takes the advisory lock if the key can be claimed.
-
-        The SELECT tries to take the lock if no key is stored, or if the SQL condition `free` is true for the stored
-        row.
 
         The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
         of the SELECT is older than the lock, so a key that was stored meanwhile is missing in the snapshot. So if the
         SELECT takes the lock but finds no key, the store tries the INSERT again.
         """
         sql = self._sql
+        stored = sql.stored_key(sql.expired)
+        free = f"{sql.k['status']} = '{Status.FAILED.value}' OR {sql.lapsed} OR {sql.expired}"
         return (
-            f"SELECT CASE WHEN {sql.k['id']} IS NULL{free} THEN pg_try_advisory_xact_lock(%(scope_hash)s::bigint) END, "
-            f"{sql.stored_key(expired)} FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
+            f"SELECT CASE WHEN {sql.k['id']} IS NULL OR {free} "
+            f"THEN {TRY_LOCK} END, {', '.join(stored.values())} "
+            f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        row = self._fetch(self._insert_sql, values_of(wanted))
+        row = self._fetch(self._claim_sql.format(seqscan_on=""), values_of(wanted))
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        sql = self._sql
-        free = f" OR {sql.k['status']} = '{Status.FAILED.value}' OR {sql.lapsed} OR {sql.expired}"
-        locked, *row = self._fetch(self._read_sql(sql.expired, free), values_of(wanted))
+        locked, *row = self._fetch(self._read_sql, values_of(wanted))
         if locked is False:
             raise KeyLocked
         return None if row[0] is None else as_stored_key(row)
@@ -234,6 +232,14 @@ class PostgreSQLStore(Store):
             )
             for pid, name, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
         ]
+
+
+def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
+    """Return the answer to a duplicate from the result of the claim, or None if the key can be claimed again."""
+    facts, body = found.get_value(0, 1), found.get_value(0, 2)
+    stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
+    decision = Resume() if stored.status is Status.FAILED else decide(stored, wanted)
+    return None if isinstance(decision, TakeOver | Resume) else decision
 
 
 class CitusStore(PostgreSQLStore):

@@ -8,7 +8,6 @@ have names, which come from `values_of` and `values_of_claim`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache, cached_property
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -32,26 +31,16 @@ SECONDS_UNTIL = {
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
-COLUMNS: dict[str, Callable[[Any], Any]] = {
-    "id": int,
-    "scope": str,
-    "operation": str,
-    "key": str,
-    "fingerprint": bytes,
-    "status": Status,
-    "attempt": int,
-    "expired": bool,
-    "lapsed": bool,
-    "unleased": bool,
-    "lease_left": float,
-    "status_code": int,
-    "headers": str,
-    "body": bytes,
-    "resource_type": str,
-    "resource_id": str,
-}
-"""The columns of a read, and the type to which each value is converted. The drivers return bytes and truth values in
-different types."""
+COLUMNS = (
+    *("id", "scope", "operation", "key", "fingerprint", "status", "attempt"),
+    *("expired", "lapsed", "unleased", "lease_left"),
+    *("status_code", "headers", "resource_type", "resource_id", "body"),
+)
+"""The columns of a query that reads a row. The body is last, because the body is not JSON."""
+
+
+BYTES, TRUTHS = ("fingerprint", "body"), ("expired", "lapsed", "unleased")
+"""Columns whose values must be converted, because the drivers return different types for these columns."""
 
 
 class Queries:
@@ -99,23 +88,20 @@ class Queries:
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
-    def stored_key(self, expired: str) -> str:
-        """Return the column list of a SELECT, with SQL for each name in `COLUMNS`.
-
-        The argument `expired` is an SQL condition that is true for an expired row.
-        """
+    def stored_key(self, expired: str) -> dict[str, str]:
+        """Return SQL for each of `COLUMNS`. `expired` is SQL that tells whether the row has expired."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
             "unleased": self.unleased,
             "lease_left": self._seconds_until.format(self.k["locked_until"]),
         }
-        return ", ".join(judged.get(name) or self.k[name] for name in COLUMNS)
+        return {name: judged.get(name) or self.k[name] for name in COLUMNS}
 
     @cached_property
     def look(self) -> str:
-        """Return a query that reads the row of a key by its hashes, but does not lock the row."""
-        return f"SELECT {self.stored_key(self.expired)} FROM {self.table} WHERE {self.same_hashes}"
+        """Return a query that reads the row of an identity without locking the row."""
+        return f"SELECT {', '.join(self.stored_key(self.expired).values())} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
@@ -171,9 +157,14 @@ def as_stored_key(values: Any) -> StoredKey:
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
         )
-    for name, kind in COLUMNS.items():
-        row[name] = None if row[name] is None else kind(row[name])
-    row["lease_left"] = row["lease_left"] or 0.0
+    for name in BYTES:
+        if (value := row[name]) is not None:
+            # A driver returns bytes or a memoryview. JSON contains hexadecimal digits.
+            row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
+    for name in TRUTHS:
+        row[name] = bool(row[name])
+    row["status"] = Status(row["status"])
+    row["lease_left"] = float(row["lease_left"] or 0)
     type_, id_ = row.pop("resource_type"), row.pop("resource_id")
     return StoredKey(**row, resource=None if id_ is None else (type_, id_), response=unseal_response)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
-from urllib.parse import urljoin
 
 import pytest
 from django.contrib.admin import site
@@ -159,15 +158,6 @@ class TestWhatHappens:
         page = operator.get(history, follow=True).content.decode()
         assert "cron released the key for a retry" in page
         assert history in page
-
-    @pytest.mark.parametrize("page", ["history", "release"])
-    def test_a_second_site_leads_to_its_own_pages(self, operator: Client, in_doubt: IdempotencyKey, page: str) -> None:
-        """A project can register the keys in an `AdminSite` of its own, under another address."""
-        own = detail(in_doubt).replace("/admin/", "/second/")
-        asked = {"seen": version(in_doubt), "reason": "T-7", "confirmed": "on"}
-        address = own.replace("/change/", f"/{page}/")
-        answer = operator.post(address, asked) if page == "release" else operator.get(address)
-        assert (answer.status_code, urljoin(address, answer["Location"])) == (302, own)
 
 
 class TestRefused:

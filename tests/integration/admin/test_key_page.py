@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency.admin.decisions import version
 from django_idempotency.admin.story import Story
 from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
@@ -240,3 +242,13 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []
+
+
+@pytest.mark.parametrize("page", ["history", "release"])
+def test_a_second_site_leads_to_its_own_pages(operator: Client, in_doubt: IdempotencyKey, page: str) -> None:
+    """A project can register the keys in an `AdminSite` of its own, under another address."""
+    own = detail(in_doubt).replace("/admin/", "/second/")
+    asked = {"seen": version(in_doubt), "reason": "T-7", "confirmed": "on"}
+    address = own.replace("/change/", f"/{page}/")
+    answer = operator.post(address, asked) if page == "release" else operator.get(address)
+    assert (answer.status_code, urljoin(address, answer["Location"])) == (302, own)

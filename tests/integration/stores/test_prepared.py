@@ -24,10 +24,10 @@ from tests.ways import going, request_like, sql, warm_up
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 LARGE = replace(SNAPSHOT, body=bytes(range(256)) * 300)
 REPLAYED = Completed(snapshot=SNAPSHOT, resource=("order", "7"))
-BY_TEXT = [["BEGIN", "INSERT"], ["WITH", "COMMIT"]]
-PREPARES = ["BEGIN", *["PREPARE"] * 4, "SET", "EXECUTE"]
+BY_TEXT = [["BEGIN", "WITH"], ["WITH", "COMMIT"]]
+PREPARES = ["BEGIN", *["PREPARE"] * 3, "SET", "EXECUTE"]
 CALLED = [["BEGIN", "SET", "EXECUTE"], ["SET", "EXECUTE", "COMMIT"]]
-APART = [["BEGIN"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
+APART = [["BEGIN"], ["WITH"], ["UPDATE"], ["COMMIT"]]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class TestWhen:
             assert sent(tap, "b") == [PREPARES, CALLED[1]]
             assert sent(tap, "c") == CALLED
             assert request_like(key="a") == REPLAYED
-            assert verbs(tap.take()) == [CALLED[0], ["COMMIT", "SET", "EXECUTE"]]
+            assert verbs(tap.take()) == [CALLED[0], ["COMMIT"]]
 
     def test_with_a_threshold_of_the_projects_nothing_is_prepared(self) -> None:
         """psycopg would deallocate ours with its own, even in the middle of a request."""
@@ -70,10 +70,10 @@ class TestWhen:
             request_like(key=str(number))
         assert set(seen) == {"on"}
         plans: dict[str, str] = {}
-        for name, arguments in (("claim", 10), ("read", 2), ("complete", 10), ("release", 4)):
+        for name, arguments in (("claim", 10), ("complete", 10), ("release", 4)):
             with transaction.atomic():
                 sql("SET LOCAL enable_seqscan = off", "SET LOCAL plan_cache_mode = force_generic_plan")
-                called = store_for("default")._statements[name]._call.decode().split()[6].partition("(")[0]  # type: ignore[attr-defined]
+                called = store_for("default")._statements[name]._call.decode().split()[6].rstrip("(")  # type: ignore[attr-defined]
                 with connection.cursor() as cursor:
                     cursor.execute(f"EXPLAIN EXECUTE {called}({', '.join(['NULL'] * arguments)})")
                     plans[name] = "\n".join(line for (line,) in cursor.fetchall())
@@ -108,17 +108,15 @@ class TestLost:
             assert sent(tap, "c") == BY_TEXT
 
     def test_another_type_of_a_column_costs_no_request(self, tap: Tap) -> None:
-        """0A000, "cached plan must not change result type", after a migration."""
+        """After a migration: the statements return one row of JSON, so PostgreSQL plans them anew without an error."""
         request_like(key="a")
         assert request_like(key="a") == REPLAYED
-        tap.take()
         with instead(
             f"ALTER TABLE {TABLE} ALTER headers TYPE varchar(900)", f"ALTER TABLE {TABLE} ALTER headers TYPE text"
         ):
             tap.take()
             assert request_like(key="a") == REPLAYED
-            read = ["COMMIT", "SET", "EXECUTE"]
-            assert verbs(tap.take()) == [CALLED[0], read, BY_TEXT[0], ["COMMIT", "SELECT"]]
+            assert verbs(tap.take()) == [CALLED[0], ["COMMIT"]]
 
 
 class TestLeaks:
@@ -141,7 +139,7 @@ class TestLeaks:
             assert IdempotencyKey.objects.count() == 1
             sql("SET search_path TO public", "DELETE FROM tenant_b.django_idempotency_idempotencykey")
             assert request_like(key="a") == REPLAYED
-            assert verbs(tap.take())[-2:] == [CALLED[0], ["COMMIT", "SET", "EXECUTE"]]
+            assert verbs(tap.take())[-2:] == [CALLED[0], ["COMMIT"]]
         finally:
             sql("SET search_path TO public", "DROP SCHEMA tenant_b CASCADE")
 

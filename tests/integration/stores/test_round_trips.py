@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_idempotency import idempotent
-from django_idempotency.engine.protocol.outcomes import Claimed, Completed
+from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
@@ -66,12 +66,11 @@ def tap(way: str) -> Iterator[Tap]:
         yield tap
 
 
-OPENED = {"text": ["BEGIN", "INSERT"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
-READ = {"text": ["COMMIT", "SELECT"], "prepared": ["COMMIT", "SET", "EXECUTE"]}
+OPENED = {"text": ["BEGIN", "WITH"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
 CLOSED = {"text": ["WITH", "COMMIT"], "prepared": ["SET", "EXECUTE", "COMMIT"]}
 TOGETHER = {way: [OPENED[way], ["INSERT"], CLOSED[way]] for way in WAYS}
-ANSWERED = {way: [OPENED[way], READ[way]] for way in WAYS}
-APART = [["BEGIN"], ["INSERT"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
+ANSWERED = {way: [OPENED[way], ["COMMIT"]] for way in WAYS}
+APART = [["BEGIN"], ["WITH"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
 
 
 class TestHowMany:
@@ -84,13 +83,26 @@ class TestHowMany:
         assert len(tap.take()) == 3
 
     def test_a_duplicate_takes_two(self, tap: Tap, post: Post, way: str) -> None:
-        """Whatever it is told: replay, mismatch, conflict."""
+        """A replay and a mismatch: the row is judged while the server commits."""
         post("/create")
         tap.take()
         assert post("/create").headers["Idempotency-Replayed"] == "true"
         assert verbs(tap.take()) == ANSWERED[way]
         assert post("/create", {"another": "body"}).status_code == 422
         assert verbs(tap.take()) == ANSWERED[way]
+
+    def test_a_conflict_takes_two(self, tap: Tap, way: str) -> None:
+        """Another transaction has the lock of the key."""
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [a_claim().identity.scope_hash])
+        tap.take()
+        try:
+            with transaction.atomic():
+                assert store_for("default").claim(a_claim()) == Conflicted()
+        finally:
+            other.close()
+        assert verbs(tap.take())[:2] == [OPENED[way], ["COMMIT", "SELECT"]]
 
     def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
@@ -101,7 +113,15 @@ class TestHowMany:
         with transaction.atomic():
             assert store_for("default").claim(a_claim()) == granted(claimed.id, 2)
             assert connection.connection.info.transaction_status.name == "INTRANS"
-        assert verbs(tap.take())[:3] == [OPENED[way], READ[way], ["BEGIN"]]
+        assert verbs(tap.take())[:3] == [OPENED[way], ["COMMIT"], ["BEGIN"]]
+
+    def test_a_failed_key_without_effects_takes_another_payload_when_its_time_is_over(self, tap: Tap, way: str) -> None:
+        """Only the long way knows the steps of the key, which decide whether a failed key expires."""
+        claimed = request_like(lease=60.0)
+        assert isinstance(claimed, Claimed)
+        IdempotencyKey.objects.update(status="failed", expires_at=F("created_at") - timedelta(days=2))
+        with transaction.atomic():
+            assert store_for("default").claim(a_claim(fingerprint=b"2" * 32)) == granted(claimed.id, 2)
 
 
 class TestNobodyCanTell:
@@ -161,7 +181,7 @@ class TestNobodyCanTell:
         """And the error of each, where it occurs."""
         with watched() as seen:
             post("/create")
-        assert seen == ["INSERT", "INSERT", "UPDATE"]
+        assert seen == ["WITH", "INSERT", "UPDATE"]
         assert verbs(tap.take()) == APART
 
 
