@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from inspect import getclosurevars, isfunction
+from inspect import getclosurevars, iscoroutinefunction, isfunction
 from typing import Any, TypeVar, Unpack, overload
 
 from django.db import transaction
@@ -135,7 +135,8 @@ def _around(layer: Idempotency, run: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
         return _answered(request, await run(request, *args, **kwargs))
 
-    return wraps(run)(aguarded if operation.is_async else guarded)
+    # Django Ninja 1.5 sets `operation.is_async` only after this function was called.
+    return wraps(run)(aguarded if iscoroutinefunction(run) else guarded)
 
 
 def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:

@@ -90,6 +90,16 @@ def test_a_truncated_body_is_refused_before_the_claim(rf: RequestFactory, kind: 
     of(rf.generic("POST", "/", body, content_type=kind))
 
 
+@pytest.mark.parametrize("number", [int, str])
+def test_a_content_length_may_be_a_number(rf: RequestFactory, number: Any) -> None:
+    """Django's file upload tests, and some servers, give an int."""
+    body = b'{"amount":1}'
+    whole, more = ({"CONTENT_LENGTH": number(length), "wsgi.input": BytesIO(body)} for length in (len(body), 50))
+    assert of(rf.generic("POST", "/", body, content_type=JSON, **whole))
+    with pytest.raises(BadRequest, match="ended before its Content-Length"):
+        of(rf.generic("POST", "/", body, content_type=JSON, **more))
+
+
 @pytest.mark.parametrize("kind", [JSON, MULTIPART])
 def test_a_chunked_body_that_wsgi_does_not_show_is_411(rf: RequestFactory, kind: str) -> None:
     """Any two would be the same empty body. Nothing is claimed; with `fingerprint=` the project says what counts."""

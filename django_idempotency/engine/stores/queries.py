@@ -124,8 +124,7 @@ class Queries:
     def complete(self) -> str:
         """Return an UPDATE that completes the claim of this request.
 
-        If the parameter `ttl` is NULL, the UPDATE does not change `expires_at`. If a parameter of the resource is NULL,
-        the UPDATE does not change the column of this parameter.
+        If a parameter of the resource is NULL, the UPDATE does not change the column of this parameter.
         """
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
@@ -137,10 +136,17 @@ class Queries:
             "completed_at": self.clock,
             "updated_at": self.clock,
             "locked_until": "NULL",
-            "expires_at": f"COALESCE({self.later('ttl')}, {k['expires_at']})",
         }
         changes = ", ".join(f"{k[name]} = {value}" for name, value in values.items())
         return f"UPDATE {self.table} SET {changes} WHERE {self.fence}"
+
+    @cached_property
+    def complete_and_keep(self) -> str:
+        """Return the UPDATE `complete`, which here also sets the time at which the stored response expires.
+
+        Citus allows no time function inside COALESCE, so this UPDATE is a statement of its own.
+        """
+        return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 
     @cached_property
     def release(self) -> str:

@@ -191,7 +191,7 @@ class Store(ABC):
         Args:
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
             resource: the type and id of the object that the operation is about. None keeps the stored resource.
-            last: whether this is the last statement of the caller's `atomic()`.
+            last: whether this is the last statement of the caller's `atomic()`. Only without `ttl`.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -205,7 +205,7 @@ class Store(ABC):
             "resource_id": id_,
         }
         write = self._write_last if last else self._write
-        write("complete", values)
+        write("complete" if ttl is None else "complete_and_keep", values)
 
     def release(self, claimed: Claimed) -> None:
         """Delete the row of this claim, so that the next request with this key runs as a new request.

@@ -70,7 +70,7 @@ class TestWhen:
             request_like(key=str(number))
         assert set(seen) == {"on"}
         plans: dict[str, str] = {}
-        for name, arguments in (("claim", 10), ("complete", 10), ("release", 4)):
+        for name, arguments in (("claim", 10), ("complete", 9), ("release", 4)):
             with transaction.atomic():
                 sql("SET LOCAL enable_seqscan = off", "SET LOCAL plan_cache_mode = force_generic_plan")
                 called = store_for("default")._statements[name]._call.decode().split()[6].rstrip("(")  # type: ignore[attr-defined]
