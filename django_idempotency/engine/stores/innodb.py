@@ -188,8 +188,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # The lock can belong to another duplicate request, which locks the committed row only for a moment. `look` can
-        # read a committed row without a lock.
+        # The lock can belong to another duplicate request, which does not change the committed row. `look` can read a
+        # committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)
