@@ -32,16 +32,16 @@ class IdempotencyKey(models.Model):
         FAILED = "failed", _("failed")
 
     class Policy(models.TextChoices):
-        """The values of the view's option `on_abandoned`. This option decides whether a retry repeats an external call
-        that is in doubt.
+        """This class has the values of the view's option `on_abandoned`. This option decides whether a retry repeats an
+        external call that is in doubt.
         """
 
         RETRY = "retry", _("retry: make the call again")
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # The unique index contains two hash numbers instead of the texts `scope`, `operation` and `key`. Numbers need half
-    # the size, and all databases compare numbers in the same way.
+    # The unique index contains two hash numbers instead of the texts `scope`, `operation` and `key`. An index of
+    # numbers has half the size, and all databases compare numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -68,8 +68,8 @@ class IdempotencyKey(models.Model):
     # first. The module `maintenance.decisions` reads and writes this list.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # The column `updated_at` contains the time of the last change of status, attempt or decisions. If this time changes
-    # after a person has seen the key, the person's decision is refused.
+    # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. If
+    # `updated_at` changes after a person has seen the key, the person's decision is refused.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -106,8 +106,7 @@ class IdempotencyKey(models.Model):
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from the database from which the row was read before, because a router could choose a
-        replica.
+        """Read the row again from the same database as before. Without this method, a router could choose a replica.
 
         Django also calls this method to read a deferred field.
         """
@@ -115,17 +114,17 @@ class IdempotencyKey(models.Model):
 
     @property
     def reference(self) -> str:
-        """The 16 hexadecimal digits that logs show instead of the key. The function
+        """Return the 16 hexadecimal digits that logs show instead of the key. The function
         `django_idempotency.keys.key_reference` returns the same digits.
         """
         return f"{self.key_hash & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 class IdempotencyStep(models.Model):
-    """One named step of a leased operation: an external call or a local write.
+    """Each row of this table is a step of a leased operation: an external call, an external read or a local write.
 
-    The start of an external call is committed before the call is made, and its result is committed after the call. If
-    `finished_at` of a call is NULL, the call is running or in doubt. A local write and its result are committed
+    The start of an external call is committed before the call, and the result of the call is committed after the call.
+    If `finished_at` of a call is NULL, the call is running or in doubt. A local write and its result are committed
     together.
     """
 

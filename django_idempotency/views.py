@@ -1,4 +1,4 @@
-"""The mixin `IdempotencyMixin` for class-based views of plain Django.
+"""This module has the mixin `IdempotencyMixin` for class-based views of plain Django.
 
 The module `django_idempotency.rest_framework` has the same `IdempotencyMixin`.
 """

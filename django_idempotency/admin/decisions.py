@@ -1,4 +1,4 @@
-"""The admin pages on which a person decides about one key, or about all keys that are ticked in the list of keys.
+"""On these admin pages, a person decides about one key, or about all keys that are ticked in the list of keys.
 
 The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
 shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
@@ -68,7 +68,8 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
     """Return the keys that were ticked in the list, but not more keys than one page of the list shows.
 
-    The choice "Select all" of Django's list has no effect on decisions, because it could mean the whole table.
+    The choice "Select all" of Django's list has no effect on decisions, because "Select all" could mean the whole
+    table.
     """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")

@@ -1,5 +1,5 @@
-"""This module has the decisions of the admin. Each decision has a form, an explanation, and a button on the page of a
-key.
+"""This module defines the decisions that a person can make in the admin. Each decision has a form, an explanation, and
+a button on the page of a key.
 """
 
 from __future__ import annotations

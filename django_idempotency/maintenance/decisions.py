@@ -30,7 +30,7 @@ RECORDED = frozenset({"record", "correct"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One decision of a person or of a command about a key.
+    """This object is a decision that a person or a command has made about a key.
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
@@ -54,8 +54,8 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """The time of the decision, as a `datetime`. If USE_TZ is True, this `datetime` has a time zone, like the times
-        of the key's row.
+        """Return the time of the decision as a `datetime`. If USE_TZ is True, this `datetime` has a time zone, like the
+        times of the key's row.
         """
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)

@@ -47,7 +47,8 @@ class Facts(Seen):
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must confirm what happened at the external service before this action.
+        """Return whether this action needs a confirmation. Before the confirmation, a person must find out what the
+        earlier attempts have done.
 
         After the action "release", the next retry makes the calls in doubt again. A release with a call in doubt needs
         a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write in
@@ -55,7 +56,8 @@ class Facts(Seen):
         work of such a key has committed writes.
 
         The action "answer" needs a confirmation if the key has a finished call, a step in doubt or no lease. After an
-        answer, the key needs no attention any more, so people could forget, for example, a charge without an order.
+        answer, the key needs no attention any more. Without a confirmation, people could forget a charge that has no
+        order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

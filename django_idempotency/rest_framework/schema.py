@@ -2,8 +2,8 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-If a project has its own schema class, `AutoSchema` must be the first base class of that class. If a project has itself
-declared a header or a status of an operation, the schema keeps the declaration of the project.
+If a project has its own schema class, the first base class of the project's class must be `AutoSchema`. If a project
+has itself declared a header or a status of an operation, the schema keeps the declaration of the project.
 
 The package extends drf-spectacular with a schema class, because other kinds of extensions would miss some operations.
 An `OpenApiViewExtension` does not work for a method with `@extend_schema`, and a post-processing hook does not get the

@@ -80,8 +80,8 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that accepts only the allowed values. The type of a value must be equal, too, so a check for 1
-    refuses True and 1.0.
+    """Return a check that accepts only the allowed values. A value must also have the same type as the allowed value,
+    so a check for 1 refuses True and 1.0.
     """
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)

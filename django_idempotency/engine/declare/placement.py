@@ -62,7 +62,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return a text about code below `idempotent` that possibly decides who the caller is.
+    """Return a text about code that stands below `idempotent` and possibly decides who the caller is.
 
     The returned text is about an operation of Django Ninja, a view class, or a different decorator. Return None if
     there is no such code below `idempotent`.
@@ -79,16 +79,17 @@ def refuse_routing(protected: Any) -> None:
 
     Django Ninja calls the hook when it makes an operation from the view, and the hook raises an error.
     """
-    # The code sets the attribute without an import of Django Ninja, because many projects do not use Django Ninja. The
-    # attribute gets a new list, because `wraps()` has copied only a reference to the list of the unprotected view.
+    # This code does not import Django Ninja, because many projects do not use Django Ninja. The hook gets a new list.
+    # `wraps()` has copied only a reference to the old list, so a change of the old list would also change the
+    # unprotected view.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Raise an error for two wrong places of `idempotent` that the package finds only when a request comes.
+    """Raise an error if a request shows that `idempotent` stands in one of two wrong places.
 
-    The first wrong place is an operation of Django Ninja. The second wrong place is a `dispatch` method of a class that
-    checks the caller after this `dispatch`.
+    The first wrong place is an operation of Django Ninja. The second wrong place is a `dispatch` method, see
+    `misplaced_dispatch`.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
@@ -107,9 +108,9 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return a text about `idempotent` in a wrong place on the `dispatch` of this class, or None if the place is right.
+    """Return an error message if `idempotent` must not decorate the `dispatch` of this class.
 
-    A system check also calls this function.
+    Return None if `idempotent` may decorate the `dispatch`. A system check also calls this function.
     """
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
@@ -125,7 +126,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return a text about code below a protected `dispatch` that possibly decides who the caller is, or None.
+    """Return a text about code that stands below a protected `dispatch` and possibly decides who the caller is. Return
+    None if there is no such code.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -142,9 +144,9 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # Each `dispatch` method that the project has written runs before the handlers, so this `dispatch` possibly checks
-    # who is calling. If the class has no handlers, the last `dispatch` is not treated as a check, because this
-    # `dispatch` answers the request itself.
+    # A `dispatch` method that the project has written runs before the handlers, so this method possibly checks the
+    # caller. If the class has no handlers, the last `dispatch` of the project answers the request itself, and is not
+    # treated as a check.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -153,9 +155,9 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Return a text about `idempotent` in a wrong place on this handler, or None if the place is right.
+    """Return an error message if `idempotent` stands in a wrong place on this handler.
 
-    System check E006 shows this text.
+    Return None if the place of `idempotent` is right. System check E006 shows the message.
     """
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"
@@ -164,14 +166,14 @@ def misplaced_decorator(handler: Any) -> str | None:
 def refuse_handler(handler: Any) -> None:
     """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that possibly checks the caller.
 
-    The protection of the mixin stands above all decorators of the handler, so a replay would skip this check.
+    The protection of the mixin stands above all decorators of the handler, so a replay would skip these decorators.
     """
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
         raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Return a text about a decorator of this function that possibly decides who the caller is.
+    """If a decorator of this function possibly decides who the caller is, return a text about this decorator.
 
     The returned text also advises how to correct the code. Return None if the function has no such decorator.
     """
@@ -193,7 +195,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 def is_drf_view(cls: Any) -> bool:
     """Return whether the class is an `APIView` of the REST framework.
 
-    The function compares the names of the base classes, because then it need not import the REST framework.
+    The function compares the names of the base classes, so the function needs no import of the REST framework.
     """
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)

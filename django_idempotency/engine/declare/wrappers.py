@@ -4,13 +4,13 @@ The allowed decorators do not look at the caller of the view. The package finds 
 `functools.wraps`. The package cannot find a check of the caller in the view's own code.
 
 # Note [A wrapper is known by its code]
-`functools.wraps` copies the name of a function to its wrapper, so the name of a wrapper does not show which decorator
-has made the wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
-name of the wrapper's code object begins with the name of the decorator, so the package takes the decorator's name from
+`functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
+has made this wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
+name of the wrapper's code object begins with the name of the decorator. So the package takes the decorator's name from
 the code object. One function of Django makes all decorators from middleware classes, so all these decorators have the
 same code object. In the same way, one function of Python makes all decorators from context managers. For a decorator
-from a middleware class or from a context manager, the package takes the class name of the middleware or of the context
-manager.
+from a middleware class, the package uses the name of this class as the decorator's name. For a decorator from a context
+manager, the package uses the class name of the context manager.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """Yield the wrapper that a decorator has made at this level.
+    """Yield the callable `level` if this callable is a wrapper that a decorator has made.
 
     If one call of `method_decorator` has made several wrappers, the function yields all of them, the outermost first.
     """
@@ -112,7 +112,7 @@ def _wrappers(level: Any) -> Iterator[Any]:
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # Django's `method_decorator` decorates a dummy, too
+        *made, _ = unwrapped(decorator(_dummy))  # Django's `method_decorator` also decorates an empty function
         yield from made
 
 

@@ -194,8 +194,8 @@ class _Function:
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
     """Return whether the function has a required parameter `operation`.
 
-    If the parameter has a default, the package does not pass an operation, because then the function uses the parameter
-    for something else.
+    If the parameter has a default, the package does not pass an operation, because the function can use this parameter
+    for another purpose.
     """
     try:
         parameter = signature(function).parameters.get("operation")

@@ -25,7 +25,7 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 def digest(*parts: bytes | str) -> bytes:
     """Return the SHA-256 hash of all parts. The length of each part is hashed before the part.
 
-    Because the lengths are hashed too, two different lists of parts never give the same bytes to hash.
+    Because of these lengths, the hashed bytes of two different lists of parts are never the same.
     """
     pieces: list[bytes] = []
     for part in parts:
@@ -51,7 +51,8 @@ def hash_of(reference: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller, the operation and the key of one row of the key table. The function `identify` makes an identity.
+    """An identity has the caller, the operation and the key of a request or of a row. The function `identify` makes an
+    identity.
 
     If a request has no usable key, only the operation is known, and `scope` and `key` are empty texts.
 
@@ -90,8 +91,8 @@ def kept_scope(scope: str) -> str:
     megabyte long.
 
     Each stored hash begins with "scope:". If a scope from a client begins with "scope:", this scope is also stored as a
-    hash. If this scope were stored unchanged, a person who has read a stored hash in the table could send this hash as
-    a scope. The package would then treat this person as the caller to whom the hash belongs.
+    hash. A person who can read the table could send a stored hash as a scope. If this scope were stored unchanged, the
+    package would treat this person as the owner of the hash.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
@@ -102,8 +103,8 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
     """Return the identity of a request or of a row.
 
     `stored` is True if the scope comes from the table, because a scope from the table must not be changed.
-    `stored` is False if the scope comes from a request. For a scope from a request, `kept_scope` decides whether to
-    hash it.
+    `stored` is False if the scope comes from a request. For a scope from a request, `kept_scope` decides whether the
+    scope is hashed.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)

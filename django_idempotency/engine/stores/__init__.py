@@ -45,7 +45,7 @@ def alias_of(options: Idempotency) -> str:
 def alias_for(using: str | None) -> str:
     """Return the alias of the database that has the keys.
 
-    If `using` is None, the alias is the one to which the project writes keys by default.
+    If `using` is None, return the alias to which the project writes keys by default.
     """
     return using or alias_of(resolve())
 

@@ -60,8 +60,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Django has switched autocommit off on the connection of its transaction. If the driver opens a new connection
-        # without Django's knowledge, the new connection has autocommit on.
+        # While Django has a transaction open, autocommit is off on Django's connection. If the driver opens a new
+        # connection without Django's knowledge, autocommit is on for the new connection.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -97,13 +97,13 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # Even under READ COMMITTED, an INSERT that finds a duplicate row locks the gap next to that row in the index
-        # until the transaction ends. If a view runs under an expired key, the gap lock would block the INSERT of other
-        # new keys. To avoid the gap lock, the store searches for the key before the INSERT. Under READ COMMITTED, a
-        # subquery of the INSERT searches for the key. Under other isolation levels, a subquery of the INSERT would lock
-        # the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE, every SELECT would lock the
-        # gap, so the store does not search before the INSERT. The statement is not INSERT … SELECT, because INSERT …
-        # SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
+        # Even under READ COMMITTED, an INSERT that finds a duplicate row locks the index gap next to the duplicate row.
+        # The lock of the gap lasts until the transaction ends. If a view runs under an expired key, the gap lock would
+        # block the INSERT of other new keys. To avoid the gap lock, the store searches for the key before the INSERT.
+        # Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other isolation levels, a subquery
+        # of the INSERT would lock the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE,
+        # every SELECT would lock the gap, so the store does not search before the INSERT. The statement is not INSERT …
+        # SELECT, because INSERT … SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -143,8 +143,8 @@ class InnoDBStore(Store):
 class MariaDBStore(InnoDBStore):
     """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate does not wait for the lock.
 
-    A running request has inserted its row but has not committed the row, so a duplicate request would normally wait for
-    the lock of the row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at once. After error
+    A running request has inserted its row, but has not committed the row. A duplicate request would normally wait for
+    the lock of this row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at once. After error
     1205, the server rolls back only the failed statement. But if the server option `innodb_rollback_on_timeout` is on,
     the server rolls back the whole transaction after error 1205. The lock timeout is set for one statement, so the lock
     timeout of the session does not change.
@@ -155,8 +155,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # Sometimes a Galera node ends our transaction before a SELECT on the node returns the rows of the winning
-        # transaction. With `wsrep_sync_wait`, the next statement waits until the node returns the committed rows.
+        # Sometimes a Galera node rolls back our transaction, because another transaction was faster to commit. A SELECT
+        # on this node possibly does not return the rows of the other transaction yet. With `wsrep_sync_wait`, the next
+        # statement waits until the node returns the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -176,8 +177,8 @@ class MySQLStore(InnoDBStore):
     `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
 
     InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of a deleted row
-    again before the purge, the INSERT of the key locks the gap next to the deleted row. Other new keys with a hash in
-    the locked gap wait until the request with the repeated key ends.
+    again before the purge, the INSERT of the key locks the gap next to the deleted row. If the hash of another new key
+    is in the locked gap, the INSERT of this other key waits until the transaction with the lock ends.
     """
 
     # MySQL raises error 1093 if a subquery reads the table that the statement changes, so the SELECT is a derived
@@ -187,8 +188,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Perhaps the other transaction has locked a committed row only in order to answer a duplicate. `look` can read
-        # a committed row without a lock.
+        # The lock can belong to another duplicate request, which does not change the committed row. `look` can read a
+        # committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,7 +1,8 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-Each change by the journal has the condition that the claimed row still has the attempt number of this worker. The
-attempt number is called the fence. If a newer attempt has taken the key over, the journal changes nothing.
+A worker can change the lease and the steps only if the claimed row still has the attempt number of this worker. The
+condition on the attempt number is called the fence. If a newer attempt has taken the key over, the journal changes
+nothing.
 
 # Note [Fencing]
 Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
@@ -11,18 +12,18 @@ status of the row. So the old worker can commit only before the takeover or the 
 decision, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the old worker. A check
 without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
-The condition for the claimed row also contains the two hashes of the key's identity. In a project with one schema or
-one database for each tenant, the work can switch the connection to another tenant's schema (`SET search_path`, `USE`).
-In the schema of the other tenant, another key could have the same id and the same attempt number. The hashes also tell
-the database which partition has the row.
+The condition for the claimed row also contains the two hashes of the key's identity. If each tenant has its own schema
+or database, the work can switch the connection to another tenant with `SET search_path` or `USE`. In the tables of the
+other tenant, another key could have the same id and the same attempt number. The hashes also tell the database which
+partition has the row.
 
 On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
 have an older snapshot, which does not show the started call. The new version of the row makes a takeover with an older
 snapshot fail. A lock alone would not stop a takeover with an older snapshot, because a lock writes no new row version.
 
 # Note [Lost answers]
-If a connection breaks while a worker waits for the answer to a COMMIT, the worker cannot tell whether the database has
-committed the transaction. So the package must act correctly with the commit and without the commit:
+Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
+database has committed the transaction. So the package must act correctly whether the transaction was committed or not:
 
 * If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
   locked until its lease is over.
@@ -37,10 +38,10 @@ committed the transaction. So the package must act correctly with the commit and
 
 # Note [Writes in doubt]
 The transaction of a local write begins with a record that the write has started, and ends with a record of its result.
-So other requests find no started write without a result. The only exception is a write that ends its own transaction in
-the middle, for example with DDL on MariaDB or with a raw COMMIT. If a write has ended its own transaction, the step of
-the write always stays without a result, also after `kill -9`. The package cannot find out what the write has committed,
-so a person must decide about the key.
+So other requests find no started write without a result. But a write can end its own transaction before the result is
+recorded, for example with DDL on MariaDB or with a raw COMMIT. If such a write then fails or is killed, the step of the
+write stays without a result. The package cannot find out what the write has committed, so a person must decide about
+the key.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class Journal:
-    """The journal of one database alias. If the caller has opened a transaction, each method uses this transaction."""
+    """This class is the journal of one database alias. If the caller has opened a transaction, each method uses this
+    transaction.
+    """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -105,7 +108,7 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return a dict from the name of each step to a pair. Raises `LeaseLost`.
+        """Return a dict that has a pair for the name of each step. Raises `LeaseLost`.
 
         The first value of the pair tells whether the step is finished. The second value is the result of the step.
         """
@@ -121,17 +124,18 @@ class Journal:
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
-        """Return a dict from the name of each step of the key to the kind of this step."""
+        """Return a dict with the name and the kind of each step of the key."""
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
         """Record that the worker will make a call now. Raises `LeaseLost`.
 
         `again` is True if an earlier attempt has already started this call.
-        `keyed` is True if the work has read the derived key of this step before the call, and perhaps sends this key.
+        `keyed` is True if the work has read the derived key of this step before the call. The call perhaps sends the
+        derived key.
 
         If the worker makes a call again, the record keeps the time and the error of the first call. With this
-        information, a person can search for the first call at the other side.
+        information, a person can search for the first call in the other system.
         """
         with self._atomic():
             self._change(claimed)
@@ -160,13 +164,13 @@ class Journal:
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Store the error because of which a call is in doubt. If this attempt has lost its claim, store nothing."""
+        """Store the error that has put a call in doubt. If this attempt has lost its claim, store nothing."""
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Lock the claimed row with `fence`, and record that a local write will run now. Raises `LeaseLost`.
+        """Lock or change the claimed row (see `fence`), and record that a local write will run now. Raises `LeaseLost`.
 
         `start_write` must be called first in the transaction of the local write. See Note [Writes in doubt].
         """
@@ -211,12 +215,12 @@ class Journal:
     # ---
 
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
-        """Return a query that finds the claimed row while the row still belongs to this attempt."""
+        """Return a query that finds the claimed row only if the row still belongs to this attempt."""
         rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # Each UPDATE here changes `updated_at`, because MySQL (without FOUND_ROWS) does not count a row whose values
+        # Each UPDATE here changes `updated_at`. Without the flag FOUND_ROWS, MySQL does not count a row whose values
         # stay the same.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
@@ -235,8 +239,8 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # The step is created without save(), because save() sends signals. A project can have a signal handler for all
-        # models, and this handler would run after the fence and before the insert of the step.
+        # The step is created without save(), because save() sends signals. A project's signal handler for all models
+        # would run after the check of the claimed row, and before the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:

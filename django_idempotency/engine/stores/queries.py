@@ -1,8 +1,8 @@
 """This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
 
-Each store builds its SQL statements only once. The SQL statements are the same for all databases, except the INSERT,
-which each store has for itself. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements
-have names, which come from `values_of` and `values_of_claim`.
+Each store builds its SQL statements only once. All databases use the same SQL statements, except that each store has
+its own INSERT. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, which
+come from `values_of` and `values_of_claim`.
 """
 
 from __future__ import annotations
@@ -83,13 +83,16 @@ class Queries:
     def insert(self, **instead: str) -> str:
         """Return an INSERT … VALUES statement for a new row.
 
-        An argument in `instead` has the name of a column, and SQL that replaces the usual value of this column.
+        Each argument in `instead` has the name of a column. The value of the argument is SQL that replaces the usual
+        SQL of this column.
         """
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> dict[str, str]:
-        """Return SQL for each of `COLUMNS`. `expired` is SQL that tells whether the row has expired."""
+        """Return a dict with the SQL for each column in `COLUMNS`. `expired` is SQL that tells whether the row has
+        expired.
+        """
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -124,7 +127,8 @@ class Queries:
     def complete(self) -> str:
         """Return an UPDATE that completes the claim of this request.
 
-        If a parameter of the resource is NULL, the UPDATE does not change the column of this parameter.
+        If the parameter `resource_type` or `resource_id` is NULL, the UPDATE does not change the column of the same
+        name.
         """
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}

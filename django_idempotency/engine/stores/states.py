@@ -13,8 +13,9 @@ any more. A HOT update is an UPDATE that changes no index.
 
 Committed claims without a lease have no partial index, because every completion would have to change this index. The
 query for committed claims without a lease uses the index on `expires_at`, and finds a claim only after the claim's
-`ttl`. The query reads few other rows, because a cleanup deletes most other rows whose `expires_at` is over. Until the
-`ttl` is over, each retry of a key without a lease is refused, see Note [A committed claim without a lease].
+`ttl`. Few other rows have an `expires_at` in the past, because a cleanup deletes most of these rows. So this query
+reads few rows. Until the `ttl` is over, each retry of a key without a lease is refused. See
+Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ CLOCKS = {
 
 
 class Clock(Func):
-    """The database's time at the start of the statement.
+    """This expression is the database's time at the start of the statement.
 
     The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
     with `Clock`. The value of `Clock` is not the start of the transaction, and does not come from the clock of the
-    application server. The value is never later than the present time of the database.
+    application server. The value of `Clock` is never later than the present time of the database.
 
     `plus` is the number of seconds that are added to the database's time.
     """
@@ -84,9 +85,9 @@ steps.
 
 
 class WhenAsked(Combinable):
-    """A part of a query that is built only when a query uses this part.
+    """This object builds a part of a query only when a query uses this part.
 
-    Some projects import this package from a module of models. For example, a Wagtail page is a model that answers
+    Some projects import this package in their `models.py`. For example, a Wagtail page is a model that answers
     requests. While Django imports models, Django cannot resolve the relations between models yet.
     """
 
@@ -100,7 +101,7 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return a condition for keys that have a step for which the condition `which` is true."""
+    """Return a condition that is true for a key if `which` is true for at least one step of the key."""
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
@@ -116,7 +117,7 @@ _IDLE = FAILED | LAPSED
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A row of the key table that was read, and the steps of this key.
+    """This object has a row that was read from the key table, and the steps of this key.
 
     `now` is the database's time at which the row was read, for example from `.annotate(now=Clock())`.
     """
@@ -132,7 +133,7 @@ class Seen:
 
     @property
     def abandoned(self) -> bool:
-        """Return whether the key is in progress, but has no lease or only a lease that is over."""
+        """Return whether the key is in progress, and no worker has a live lease on the key."""
         return self.row.status == Status.IN_PROGRESS and not self.live
 
     @property
@@ -166,7 +167,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A state that a key can have.
+    """This class describes a state that a key can have.
 
     Attributes:
         name: the name of the state in queries, metrics and options.
