@@ -144,10 +144,9 @@ class Conflicted:
 class InDoubt:
     """An earlier attempt was interrupted, and it is not known whether the attempt took effect.
 
-    A person must decide about the key, or the project's `reconcile` returns a final result. This outcome has one of
-    these causes.
+    A person or the project's code must decide about the key. This outcome has one of these causes.
 
-    * An external call has no result, and the option `on_abandoned` is "hold".
+    * An external call has no result, the option `on_abandoned` is "hold", and the view has no `reconcile`.
     * A write has no result, because the function of the write has ended its transaction.
     * The work has ended the transaction that claimed the key.
     * The key has steps of leased mode, but the view now runs in atomic mode.
@@ -168,7 +167,8 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """The key has no row, or its row has expired. The key must not run as a new key, for example because it is too old.
+    """The key has no row, or its row has expired. But the key is not accepted as a new key, for example because it is
+    too old.
 
     Perhaps an earlier request with this key has run, and the row of the key was deleted after that.
     """
